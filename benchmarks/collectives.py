@@ -26,7 +26,7 @@ from harness.processes import on_ranks
 from harness.table import Column, Table
 from slipstream.collectives.config import OPERATIONS
 from slipstream.collectives.launch.timing import run, slowest, time_cases
-from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, Kind, prepare
+from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, OperationKind, prepare
 from slipstream.proofs.turns import Figures, medians
 
 WORLD = 2
@@ -34,13 +34,13 @@ SIZES = (1 << 10, 256 << 10, 4 << 20, 64 << 20)
 CPU = torch.device("cpu")
 BUDGET = 0.5
 KINDS = tuple(
-    Kind(operation, reduction="sum" if operation in REDUCING else "", in_place=operation in ALWAYS_IN_PLACE)
+    OperationKind(operation, reduction="sum" if operation in REDUCING else "", in_place=operation in ALWAYS_IN_PLACE)
     for operation in OPERATIONS
     if operation != "barrier"
 )
 
 
-def bare_loop_us(kind: Kind, size: int, iterations: int) -> float:
+def bare_loop_us(kind: OperationKind, size: int, iterations: int) -> float:
     """Return the mean microseconds per iteration of a loop that is timed as a whole, as the maximum over the ranks."""
     case = prepare(kind, size, CPU)
     case.clear()

@@ -33,7 +33,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.transformer import kept_tables
 from slipstream.proofs.turns import Figures, in_turns, settled
-from slipstream.train.checkpoint.staging import Buffers
+from slipstream.train.checkpoint.staging import SnapshotBuffers
 from slipstream.train.loop.token_loss import token_losses
 from slipstream.train.parallel.divide import clip
 
@@ -113,7 +113,7 @@ def done_once(quick: bool) -> Iterator[Table]:
         for part in ("weight", "first moment", "second moment")
         for name, weight in model.named_parameters()
     }
-    staged = Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+    staged = SnapshotBuffers(tensors, dict.fromkeys(tensors, 0), 0)
     plain = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     copies: dict[str, Callable[[], object]] = {
         "one call": lambda: staged.stage(tensors, ())(),

@@ -74,12 +74,15 @@ def make(directory: Path, rows: int) -> None:
 def ours(directory: Path) -> Iterator[Any]:
     import torch
 
-    from slipstream.distributed.process_group import Group
+    from slipstream.distributed.process_group import RankContext
     from slipstream.train.data_loader import stored_blocks, training_batches
     from slipstream.train.data_order import GlobalOrder
 
     data = PreparedData.open(directory / "prepared")
-    order, alone = GlobalOrder(stored_blocks(data, "train"), BATCH, seed=0), Group(0, 1, torch.device("cpu"), "gloo")
+    order, alone = (
+        GlobalOrder(stored_blocks(data, "train"), BATCH, seed=0),
+        RankContext(0, 1, torch.device("cpu"), "gloo"),
+    )
     return training_batches(data, order, alone)
 
 

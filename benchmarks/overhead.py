@@ -30,10 +30,10 @@ from slipstream.artifacts.results.ledger import STALL
 from slipstream.prepare.engine import prepare
 from slipstream.proofs.turns import Figures, interval_of_median, medians
 from slipstream.source.config import DataConfig
-from slipstream.train.fault_tolerance.consensus import Interval
+from slipstream.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.fault_tolerance.notices import NoticeWatcher
 from slipstream.train.telemetry.step_times import StepTimes
 
 #: Saves per turn.
@@ -82,11 +82,11 @@ class NoGuard(Guard):
 
 
 class Bench(SteadyTrainer):
-    def turn(self, guarded: bool, watcher: Watcher) -> tuple[float, float]:
+    def turn(self, guarded: bool, watcher: NoticeWatcher) -> tuple[float, float]:
         """Run one turn and return its seconds without stalls, and the seconds of the stalls."""
         if not guarded:
             return self.run(NoGuard()).wall, 0.0
-        guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, self.recorder())
+        guard = Guard(self.checkpoints, CheckpointInterval(steps=self.steps // SAVES), watcher, self.recorder())
         guard.begin(self.state.progress.step)
         seconds = self.run(guard).wall
         stall = guard.recorder.record.seconds[STALL]
@@ -99,7 +99,7 @@ def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
     """Return the ratios of every pair of turns, with and without fault tolerance, by kind of work."""
     data = PreparedData.open(Path(scratch) / "prepared")
     found: dict[str, list[Figures]] = {}
-    with Watcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):
+    with NoticeWatcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):
         for work in WORKS:
             bench, found[work] = Bench(data, work, f"{scratch}/{work}", steps), []
             bench.turn(True, watcher)  # unmeasured: the first save, the first pages of memory

@@ -26,12 +26,12 @@ from harness.preempted import WORLD, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
 from slipstream.artifacts.results.training_figures import read_figures
-from slipstream.plan.capacity import Capacity
-from slipstream.plan.decide import Range, job_of
+from slipstream.plan.capacity import PodCapacity
+from slipstream.plan.decide import SimulatedRange, job_of
 from slipstream.plan.estimate import time_of
-from slipstream.plan.measured import Measured, measured
+from slipstream.plan.measured import MeasuredTraining, measured
 from slipstream.plan.money import HOUR_S
-from slipstream.plan.simulation import RUNS, Rules, simulate
+from slipstream.plan.simulation import RUNS, PreemptionRules, simulate
 from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
 
@@ -40,7 +40,7 @@ STEP_S = 0.03
 MOST = 40
 
 
-class Told:
+class ToolReading:
     """Preemption trace of observed hours with (``up``) and without processes (``wait``), undisturbed afterwards."""
 
     def __init__(self, ups: Sequence[float], waits: Sequence[float]) -> None:
@@ -81,21 +81,23 @@ def killed(job: Job, seed: int, mean_s: float) -> Killed:
     return Killed(pages[-1].began_at + pages[-1].wall - began[0], ups, waits)
 
 
-def undisturbed(place: Path, name: str, steps: int, saving: dict[str, float]) -> Measured:
+def undisturbed(place: Path, name: str, steps: int, saving: dict[str, float]) -> MeasuredTraining:
     job = Job(place, name, steps, STEP_S, saving)
     attempt(job, None)
     return measured(name, read_figures(job.model))
 
 
-def compare(its: Killed, around: list[Measured], mean_s: float, seed: int) -> dict[str, float | str]:
+def compare(its: Killed, around: list[MeasuredTraining], mean_s: float, seed: int) -> dict[str, float | str]:
     planned, time_s = around[0], time_of(around[0], around)
     job = job_of(planned, time_s.seconds, mean_s / HOUR_S)
-    told = Told([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])
+    told = ToolReading([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])
     random = np.random.default_rng(seed)
-    same = float(simulate(job, told, Rules(), random, np.ones(1)).hours[0] * HOUR_S)
+    same = float(simulate(job, told, PreemptionRules(), random, np.ones(1)).hours[0] * HOUR_S)
     waits = tuple(wait / HOUR_S for wait in its.waits) or (0.0,)
-    weather = Capacity("", rate=HOUR_S / mean_s, waits=waits).weather(1, RUNS, random)
-    forecast = Range.of(simulate(job, weather, Rules(), random, time_s.factors(random, RUNS)).hours * HOUR_S)
+    weather = PodCapacity("", rate=HOUR_S / mean_s, waits=waits).weather(1, RUNS, random)
+    forecast = SimulatedRange.of(
+        simulate(job, weather, PreemptionRules(), random, time_s.factors(random, RUNS)).hours * HOUR_S
+    )
     return {
         "kills": len(its.ups),
         "took_s": its.clock_s,

@@ -28,7 +28,7 @@ from slipstream.artifacts.results.ledger import STEPS
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.doctor.package import measured_save
 from slipstream.plan.money import HOUR_S
-from slipstream.plan.storm import Courses, Pace, courses
+from slipstream.plan.storm import SimulatedTrainings, TrainingPace, courses
 from slipstream.prepare.engine import prepare
 from slipstream.proofs.turns import Figures
 from slipstream.source.config import DataConfig
@@ -63,7 +63,7 @@ def run(job: Job, seed: int, mean_s: float, warned: bool, save_s: float) -> Run:
     return Run(attempts, job.executed, step_s, read_attempt(job.model).save_seconds or save_s)
 
 
-def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Courses:
+def predicted(seed: int, mean_s: float, pace: TrainingPace, *, warned: bool) -> SimulatedTrainings:
     """Simulate a training under the preemption trace of ``seed``."""
     return courses(np.random.default_rng(seed), HOUR_S / mean_s, pace, warned=warned, trainings=1)
 
@@ -76,7 +76,7 @@ def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figu
     save_s = median(run.save_s for run in runs)
     if warned and struck:  # the last save and the shutdown
         save_s = median(each.wall_s - each.fault_s for each in struck)
-    pace = Pace(steps * step_s / HOUR_S, SAVE_EVERY * step_s, save_s, median(starts))
+    pace = TrainingPace(steps * step_s / HOUR_S, SAVE_EVERY * step_s, save_s, median(starts))
     told = [predicted(seed, mean_s, pace, warned=warned) for seed in range(len(runs))]
     lost = [run.executed / steps - 1 for run in runs]
     clock = [

@@ -48,23 +48,23 @@ from slipstream.prepare.engine import prepare
 from slipstream.proofs.turns import Figures, interval_of_median
 from slipstream.source.config import DataConfig
 from slipstream.telemetry import ring
-from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.records import PHASES, STEP_BOUNDS, DeviceReading, HostReading, RankTotals, Sample
 from slipstream.telemetry.sampler.server import VARIABLE
 from slipstream.telemetry.series import condense
 from slipstream.telemetry.totals import write_totals
 from slipstream.telemetry.watch import start, stop
 from slipstream.train.device_clock import DeviceClock
-from slipstream.train.fault_tolerance.consensus import Interval
+from slipstream.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.fault_tolerance.notices import NoticeWatcher
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
 from slipstream.train.telemetry.pods import PERIOD_S
-from slipstream.train.telemetry.step_times import StepTime, StepTimes
+from slipstream.train.telemetry.step_times import StepPhases, StepTimes
 from slipstream.train.telemetry.totals import written_totals
 
 FAULTS = ("slow loader on all", "slow link", "slow rank", "tiny batches")
-LABELS = Labels("benchmark", "train", 0, "here")
+LABELS = MetricLabels("benchmark", "train", 0, "here")
 RANKS, DEVICES = 8, 8
 SCRAPED_EVERY_S, SCRAPES = 5.0, 6
 HOUR_S = 3600
@@ -194,7 +194,7 @@ SAMPLER = (
 
 def upload_cost(seconds: int) -> Figures:
     with tempfile.TemporaryDirectory() as scratch:
-        kept, samples = ring.Ring(Path(scratch)), ring.Reader(Path(scratch))
+        kept, samples = ring.SampleRing(Path(scratch)), ring.RingReader(Path(scratch))
         for second in range(seconds):
             host = HostReading(second / 2, 4, memory_used_bytes=1 << 30, memory_limit_bytes=1 << 32)
             gpus = (
@@ -233,7 +233,7 @@ def marks_cost(steps: int, apart_s: float) -> Figures:
             marks.has_exchanged()
             assert marks.gradient and marks.exchanged
             begin, gradient, exchanged = marks.begin.wait(), marks.gradient.wait(), marks.exchanged.wait()
-            taken = StepTime(0.0, gradient - begin, exchanged - gradient, 0.0, 0.0, wait.seconds(), marks.compute_cpu)
+            taken = StepPhases(0.0, gradient - begin, exchanged - gradient, 0.0, 0.0, wait.seconds(), marks.compute_cpu)
             times.add(taken)
         return time.thread_time() - began
 
@@ -270,7 +270,7 @@ class NoProcessorWait(ProcessorWait):
 
 
 class NoTimes(StepTimes):
-    def add(self, time: StepTime) -> None:
+    def add(self, time: StepPhases) -> None:
         pass
 
     def to_send(self) -> Tensor:
@@ -292,9 +292,9 @@ class Unwatched(Guard):
 
 
 class Trainer(SteadyTrainer):
-    def turn(self, watched: bool, watcher: Watcher, place: Path) -> Spent:
+    def turn(self, watched: bool, watcher: NoticeWatcher, place: Path) -> Spent:
         kind, recorder = Guard if watched else Unwatched, self.recorder()
-        guard = kind(self.checkpoints, Interval(steps=10**6), watcher, recorder)
+        guard = kind(self.checkpoints, CheckpointInterval(steps=10**6), watcher, recorder)
         if isinstance(guard, Unwatched):
             guard.watch_nothing()
         guard.begin(self.state.progress.step)
@@ -311,7 +311,7 @@ def step_costs(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]
     """Return the ratios of every pair of turns, with and without telemetry, by kind of work."""
     data = PreparedData.open(Path(scratch) / "prepared")
     found: dict[str, list[Figures]] = {}
-    with Watcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):
+    with NoticeWatcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):
         for work in WORKS:
             trainer, found[work] = Trainer(data, work, f"{scratch}/{work}", steps), []
             place = Path(scratch) / f"samples-{work}"

@@ -41,15 +41,15 @@ from harness.loops import RIVALS, WORKLOADS, WORLD, Contender, Workload
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.proofs.turns import Figures, interval_of_median, medians
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.checkpoint.restore import ResumePolicy
 from slipstream.train.checkpoint.state import AppState
-from slipstream.train.fault_tolerance.consensus import Interval
+from slipstream.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.fault_tolerance.notices import NoticeWatcher
 from slipstream.train.loop.optimizer import make_optimizer
 from slipstream.train.loop.precision import LossScaler, kernels
 from slipstream.train.loop.probe import probe
@@ -68,7 +68,7 @@ class Ours(Contender):
 
     def __init__(self, data: PreparedData, workload: Workload, home: str) -> None:
         super().__init__(data, workload)
-        self.group = Group(self.rank, WORLD, torch.device("cpu"), "gloo")
+        self.group = RankContext(self.rank, WORLD, torch.device("cpu"), "gloo")
         traits = probe(self.model, self.group.device)
         self.state = TrainingState(
             replicate(self.model, traits, self.group),
@@ -82,8 +82,8 @@ class Ours(Contender):
         self.checkpoints.prepare(self.state.to_save())
         started = time.perf_counter()
         self.recorder = GoodputRecorder(self.checkpoints.home, 1, WORLD, writes=self.rank == 0, started=started)
-        watcher = Watcher([], grace_s=25).__enter__()
-        self.guard = Guard(self.checkpoints, Interval(steps=10**9), watcher, self.recorder)
+        watcher = NoticeWatcher([], grace_s=25).__enter__()
+        self.guard = Guard(self.checkpoints, CheckpointInterval(steps=10**9), watcher, self.recorder)
         self.guard.begin(0)
 
     def prepare(self) -> None:

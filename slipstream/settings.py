@@ -41,7 +41,7 @@ Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_EXACT)]
 
 
-class Yaml(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """YAML as editors and JSON Schema interpret it.
 
     ``1e-3`` is a number and a date is text (PyYAML: the reverse); repeated keys of a mapping are errors (PyYAML takes
@@ -59,8 +59,10 @@ class Yaml(yaml.SafeLoader):
         super().flatten_mapping(node)
 
 
-Yaml.add_constructor("tag:yaml.org,2002:timestamp", Yaml.construct_yaml_str)
-Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789"))
+YamlLoader.add_constructor("tag:yaml.org,2002:timestamp", YamlLoader.construct_yaml_str)
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 class TwiceError(Exception):
@@ -136,7 +138,7 @@ class Settings:
         try:
             with path.open(encoding="utf-8") as file:
                 is_yaml = path.suffix in (".yaml", ".yml")
-                data = yaml.load(file, Yaml) if is_yaml else json.load(file, object_pairs_hook=each_once)
+                data = yaml.load(file, YamlLoader) if is_yaml else json.load(file, object_pairs_hook=each_once)
             return cls.from_dict(data)
         except UserError:
             raise

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from flytekit import Deck, task
 
-from slipstream.doctor.findings import Reading, readings_text
+from slipstream.doctor.findings import NodeReading, readings_text
 from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import map_errors
 
@@ -38,7 +38,7 @@ def check_node(pod: int, store: str, endpoint: str) -> NodeCheck:
     return NodeCheck(socket.gethostname(), problems)
 
 
-def as_html(readings: Iterable[Reading]) -> str:
+def as_html(readings: Iterable[NodeReading]) -> str:
     import pandas as pd
 
     rows = [(reading.what, reading.found, reading.problem) for reading in readings]

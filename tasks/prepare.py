@@ -12,7 +12,7 @@ from flytekit.core.promise import Promise
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.store import STORE, Store
+from slipstream.artifacts.store import STORE, ArtifactStore
 from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
 from slipstream.profiles.profile import current_profile
@@ -103,7 +103,7 @@ def prepare(listing: Part, target: str, config: DataConfig, source: str) -> Made
     def make(directory: Path, key: str) -> Artifact:
         from slipstream.prepare import engine
 
-        scratch = Store(STORE).checkpoints("prepare", key) if runs_locally() else None
+        scratch = ArtifactStore(STORE).checkpoints("prepare", key) if runs_locally() else None
         by = made_by(target, config, source)
         return engine.prepare_source(directory, resolved_source(listing), by, scratch=scratch)
 

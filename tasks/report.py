@@ -13,7 +13,7 @@ from flytekit import Deck, FlyteContextManager, current_context, task
 from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.sweep import Sweep
-from slipstream.artifacts.store import STORE, Store
+from slipstream.artifacts.store import STORE, ArtifactStore
 from slipstream.config import RunConfig
 from slipstream.report.summary import (
     CompressionSummary,
@@ -59,19 +59,19 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     """
     from slipstream.report.engine import build
     from slipstream.report.figures import schedule_figures
-    from slipstream.report.stage_results import Results
+    from slipstream.report.stage_results import StageResults
 
     measured = [network for network in networks if network]
     made = (local_path(each) for each in (trained, evaluated, exported))
     profiles = [local_path(network.artifact) for network in measured]
-    results = Results.open(rows_path(prepared), *made, *profiles)
+    results = StageResults.open(rows_path(prepared), *made, *profiles)
     smaller = [StageRun("compress", compression.seconds, compression.reused)] if compression else []
     searched = [StageRun("sweep", sweep.seconds, reused=False)] if sweep else []
     # In the order of execution: the sweep runs between preparation and training, the compression after training.
     runs_of_stages = [stages[0], *searched, stages[1], *smaller, *stages[2:], *(network.run for network in measured)]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    store = Store(STORE) if runs_locally() else None
+    store = ArtifactStore(STORE) if runs_locally() else None
     summary = build(runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep)
     return shown(summary, "Report", summary.report)
 

@@ -67,12 +67,12 @@ def open_data(prepared: Prepared) -> PreparedData:
 def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> float:
     """Run trials of a sweep until none is left to start; return its duration in seconds."""
     from slipstream.sweep.engine import work
-    from slipstream.sweep.worker import Pod
+    from slipstream.sweep.worker import WorkerPod
 
     placement, started = current_profile().placement("sweep"), time.perf_counter()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // placement.processes)))
     here, who = fetch_prepared(prepared, placement, fresh_directory("sweep.prepared")), this_attempt()
-    pod = Pod(
+    pod = WorkerPod(
         prepared=here,
         scratch=fresh_directory("trials"),
         slots=placement.processes,
@@ -108,12 +108,12 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
     Raises ``UserError`` if all workers failed, if all of the first trials failed, or if none is complete.
     """
     from slipstream.sweep.engine import ended_trials
-    from slipstream.sweep.slots import Occupation
+    from slipstream.sweep.slots import OccupiedSlots
     from slipstream.sweep.space import parameters_of, with_values
     from slipstream.sweep.store import SweepStore, best_of
 
     swept = SweepStore(store, parameters_of(config))
-    trials = ended_trials(swept, Occupation(swept, Holder()))
+    trials = ended_trials(swept, OccupiedSlots(swept, Holder()))
     took = [seconds for seconds in searched if seconds is not None]
     if not took:
         ended = sum(trial.ended is not None for trial in trials)

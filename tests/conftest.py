@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.doctor.archive import Package, read_package
+from slipstream.doctor.archive import RegistrationArchive, read_package
 from slipstream.storage import retry, s3
 from tests.support import processes, wording
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
@@ -73,7 +73,7 @@ def archive_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 @pytest.fixture(scope="session")
-def package_for(archive_for: Callable[[str], Path]) -> Callable[[str], Package]:
+def package_for(archive_for: Callable[[str], Path]) -> Callable[[str], RegistrationArchive]:
     """``package_for("local")`` is what would be registered for a profile."""
     return lambda profile: read_package(archive_for(profile))
 

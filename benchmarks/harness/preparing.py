@@ -28,7 +28,7 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 def ours_ingest(data: Path, out: Path) -> None:
     from slipstream.artifacts.resume import resumable_scratch
-    from slipstream.distributed.pool import Workers
+    from slipstream.distributed.pool import WorkerPool
     from slipstream.machine.limits import usable_cores
     from slipstream.prepare.resolve import resolve
     from slipstream.prepare.table import OPENERS
@@ -37,7 +37,7 @@ def ours_ingest(data: Path, out: Path) -> None:
 
     # Other tasks compute the fingerprint.
     source = resolve(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/prepare.py")
-    with closing(Workers(usable_cores())) as workers, resumable_scratch(out, workers) as scratch:
+    with closing(WorkerPool(usable_cores())) as workers, resumable_scratch(out, workers) as scratch:
         table = OPENERS[source.kind](source, scratch)
     assert table.read == table.rows + len(table.bad)
 

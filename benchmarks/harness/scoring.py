@@ -49,7 +49,7 @@ def apart(package: Path, data: Path) -> Figures:
     from slipstream.score.predict import BATCH_ROWS, RawPredictor, open_session
     from slipstream.source.columnar import read, units_of
     from slipstream.source.files import list_source
-    from slipstream.source.memory import Budget
+    from slipstream.source.memory import MemoryBudget
 
     model = ServedModel(package)
     known, raw = read_columns(model.statistics), model.signature.raw
@@ -68,7 +68,7 @@ def apart(package: Path, data: Path) -> Figures:
         for number, file in enumerate(list_source(str(data)).files):
             units = units_of(file, "parquet")[1]
             wanted = [*known.types, "id"]
-            batches = timed("read", lambda: [b for unit in units for b, _ in read(unit, wanted, Budget(0.25))])  # noqa: B023
+            batches = timed("read", lambda: [b for unit in units for b, _ in read(unit, wanted, MemoryBudget(0.25))])  # noqa: B023
             feeds = timed(
                 "convert",
                 lambda: [

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.factory import Predictor
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints
@@ -23,7 +23,7 @@ from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.loop.optimizer import make_optimizer
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
 from slipstream.train.loop.train_loop import TrainLoop
 from slipstream.train.parallel.replicas import replicate
@@ -86,12 +86,12 @@ class SteadyTrainer:
         self.data, self.steps = data, steps
         rows = sum(data.segment_rows("train"))
         self.training = TrainingConfig(batch_size=-(-rows // steps), evaluate_every=10**6, patience=0)
-        self.group = Group(dist.get_rank(), WORLD, torch.device("cpu"), "gloo")
+        self.group = RankContext(dist.get_rank(), WORLD, torch.device("cpu"), "gloo")
         torch.manual_seed(0)
         pixels = int(np.prod(data.signature.inputs[0].shape))
         predictor = Predictor(data.signature, Steady(pixels, data.signature.outputs, work))
         self.state = TrainingState(
-            replicate(predictor, Traits(), self.group),
+            replicate(predictor, ModelTraits(), self.group),
             make_optimizer(predictor, self.training),
             LossScaler(self.group.device, enabled=False),
             weights_of(predictor),

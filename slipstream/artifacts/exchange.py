@@ -15,7 +15,7 @@ from typing import TypeVar
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
 from slipstream.artifacts.resume import ResumableScratch, resumable_scratch
 from slipstream.artifacts.typed_values import decode, encode
-from slipstream.distributed.pool import Workers
+from slipstream.distributed.pool import WorkerPool
 from slipstream.storage.names import fault
 from slipstream.untrusted_files import link_or_copy
 
@@ -76,7 +76,7 @@ def path_in(directory: Path, name: str | Path) -> Path:
 def scratch_for(output: Path, workers: int) -> Iterator[ResumableScratch]:
     """Yield a scratch directory next to ``output`` for ``workers`` processes; remove it afterwards."""
     with (
-        closing(Workers(workers)) as processes,
+        closing(WorkerPool(workers)) as processes,
         resumable_scratch(output.with_name(f"{output.name}.work"), processes, lasting=False) as scratch,
     ):
         yield scratch

@@ -28,7 +28,7 @@ import xxhash
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.typed_values import decode, encode
-from slipstream.distributed.pool import WorkerLost, Workers
+from slipstream.distributed.pool import WorkerLost, WorkerPool
 from slipstream.errors import UserError
 from slipstream.storage.local import out_of_space, sync
 
@@ -69,7 +69,7 @@ class UnitOfWork(Generic[Job, Result]):
 class ResumableScratch:
     """Directory in which ``workers`` run units of work, skipping those with a record."""
 
-    def __init__(self, root: Path, workers: Workers) -> None:
+    def __init__(self, root: Path, workers: WorkerPool) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root
         #: Number of units with a record from an earlier run.
@@ -94,7 +94,7 @@ class ResumableScratch:
         self.done_before = 0
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        """Run ``work`` on every job by :meth:`Workers.map`, restoring results of intact records."""
+        """Run ``work`` on every job by :meth:`WorkerPool.map`, restoring results of intact records."""
         return self._workers.map(run_or_restore, self._units(work, jobs))
 
     def _units(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[UnitOfWork[Job, Result]]:
@@ -105,7 +105,7 @@ class ResumableScratch:
 
 
 @contextmanager
-def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[ResumableScratch]:
+def resumable_scratch(root: Path, workers: WorkerPool, *, lasting: bool = True) -> Iterator[ResumableScratch]:
     """Yield a scratch directory; remove it and close ``workers`` at the end.
 
     With ``lasting``, the directory of an interrupted run stays for the next run.

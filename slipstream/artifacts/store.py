@@ -27,7 +27,7 @@ def content_key(stage: str, version: str, inputs: Mapping[str, object]) -> str:
     return hashlib.sha256(canonical_json({"stage": stage, "version": version, "inputs": inputs})).hexdigest()[:32]
 
 
-class Store:
+class ArtifactStore:
     """Finished artifacts by stage and key; an entry appears complete, by a rename."""
 
     def __init__(self, root: Path) -> None:

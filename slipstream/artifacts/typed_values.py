@@ -81,7 +81,7 @@ def first_mistake(error: ValidationError) -> str:
 # Writing
 
 
-class Bits(str):
+class FloatBits(str):
     """Non-finite float as 16 hexadecimal digits of its eight bytes, since JSON cannot hold it."""
 
 
@@ -93,7 +93,7 @@ def tree_of(value: Any, tensors: Tensors) -> Any:
     if type(value) in PLAIN:
         return value
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else Bits(struct.pack(">d", value).hex())
+        return float(value) if math.isfinite(value) else FloatBits(struct.pack(">d", value).hex())
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         same = PLAIN.issuperset(map(type, value))
         return value if same else type(value)(tree_of(each, tensors) for each in value)
@@ -163,7 +163,7 @@ def read_one_of(allowed: tuple[object, ...], tree: object) -> object:
 
 
 def read_float(tree: object) -> float:
-    """Return a float from JSON: a number unchanged, even an ``int``, or hexadecimal digits decoded (:class:`Bits`)."""
+    """Return a float from JSON: a number unchanged, or hexadecimal digits decoded (:class:`FloatBits`)."""
     if isinstance(tree, float) or type(tree) is int:
         return tree
     if isinstance(tree, str) and len(tree) == 16:

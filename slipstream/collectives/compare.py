@@ -44,7 +44,7 @@ ENOUGH = 4
 
 
 @dataclass(frozen=True)
-class Change:
+class OperationChange:
     """Change of one operation at one size."""
 
     operation: str
@@ -72,7 +72,7 @@ class Change:
         return f"{what}: {self.answer}: {times}"
 
 
-def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 1) -> tuple[Change, ...]:
+def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 1) -> tuple[OperationChange, ...]:
     """Compare every operation at its smallest size (latency) and its largest (bandwidth).
 
     ``look`` is the number of this interim test, from 1; tests that could not answer "slower" do not count. Returns ()
@@ -85,7 +85,7 @@ def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 
     return tuple(change(m, olds, drift, FALSE_ALARMS / len(cases), look) for m, olds in cases)
 
 
-def overall(changes: Sequence[Change]) -> Answer:
+def overall(changes: Sequence[OperationChange]) -> Answer:
     """Return "slower" if any change is slower, "as before" if all are, else "can't tell"."""
     answers = {change.answer for change in changes}
     if "slower" in answers:
@@ -112,7 +112,7 @@ def logs(measurement: Measurement) -> np.ndarray:
     return np.log([float(np.percentile(launch.seconds, 10)) for launch in measurement.launches])
 
 
-def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float, look: int) -> Change:
+def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float, look: int) -> OperationChange:
     """Test one case with a t interval for the difference of the mean logarithms.
 
     ``level`` is the one-sided error of all interim tests together.
@@ -134,7 +134,7 @@ def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level
     ratio, low, high = (float(np.exp(difference + sign * half)) for sign in (0, -1, 1))
     # A true slow-down of twice the half width is missed only if the measurement errs by more than the half width.
     unseen = float(np.expm1(2 * half)) if told else float("inf")
-    return Change(new.operation, new.bytes, answer, ratio, low, high, unseen)
+    return OperationChange(new.operation, new.bytes, answer, ratio, low, high, unseen)
 
 
 def by_kind(before: int, now: int) -> float:
@@ -187,7 +187,7 @@ class HistoryComparison:
     def __init__(self, config: CollectivesConfig) -> None:
         self._history, self._ends = config.history, time.monotonic() + config.compare_seconds
         self._earlier: Sequence[NetworkProfile] | None = None
-        self._changes: tuple[Change, ...] = ()
+        self._changes: tuple[OperationChange, ...] = ()
         #: Number of interim tests with enough launches to answer "slower"; the others cannot raise a false alarm.
         self._looks = 0
 

@@ -27,7 +27,7 @@ Call = Callable[[], object]
 
 
 @dataclass
-class Turns:
+class VariantTimings:
     """Timings of one variant at one batch size.
 
     ``calls`` are the nanoseconds of every call, ``medians`` the medians of its turns, one list per load.
@@ -36,14 +36,14 @@ class Turns:
     calls: list[int] = field(default_factory=list)
     medians: list[list[float]] = field(default_factory=list)
 
-    def against(self, reference: Turns) -> list[np.ndarray]:
+    def against(self, reference: VariantTimings) -> list[np.ndarray]:
         """Return the log speedups over ``reference`` by round, one array per load."""
         pairs = zip(reference.medians, self.medians, strict=True)
         return [np.log(np.array(theirs) / np.array(ours)) for theirs, ours in pairs]
 
 
 def take_turns(
-    calls: Mapping[str, Call], taken: Mapping[str, Turns], seconds: float, order: np.random.Generator
+    calls: Mapping[str, Call], taken: Mapping[str, VariantTimings], seconds: float, order: np.random.Generator
 ) -> None:
     """Run rounds of turns for about ``seconds``, at least one, and add them to ``taken`` as a new load.
 
@@ -122,7 +122,7 @@ def measure_latencies(
     """
     order, deadline = np.random.default_rng(0), time.perf_counter() + seconds
     inputs = {rows: workload.inputs(rows) for rows in batches}
-    taken = {rows: {name: Turns() for name in loads} for rows in batches}
+    taken = {rows: {name: VariantTimings() for name in loads} for rows in batches}
     with torch_threads(workload.threads):
         for done in range(LOADS):
             if done >= FEWEST_LOADS and time.perf_counter() > deadline:

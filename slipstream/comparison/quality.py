@@ -22,7 +22,7 @@ UNITS = {
 
 
 @dataclass(frozen=True)
-class Loss:
+class QualityLoss:
     """Loss against FP32 in points of accuracy or percent of RMSE.
 
     The limits ``low`` and ``high`` each hold with probability ``level``.
@@ -51,7 +51,9 @@ def passes_gate(answer: str, when_in_doubt: Literal["keep", "take"]) -> bool:
     return answer == "passed" or (answer == "can't tell" and when_in_doubt == "take")
 
 
-def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1) -> Loss:
+def loss_of(
+    task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1
+) -> QualityLoss:
     """Return the loss of ``variant`` against ``fp32``, both as :func:`slipstream.models.predict.predict` returns.
 
     ``most`` is the allowed loss. ``judged`` variants are tested on the same rows: by Bonferroni's correction each may
@@ -75,7 +77,7 @@ def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 def paired_loss(
     task: str, truth: np.ndarray, before: np.ndarray, after: np.ndarray, most: float, judged: int = 1
-) -> Loss:
+) -> QualityLoss:
     """Return the loss of ``after`` against ``before``, both from :func:`answers_of`, given ``truth``."""
     error, rows = ERROR / judged, len(before)
     if task == "next token":
@@ -83,20 +85,20 @@ def paired_loss(
         lost = tokens.lost_by_row(before, after) * (truth.size / np.count_nonzero(truth >= 0))
         low, high = tokens.lower_limit(lost, error), tokens.upper_limit(lost, error)
         enough = tokens.rows_enough(lost, most / 100, error) if most else None
-        return Loss(100 * float(lost.mean()), 100 * low, 100 * high, 1 - error, rows, enough)
+        return QualityLoss(100 * float(lost.mean()), 100 * low, 100 * high, 1 - error, rows, enough)
     if task == "classification":
         right, still = before == truth, after == truth
         b, c = int(np.sum(right & ~still)), int(np.sum(still & ~right))
         low, high = float(lower_limit(b, c, rows, error)), float(upper_limit(b, c, rows, error))
         enough = rows_enough(b, c, rows, most / 100, error) if most else None
-        return Loss(100 * (b - c) / rows, 100 * low, 100 * high, 1 - error, rows, enough)
+        return QualityLoss(100 * (b - c) / rows, 100 * low, 100 * high, 1 - error, rows, enough)
     then, now = ((answers - truth) ** 2 for answers in (before, after))
     value = float(rmse.loss(then, now))
     low, high = float(rmse.lower_limit(then, now, error)), float(rmse.upper_limit(then, now, error))
-    return Loss(100 * value, 100 * low, 100 * high, 1 - error, rows, None)
+    return QualityLoss(100 * value, 100 * low, 100 * high, 1 - error, rows, None)
 
 
-def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
+def in_words(loss: QualityLoss, task: str, most: float, evidence: str) -> str:
     """Describe the test's result, with limit and number of rows, as half a sentence."""
     unit, answer = UNITS[task], loss.answer(most)
     limit = f"at most {loss.high:.2f}" if loss.high < NO_LIMIT else "with no upper limit"

@@ -27,20 +27,20 @@ Place = TypeVar("Place", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Drift:
+class DriftTest:
     """Population stability index, and its p-value ``chance`` under no drift."""
 
     index: float
     chance: float
 
 
-def found(drifts: Mapping[Place, Drift], matters: float = MATTERS) -> dict[Place, Drift]:
+def found(drifts: Mapping[Place, DriftTest], matters: float = MATTERS) -> dict[Place, DriftTest]:
     """Return the significant drifts above ``matters``, corrected for the number of ``drifts``."""
     most = FALSE_ALARMS / max(len(drifts), 1)
     return {place: each for place, each in drifts.items() if each.index > matters and each.chance < most}
 
 
-def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> Drift:
+def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> DriftTest:
     """Return the drift from ``before`` to ``now``, non-empty counts in the same bins.
 
     Bins with few rows are merged: neighbours if ``ordered``, else the rarest.
@@ -51,7 +51,7 @@ def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> Drift:
     noise = 1 / before.sum() + 1 / now.sum()
     shares = [(counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (before, now)]
     index = float(np.sum((shares[1] - shares[0]) * np.log(shares[1] / shares[0])))
-    return Drift(index, float(chdtrc(len(now) - 1, index / noise)) if len(now) > 1 else 1.0)
+    return DriftTest(index, float(chdtrc(len(now) - 1, index / noise)) if len(now) > 1 else 1.0)
 
 
 def expected(before: np.ndarray, now: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.compression import Compression, CompressionTrial, ModelSize
 from slipstream.artifacts.results.export import Estimate
 from slipstream.comparison.latencies import Workload, measure_latencies
-from slipstream.comparison.quality import UNITS, Loss, in_words, loss_of, passes_gate
+from slipstream.comparison.quality import UNITS, QualityLoss, in_words, loss_of, passes_gate
 from slipstream.compress.config import MOST_CANDIDATES, CompressionConfig
 from slipstream.compress.groups import find_groups, united
 from slipstream.compress.importance import importance, strongest
@@ -139,7 +139,7 @@ def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> flo
     return cast(float, scores(task, outputs, targets_of(rows)).of(HEADLINE[task][0]))
 
 
-def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> Loss:
+def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> QualityLoss:
     before = outputs_of(work, work.trained, rows)
     return loss_of(work.trained.signature.task, targets_of(rows), before, outputs, work.config.max_loss)
 

@@ -28,7 +28,7 @@ ROWS, TOLERANCE = 8, 1e-4
 
 
 @dataclass(frozen=True)
-class Member:
+class PruningGroupMember:
     """Inputs or outputs of a layer (``side``), with their indices per unit, int64 ``[units, per unit]``."""
 
     name: str
@@ -37,7 +37,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Group:
+class PruningGroup:
     """Units that are removed from all ``members`` together.
 
     They form ``blocks`` of equal length, which all keep equal numbers of units, as group normalisation requires.
@@ -45,7 +45,7 @@ class Group:
 
     units: int
     blocks: int
-    members: tuple[Member, ...]
+    members: tuple[PruningGroupMember, ...]
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, 
     return together
 
 
-def find_groups(model: Predictor) -> list[Group]:
+def find_groups(model: Predictor) -> list[PruningGroup]:
     """Return the groups of ``model`` that can be pruned, in tracing order; it must be in evaluation mode.
 
     Raises ``UserError`` if the model cannot be traced or has no removable units.
@@ -89,7 +89,7 @@ def find_groups(model: Predictor) -> list[Group]:
     return prunable
 
 
-def feed_forward(network: Transformer) -> list[Group]:
+def feed_forward(network: Transformer) -> list[PruningGroup]:
     """Return the hidden units of a transformer's feed-forward layers, one group per layer.
 
     Torch-Pruning cannot follow units through attention heads.
@@ -99,8 +99,8 @@ def feed_forward(network: Transformer) -> list[Group]:
         name = f"model.layers.{number}.mlp"
         hidden = torch.arange(units(network.get_submodule(f"{name}.down_proj"), "in"))[:, None]
         sides: dict[str, Side] = {"gate_proj": "out", "up_proj": "out", "down_proj": "in"}
-        members = (Member(f"{name}.{layer}", side, hidden) for layer, side in sides.items())
-        pairs.append(Group(len(hidden), 1, tuple(members)))
+        members = (PruningGroupMember(f"{name}.{layer}", side, hidden) for layer, side in sides.items())
+        pairs.append(PruningGroup(len(hidden), 1, tuple(members)))
     return pairs
 
 
@@ -155,7 +155,7 @@ def standardised(model: Predictor, inputs: Sequence[Tensor]) -> tuple[Tensor, ..
 
 def group_of(
     network: nn.Module, traced: Sequence[tuple[nn.Module, Side, list[int], list[int]]], shared: set[int]
-) -> Group | None:
+) -> PruningGroup | None:
     """Return the group of traced members; None if a layer cannot be pruned or the units are the model's outputs."""
     names = {module: name for name, module in network.named_modules()}
     count, members = len(traced[0][2]), []
@@ -168,15 +168,15 @@ def group_of(
         if len(indices) != units(module, side) or len(indices) % count or len(roots) != len(indices):
             return None
         by_unit = torch.tensor(indices)[torch.argsort(torch.tensor(roots), stable=True)].reshape(count, -1)
-        members.append(Member(names[module], side, by_unit))
+        members.append(PruningGroupMember(names[module], side, by_unit))
     if not any(member.side == "in" for member in members):
         return None
     norms = [network.get_submodule(member.name) for member in members]
     blocks = math.lcm(*(norm.num_groups for norm in norms if isinstance(norm, nn.GroupNorm)))
-    return Group(count, blocks, tuple(members)) if count % blocks == 0 and count > blocks else None
+    return PruningGroup(count, blocks, tuple(members)) if count % blocks == 0 and count > blocks else None
 
 
-def exchangeable(model: Predictor, group: Group) -> bool:
+def exchangeable(model: Predictor, group: PruningGroup) -> bool:
     """Return True if permuting units within their blocks leaves the outputs unchanged.
 
     The model must also run with one unit less per block.
@@ -196,7 +196,7 @@ def exchangeable(model: Predictor, group: Group) -> bool:
 
 
 @torch.no_grad()
-def outputs_with(network: nn.Module, group: Group, places: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
+def outputs_with(network: nn.Module, group: PruningGroup, places: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
     """Return the outputs of a copy of ``network`` that keeps the units ``places``, in this order.
 
     Return None if the copy fails, as a model with hard-coded sizes may.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.compress.groups import Group
+from slipstream.compress.groups import PruningGroup
 from slipstream.models.factory import Predictor
 from slipstream.models.predict import inputs_of, targets_of
 
@@ -22,7 +22,7 @@ from slipstream.models.predict import inputs_of, targets_of
 BATCHES, ROWS = 32, 64
 
 
-def importance(model: Predictor, groups: Sequence[Group], data: PreparedData) -> list[Tensor]:
+def importance(model: Predictor, groups: Sequence[PruningGroup], data: PreparedData) -> list[Tensor]:
     """Return the estimates of every group's units, float64 ``[units]``. ``model`` is in evaluation mode."""
     records = data.sample("train", BATCHES * ROWS)
     sums = [torch.zeros(group.units, dtype=torch.float64) for group in groups]
@@ -31,7 +31,7 @@ def importance(model: Predictor, groups: Sequence[Group], data: PreparedData) ->
     return sums
 
 
-def add_batch(model: Predictor, groups: Sequence[Group], records: np.ndarray, sums: Sequence[Tensor]) -> None:
+def add_batch(model: Predictor, groups: Sequence[PruningGroup], records: np.ndarray, sums: Sequence[Tensor]) -> None:
     inputs = [torch.from_numpy(array) for array in inputs_of(model.signature, records)]
     target = torch.from_numpy(targets_of(records))
     model.zero_grad(set_to_none=True)
@@ -64,7 +64,7 @@ def change_by_index(module: nn.Module, side: str) -> Tensor | None:
     return torch.stack(sums).sum(dim=0) if sums else None
 
 
-def strongest(group: Group, importance: Tensor, share: float) -> list[int]:
+def strongest(group: PruningGroup, importance: Tensor, share: float) -> list[int]:
     """Return the units to keep, in order, if about ``share`` of all units are removed.
 
     The most important units of every block are kept, at least one.

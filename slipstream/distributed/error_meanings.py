@@ -12,7 +12,7 @@ from enum import Enum
 from slipstream.errors import Interrupted
 
 
-class Meaning(Enum):
+class ErrorMeaning(Enum):
     #: Repeating the work on the same devices would fail again.
     MEMORY = "too little memory"
     #: Another attempt may run on another device.
@@ -23,29 +23,29 @@ class Meaning(Enum):
 
 #: Pairs of a substring of the message and its meaning; the first match counts. An NCCL error that wraps a device's
 #: error matches the device's.
-MESSAGES: tuple[tuple[str, Meaning], ...] = (
-    ("out of memory", Meaning.MEMORY),
-    ("Cuda failure 2 ", Meaning.MEMORY),
-    ("_STATUS_ALLOC_FAILED", Meaning.MEMORY),
-    ("DEVICE_ALLOCATION_FAILED", Meaning.MEMORY),
-    ("DefaultCPUAllocator: ", Meaning.MEMORY),
-    ("uncorrectable ECC error", Meaning.BROKEN),
-    ("uncorrectable NVLink error", Meaning.BROKEN),
-    ("GPU is lost", Meaning.BROKEN),
-    ("device(s) is/are busy or unavailable", Meaning.BROKEN),
-    ("gloo/transport", Meaning.PEER),
-    ("gloo/rendezvous", Meaning.PEER),
+MESSAGES: tuple[tuple[str, ErrorMeaning], ...] = (
+    ("out of memory", ErrorMeaning.MEMORY),
+    ("Cuda failure 2 ", ErrorMeaning.MEMORY),
+    ("_STATUS_ALLOC_FAILED", ErrorMeaning.MEMORY),
+    ("DEVICE_ALLOCATION_FAILED", ErrorMeaning.MEMORY),
+    ("DefaultCPUAllocator: ", ErrorMeaning.MEMORY),
+    ("uncorrectable ECC error", ErrorMeaning.BROKEN),
+    ("uncorrectable NVLink error", ErrorMeaning.BROKEN),
+    ("GPU is lost", ErrorMeaning.BROKEN),
+    ("device(s) is/are busy or unavailable", ErrorMeaning.BROKEN),
+    ("gloo/transport", ErrorMeaning.PEER),
+    ("gloo/rendezvous", ErrorMeaning.PEER),
 )
 
 
-def meaning_of(error: BaseException) -> Meaning | None:
+def meaning_of(error: BaseException) -> ErrorMeaning | None:
     """Return the meaning of an error; None if the error is unknown and most likely a bug."""
     import torch.distributed as dist
 
     if isinstance(error, MemoryError):
-        return Meaning.MEMORY
+        return ErrorMeaning.MEMORY
     if not isinstance(error, RuntimeError) or isinstance(error, Interrupted):
         return None
     message = str(error)
     known = next((meaning for part, meaning in MESSAGES if part in message), None)
-    return known or (Meaning.PEER if isinstance(error, dist.DistError) else None)
+    return known or (ErrorMeaning.PEER if isinstance(error, dist.DistError) else None)

@@ -90,14 +90,14 @@ def read_when_loaded(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def process(target: Callable[..., object], arguments: tuple[object, ...]) -> BaseProcess:
-    """Start a child process that runs ``target(*arguments)`` with the current environment (:class:`AsNow`)."""
-    child = CONTEXT.Process(target=AsNow(target), args=arguments)
+    """Start a child process that runs ``target(*arguments)`` with the current environment (:class:`ForkedCall`)."""
+    child = CONTEXT.Process(target=ForkedCall(target), args=arguments)
     with no_main_module():
         child.start()
     return child
 
 
-class AsNow:
+class ForkedCall:
     """Function that runs in a forked process with the caller's environment and standard streams.
 
     Otherwise the child would inherit those that the server had at its start.

@@ -35,7 +35,7 @@ class CallFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class CallLimits:
     """Limits of one call: seconds of CPU time over all threads, and bytes of memory.
 
     The kernel enforces CPU time on Linux and macOS, memory on Linux only.
@@ -61,7 +61,7 @@ class LimitedProcess(Generic[T]):
         self._child: tuple[BaseProcess, Connection] | None = None
 
     def call(
-        self, limits: Limits, function: Callable[Concatenate[T, P], Result], *args: P.args, **kwargs: P.kwargs
+        self, limits: CallLimits, function: Callable[Concatenate[T, P], Result], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
         """Return ``function(held, *args, **kwargs)``, computed by the child on its object within the limits.
 
@@ -72,7 +72,7 @@ class LimitedProcess(Generic[T]):
             result: Result = self._ask(process, connection, (limits, function, args, kwargs))
             return result
 
-    def _start(self, limits: Limits) -> tuple[BaseProcess, Connection]:
+    def _start(self, limits: CallLimits) -> tuple[BaseProcess, Connection]:
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=serve, args=(theirs,), daemon=True)
         with no_main_module():
@@ -83,7 +83,7 @@ class LimitedProcess(Generic[T]):
         self._ask(process, ours, (limits, self._make, self._arguments, {}))
         return self._child
 
-    def _ask(self, process: BaseProcess, connection: Connection, request: tuple[Limits, Any, Any, Any]) -> Any:
+    def _ask(self, process: BaseProcess, connection: Connection, request: tuple[CallLimits, Any, Any, Any]) -> Any:
         limits, starting = request[0], request[1] is self._make
         try:
             connection.send(request)
@@ -113,7 +113,7 @@ def end(process: BaseProcess, connection: Connection) -> None:
     process.join()
 
 
-def why_ended(exitcode: int | None, limits: Limits) -> str:
+def why_ended(exitcode: int | None, limits: CallLimits) -> str:
     """Return the reason why a child ended during a call, as text."""
     if exitcode is None or exitcode >= 0:
         return f"its process ended with exit code {exitcode}"
@@ -165,7 +165,7 @@ def silence() -> None:
     os.close(nowhere)
 
 
-def keep(limits: Limits) -> None:
+def keep(limits: CallLimits) -> None:
     """Have the kernel end this process if the next call exceeds its limits."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + limits.cpu_seconds

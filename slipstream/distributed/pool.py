@@ -60,7 +60,7 @@ def begin(parent: int, module: str) -> None:
 @contextmanager
 def importing_nothing_of(package: str) -> Iterator[None]:
     """Make importing ``package`` fail within the block, unless it is already imported."""
-    absent = Absent(package)
+    absent = AbsentPackage(package)
     sys.meta_path.insert(0, absent)
     try:
         yield
@@ -69,7 +69,7 @@ def importing_nothing_of(package: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Absent(MetaPathFinder):
+class AbsentPackage(MetaPathFinder):
     """Import finder that reports the ``package`` as not installed."""
 
     package: str
@@ -91,7 +91,7 @@ def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-class Workers:
+class WorkerPool:
     """Pool of ``count`` processes that live until :meth:`close`; if ``count`` is 1, this process works.
 
     They start at once and import ``module`` (full name), which defines the functions to call.

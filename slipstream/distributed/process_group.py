@@ -28,7 +28,7 @@ _destroyed: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True)
-class Group:
+class RankContext:
     """This process's rank, device and backend, and the number of processes."""
 
     rank: int
@@ -68,7 +68,7 @@ def meeting_store(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
 @contextmanager
 def process_group(
     timeout: timedelta = timedelta(minutes=10), store: dist.Store | None = None, backend: str = "auto"
-) -> Iterator[Group]:
+) -> Iterator[RankContext]:
     """Initialise the process group, and destroy it at the end of the block.
 
     The backend is NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs, unless ``backend`` names one. The processes
@@ -94,7 +94,7 @@ def process_group(
             rank=-1 if store is None else int(os.environ["RANK"]),
             world_size=-1 if store is None else int(os.environ["WORLD_SIZE"]),
         )
-    group = Group(dist.get_rank(), dist.get_world_size(), device, backend)
+    group = RankContext(dist.get_rank(), dist.get_world_size(), device, backend)
     try:
         yield group
     except BaseException as error:
@@ -104,7 +104,7 @@ def process_group(
     destroy()
 
 
-def host_group(group: Group) -> dist.ProcessGroup | None:
+def host_group(group: RankContext) -> dist.ProcessGroup | None:
     """Return a gloo group of all ranks, which needs no GPU memory, for the main thread.
 
     All ranks must call this.

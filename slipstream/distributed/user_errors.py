@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
 from slipstream.errors import Agreed, UserError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def backend_of(wanted: str, gpus: int) -> str:
 def explained(error: BaseException) -> UserError | None:
     """Convert a torch error to a user error with the setting to change; None if no setting helps."""
     message = str(error)
-    if meaning_of(error) is Meaning.MEMORY:
+    if meaning_of(error) is ErrorMeaning.MEMORY:
         return UserError(f"training.accumulation: out of memory ({message}); raise it, or lower training.batch_size")
     if not isinstance(error, RuntimeError):
         return None

@@ -31,7 +31,7 @@ from slipstream.settings import Settings, settings, unknown, whole
 from slipstream.toml_file import BadToml, read_toml
 
 KINDS = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
-#: Properties of :class:`Use` that a node may override and that the doctor compares.
+#: Properties of :class:`TaskUse` that a node may override and that the doctor compares.
 OVERRIDDEN = ("retries", "timeout_s", "interruptible", "image", "limits", "requests", "accelerator")
 PYTORCHJOB = "pytorch"
 #: Name under which Flyte's containers request GPUs; propeller renames this resource only.
@@ -45,20 +45,20 @@ GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
-class Package:
+class RegistrationArchive:
     """Protobufs of one archive by name."""
 
     tasks: Mapping[str, TaskTemplate]
     workflows: Mapping[str, WorkflowTemplate]
     launch_plans: Mapping[str, LaunchPlanSpec]
 
-    def uses(self) -> list[Use]:
+    def uses(self) -> list[TaskUse]:
         """Return every task as declared, and once more for every node that overrides a compared property."""
-        uses = [Use(short(name), template) for name, template in self.tasks.items()]
+        uses = [TaskUse(short(name), template) for name, template in self.tasks.items()]
         for name, workflow in self.workflows.items():
             for identity, node in nodes_of(workflow):
                 task = self.tasks.get(node.task_node.reference_id.name)
-                if task is not None and (use := Use(f"{name}/{identity}", task, node)).differs:
+                if task is not None and (use := TaskUse(f"{name}/{identity}", task, node)).differs:
                     uses.append(use)
         return uses
 
@@ -69,7 +69,7 @@ def short(task: str) -> str:
 
 
 @dataclass(frozen=True)
-class Use:
+class TaskUse:
     """Task as a workflow node runs it; without a node, as declared."""
 
     where: str
@@ -79,7 +79,7 @@ class Use:
     @property
     def differs(self) -> bool:
         """True if the node overrides a property of ``OVERRIDDEN``."""
-        declared = Use("", self.task)
+        declared = TaskUse("", self.task)
         return any(getattr(self, name) != getattr(declared, name) for name in OVERRIDDEN)
 
     @property
@@ -180,7 +180,7 @@ def with_inner(path: str, node: Node) -> Iterator[tuple[str, Node]]:
         yield from with_inner(path, node.array_node.node)
 
 
-def read_package(path: Path) -> Package:
+def read_package(path: Path) -> RegistrationArchive:
     """Read an archive of ``pyflyte package``.
 
     Raises ``UserError`` if the file is missing or no such archive.
@@ -212,14 +212,14 @@ def read_package(path: Path) -> Package:
     if not tasks or "" in (*tasks, *workflows, *plans):
         raise UserError(f"{path}: not an archive of `pyflyte package` (it describes no tasks); package again")
     # Sorted, because archives have no defined order.
-    return Package(*(dict(sorted(each.items())) for each in (tasks, workflows, plans)))
+    return RegistrationArchive(*(dict(sorted(each.items())) for each in (tasks, workflows, plans)))
 
 
 class Oversized(Exception):
     """Error for an archive beyond the read limits."""
 
 
-class Unpacked(io.BufferedIOBase):
+class UnpackedArchive(io.BufferedIOBase):
     """Unpacked bytes of an archive; raises ``Oversized`` beyond the limits."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -249,7 +249,7 @@ class Unpacked(io.BufferedIOBase):
 
 
 def messages(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]:
-    with path.open("rb") as file, tarfile.open(fileobj=Unpacked(file), mode="r:") as archive:
+    with path.open("rb") as file, tarfile.open(fileobj=UnpackedArchive(file), mode="r:") as archive:
         for member in archive:
             if not 0 <= member.size <= MOST_UNPACKED:  # tarfile would seek back by a negative size and read again
                 raise Oversized(f"holds a file of {member.size} bytes")

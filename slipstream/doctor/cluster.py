@@ -11,8 +11,8 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from slipstream.doctor.archive import Package, Use, quantity
-from slipstream.doctor.findings import Finding, Report
+from slipstream.doctor.archive import RegistrationArchive, TaskUse, quantity
+from slipstream.doctor.findings import DoctorReport, Finding
 from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items, kubectl
 from slipstream.doctor.propeller import check_propeller
 
@@ -24,41 +24,41 @@ GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 REPELS = ("NoSchedule", "NoExecute")
 
 
-def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
+def check_cluster(package: RegistrationArchive, ask: Ask = kubectl) -> DoctorReport:
     """Compare the package with the cluster of the current context.
 
     Without kubectl or a context, the report says that this was not checked.
     """
     if ask is kubectl and not shutil.which("kubectl"):
-        return Report(unchecked=("the cluster: no kubectl on PATH",))
+        return DoctorReport(unchecked=("the cluster: no kubectl on PATH",))
     try:
         context = ask("config", "current-context")
     except KubectlError as error:
-        return Report(unchecked=(f"the cluster: no current context ({error})",))
+        return DoctorReport(unchecked=(f"the cluster: no current context ({error})",))
     uses = package.uses()
-    report = Report(checked=(f"the cluster of kubectl's context {context}",))
+    report = DoctorReport(checked=(f"the cluster of kubectl's context {context}",))
     for look in (check_operator, check_priorities, check_nodes):
         try:
             report += look(uses, ask)
         except KubectlError as error:
-            report += Report(unchecked=(str(error),))
+            report += DoctorReport(unchecked=(str(error),))
     return report + check_propeller(ask)
 
 
 # Training operator
 
 
-def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
+def check_operator(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
     jobs = [use.where for use in uses if use.is_job]
     if not jobs:
-        return Report()
+        return DoctorReport()
     definitions = {each["metadata"]["name"]: each for each in items(ask, "customresourcedefinitions")}
     fix = "install training-operator 1.8 or 1.9"
     if CRD not in definitions:
         what = f"the cluster has no {CRD}"
         what += ", only Kubeflow Trainer v2, which has no PyTorchJob" if TRAINER_V2 in definitions else ""
         consequence = "propeller cannot create the job: the task waits, and fails"
-        return Report(tuple(Finding("error", where, what, consequence, fix) for where in jobs))
+        return DoctorReport(tuple(Finding("error", where, what, consequence, fix) for where in jobs))
     version = generation(definitions[CRD])
     findings: tuple[Finding, ...] = ()
     if version == "older than 1.8":
@@ -74,7 +74,7 @@ def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
         what = "no deployment runs the training operator"
         findings += (Finding("warning", "the cluster", what, "jobs are created, but their pods never start", fix),)
     images = ", ".join(sorted({container["image"] for container in containers})) or "no deployment"
-    return Report(findings, (f"training operator: {CRD} {version}, {images}",))
+    return DoctorReport(findings, (f"training operator: {CRD} {version}, {images}",))
 
 
 def generation(definition: KubeObject) -> str:
@@ -93,10 +93,10 @@ def generation(definition: KubeObject) -> str:
 # Priority classes
 
 
-def check_priorities(uses: Sequence[Use], ask: Ask) -> Report:
+def check_priorities(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
     wanted = {use.where: use.pod["priorityClassName"] for use in uses if use.pod.get("priorityClassName")}
     if not wanted:
-        return Report()
+        return DoctorReport()
     there = {each["metadata"]["name"] for each in items(ask, "priorityclasses")}
     findings = [
         Finding(
@@ -109,23 +109,23 @@ def check_priorities(uses: Sequence[Use], ask: Ask) -> Report:
         for where, name in wanted.items()
         if name not in there
     ]
-    return Report(tuple(findings), (f"priority classes {', '.join(sorted(set(wanted.values())))}",))
+    return DoctorReport(tuple(findings), (f"priority classes {', '.join(sorted(set(wanted.values())))}",))
 
 
 # Nodes
 
 
-def check_nodes(uses: Sequence[Use], ask: Ask) -> Report:
+def check_nodes(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
     nodes = items(ask, "nodes")
     allocatable = {name: sum(amount(node, name) for node in nodes) for name in GPUS}
     gpus = ", ".join(f"{total:g} {name}" for name, total in allocatable.items() if total) or "no GPUs"
     checked = f"selectors, tolerations and requests against {len(nodes)} nodes with {gpus} allocatable"
     affine = any("affinity" in use.pod for use in uses)
     unchecked = ("the affinity of pods, which only the scheduler can evaluate",) if affine else ()
-    return Report(tuple(finding for use in uses for finding in unschedulable(use, nodes)), (checked,), unchecked)
+    return DoctorReport(tuple(finding for use in uses for finding in unschedulable(use, nodes)), (checked,), unchecked)
 
 
-def unschedulable(use: Use, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
+def unschedulable(use: TaskUse, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
     """Yield a finding if the nodes, even when empty, cannot hold all pods of a task at once."""
     obstacles = Counter(obstacle(use, node) for node in nodes)
     room = sum(pods_on(use, node) for node in nodes if not obstacle(use, node))
@@ -141,7 +141,7 @@ def unschedulable(use: Use, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
     )
 
 
-def obstacle(use: Use, node: KubeObject) -> str:
+def obstacle(use: TaskUse, node: KubeObject) -> str:
     """Return why an empty node cannot hold a pod of the task; "" if it can."""
     labels = node["metadata"].get("labels", {})
     for name, value in (use.pod.get("nodeSelector") or {}).items():
@@ -168,7 +168,7 @@ def tolerates(toleration: KubeObject, taint: KubeObject) -> bool:
     return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
 
 
-def pods_on(use: Use, node: KubeObject) -> int:
+def pods_on(use: TaskUse, node: KubeObject) -> int:
     """Return how many pods of the task fit on an empty node."""
     each = {name: value for name, text in use.requests.items() if (value := quantity(text))}
     return min((int(amount(node, name) // value) for name, value in each.items()), default=use.pods)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from slipstream.doctor.findings import Report
+from slipstream.doctor.findings import DoctorReport
 from slipstream.errors import UserError
 
 
@@ -54,14 +54,14 @@ def main(
         sys.exit(int(fitting.failed))
     from slipstream.doctor.archive import Limits, read_limits, read_package
     from slipstream.doctor.cluster import check_cluster
-    from slipstream.doctor.package import Save, check_package, measured_save
+    from slipstream.doctor.package import SaveTime, check_package, measured_save
 
     packaged = read_package(package)
     dockerfiles = sorted(package.parent.glob("images/*.Dockerfile"))
     report = check_package(
         packaged,
         read_limits(limits) if limits else Limits(),
-        measured_save(trained) if trained else Save(),
+        measured_save(trained) if trained else SaveTime(),
         dockerfiles,
     )
     report += check_cluster(packaged)
@@ -69,7 +69,7 @@ def main(
     sys.exit(int(report.failed))
 
 
-def check_directory(directory: Path, profile: str, of_package: bool) -> Report:
+def check_directory(directory: Path, profile: str, of_package: bool) -> DoctorReport:
     """Check the manifests in a directory.
 
     ``of_package`` is True if options for packages were given, which is an error.

@@ -28,7 +28,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """Findings, descriptions of what was checked, and of what was not, with the reason."""
 
     findings: tuple[Finding, ...] = ()
@@ -39,8 +39,10 @@ class Report:
     def failed(self) -> bool:
         return any(finding.severity == "error" for finding in self.findings)
 
-    def __add__(self, other: Report) -> Report:
-        return Report(self.findings + other.findings, self.checked + other.checked, self.unchecked + other.unchecked)
+    def __add__(self, other: DoctorReport) -> DoctorReport:
+        return DoctorReport(
+            self.findings + other.findings, self.checked + other.checked, self.unchecked + other.unchecked
+        )
 
     def text(self, width: int | None) -> str:
         """Return a table of ``width`` columns, or without a terminal (None) one line per finding."""
@@ -60,7 +62,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Reading:
+class NodeReading:
     """Measured property of a node; ``found`` is its value or why it is unreadable."""
 
     what: str
@@ -68,8 +70,8 @@ class Reading:
     problem: str = ""
 
 
-def readings_text(readings: Iterable[Reading], width: int | None) -> str:
-    """Return the readings in the form of :meth:`Report.text`."""
+def readings_text(readings: Iterable[NodeReading], width: int | None) -> str:
+    """Return the readings in the form of :meth:`DoctorReport.text`."""
     rows = [tuple(map(one_line, (reading.what, reading.found, reading.problem))) for reading in readings]
     if width is None:
         return "\n".join(f"{what}: {found}{f'; {problem}' if problem else ''}" for what, found, problem in rows)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.doctor.archive import quantity
-from slipstream.doctor.findings import Finding, Report
-from slipstream.doctor.objects import Manifest, mappings
+from slipstream.doctor.findings import DoctorReport, Finding
+from slipstream.doctor.objects import KubernetesManifest, mappings
 from slipstream.doctor.scalers import check_autoscaler, check_scaled_object
 from slipstream.profiles.needs import NOTICE_S, asked_by, cloud_of, placements, tolerates
 from slipstream.profiles.needs import quantity as written
@@ -31,7 +31,7 @@ FLYTE_DOMAINS = ("-development", "-staging", "-production")
 COUNTING = ("requests.", "count/")
 
 
-def check_manifests(manifests: Sequence[Manifest], profile: Profile) -> Report:
+def check_manifests(manifests: Sequence[KubernetesManifest], profile: Profile) -> DoctorReport:
     """Compare manifests with a profile."""
     stages = placements(profile)
     findings = list(check_taints(manifests, stages))
@@ -42,22 +42,24 @@ def check_manifests(manifests: Sequence[Manifest], profile: Profile) -> Report:
     served = {str(manifest.at("spec", "group")) for manifest in manifests if manifest.kind == "APIService"}
     findings += [finding for manifest in manifests for finding in check_autoscaler(manifest, served)]
     checked = f"taints, quotas, consolidation and scalers of {len(manifests)} objects against profile {profile.name}"
-    report = Report(tuple(findings), (checked,))
+    report = DoctorReport(tuple(findings), (checked,))
     cloud = cloud_of(profile) or ("aws" if any(is_amazons(manifest) for manifest in manifests) else "")
     if not cloud:
-        return report + Report(unchecked=("grace periods against the notice: the cloud of these nodes is unknown",))
+        return report + DoctorReport(
+            unchecked=("grace periods against the notice: the cloud of these nodes is unknown",)
+        )
     grace = [finding for manifest in manifests for finding in check_grace(manifest, NOTICE_S[cloud])]
-    return report + Report(tuple(grace), (f"grace periods against a notice of {NOTICE_S[cloud]} s ({cloud})",))
+    return report + DoctorReport(tuple(grace), (f"grace periods against a notice of {NOTICE_S[cloud]} s ({cloud})",))
 
 
-def is_amazons(manifest: Manifest) -> bool:
+def is_amazons(manifest: KubernetesManifest) -> bool:
     return manifest.kind == "NodePool" and manifest.at(*NODE, "nodeClassRef", "group") == "karpenter.k8s.aws"
 
 
 # Taints
 
 
-def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement]) -> Iterator[Finding]:
+def check_taints(manifests: Sequence[KubernetesManifest], stages: Mapping[str, Placement]) -> Iterator[Finding]:
     """Yield findings on node groups whose taints keep out every pod of the profile.
 
     Findings are warnings if other nodes of the same kind accept the profile's pods.
@@ -76,7 +78,7 @@ def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement])
             )
 
 
-def fewest_taints(manifest: Manifest, stages: Mapping[str, Placement]) -> list[Mapping[str, Any]]:
+def fewest_taints(manifest: KubernetesManifest, stages: Mapping[str, Placement]) -> list[Mapping[str, Any]]:
     """Return the fewest untolerated taints over the stages that may use such nodes."""
     taints = manifest.listed(*TAINTS[manifest.kind])
     wanted = [each for each in stages.values() if bool(int(each.gpu)) is has_gpus(manifest, stages)]
@@ -85,7 +87,7 @@ def fewest_taints(manifest: Manifest, stages: Mapping[str, Placement]) -> list[M
     return min(([taint for taint in taints if not tolerates(each, taint)] for each in wanted), key=len)
 
 
-def sort_of(manifest: Manifest, stages: Mapping[str, Placement]) -> tuple[str, bool]:
+def sort_of(manifest: KubernetesManifest, stages: Mapping[str, Placement]) -> tuple[str, bool]:
     return manifest.kind, manifest.kind == "NodePool" and has_gpus(manifest, stages)
 
 
@@ -98,7 +100,7 @@ def taint_text(taint: Mapping[str, Any]) -> str:
     return f"{taint.get('key')}{value}:{taint.get('effect')}"
 
 
-def has_gpus(pool: Manifest, stages: Mapping[str, Placement]) -> bool:
+def has_gpus(pool: KubernetesManifest, stages: Mapping[str, Placement]) -> bool:
     """Return True if a pool's requirements or limits imply nodes with GPUs."""
     required = {str(each.get("key")): texts(each.get("values")) for each in pool.listed(*NODE, "requirements")}
     own = {placement.node_selector.get(TYPE_LABEL) for placement in stages.values() if int(placement.gpu)}
@@ -113,7 +115,7 @@ def has_gpus(pool: Manifest, stages: Mapping[str, Placement]) -> bool:
 # Quotas
 
 
-def check_quotas(manifest: Manifest, stages: Mapping[str, Placement]) -> Iterator[Finding]:
+def check_quotas(manifest: KubernetesManifest, stages: Mapping[str, Placement]) -> Iterator[Finding]:
     groups = {name: stages[name] for name in DISTRIBUTED if name in stages}
     if manifest.kind == "ResourceQuota":
         yield from check_keys(manifest)
@@ -134,7 +136,7 @@ def check_quotas(manifest: Manifest, stages: Mapping[str, Placement]) -> Iterato
             yield replace(finding, severity="warning")  # other pools may suffice
 
 
-def flavours(queue: Manifest) -> list[dict[str, Any]]:
+def flavours(queue: KubernetesManifest) -> list[dict[str, Any]]:
     """Return a queue's quotas by resource name, for every flavour."""
     return [
         {str(each.get("name")): each.get("nominalQuota") for each in mappings(flavour.get("resources"))}
@@ -144,7 +146,7 @@ def flavours(queue: Manifest) -> list[dict[str, Any]]:
 
 
 def below(
-    manifest: Manifest,
+    manifest: KubernetesManifest,
     quotas: Sequence[Mapping[str, Any]],
     prefixes: Sequence[str],
     stages: Mapping[str, Placement],
@@ -181,7 +183,7 @@ def shortages(
                 yield f"{prefix}{name}", given, written(name, asked[name])
 
 
-def check_keys(quota: Manifest) -> Iterator[Finding]:
+def check_keys(quota: KubernetesManifest) -> Iterator[Finding]:
     for key in map(str, quota.mapping("spec", "hard")):
         if "/" in key and not key.startswith(COUNTING) and ".storageclass." not in key:
             device = key.removeprefix("limits.")
@@ -197,7 +199,7 @@ def check_keys(quota: Manifest) -> Iterator[Finding]:
 # Node disruption
 
 
-def check_consolidation(manifest: Manifest) -> Iterator[Finding]:
+def check_consolidation(manifest: KubernetesManifest) -> Iterator[Finding]:
     """Yield a finding if the pool may consolidate nodes that run pods.
 
     Karpenter ignores the policy for a fixed number of nodes.
@@ -213,7 +215,7 @@ def check_consolidation(manifest: Manifest) -> Iterator[Finding]:
         )
 
 
-def check_grace(manifest: Manifest, notice_s: int) -> Iterator[Finding]:
+def check_grace(manifest: KubernetesManifest, notice_s: int) -> Iterator[Finding]:
     if manifest.kind == "NodePool":
         key, grace = "terminationGracePeriod", seconds(manifest.at(*NODE, "terminationGracePeriod"))
         spot = "spot" in capacities(manifest)
@@ -232,7 +234,7 @@ def check_grace(manifest: Manifest, notice_s: int) -> Iterator[Finding]:
         )
 
 
-def capacities(pool: Manifest) -> Iterable[str]:
+def capacities(pool: KubernetesManifest) -> Iterable[str]:
     """Return the capacity types that a pool may use; on demand by default."""
     for each in pool.listed(*NODE, "requirements"):
         if each.get("key") == CAPACITY_LABEL and each.get("operator") == "In":
@@ -240,7 +242,7 @@ def capacities(pool: Manifest) -> Iterable[str]:
     return ["on-demand"]
 
 
-def pod_of(manifest: Manifest) -> Mapping[str, Any]:
+def pod_of(manifest: KubernetesManifest) -> Mapping[str, Any]:
     """Return the pod spec of an object; {} without one."""
     if manifest.kind == "Pod":
         return manifest.mapping("spec")

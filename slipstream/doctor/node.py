@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from slipstream.doctor.findings import Reading
+from slipstream.doctor.findings import NodeReading
 from slipstream.machine.limits import cpu_quota, memory_limit, visible_cores
 from slipstream.machine.nvml import handles, in_time, memory_info
 from slipstream.storage import STORES, ConditionIgnored, check_conditional_writes, storage_for, store_time
@@ -39,7 +39,7 @@ HELD = 0.05
 DRIVERS = {11: 450, 12: 525, 13: 580}
 
 
-def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Reading]:
+def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[NodeReading]:
     """Read all properties of this node.
 
     ``store`` is a directory or URI that is written to and read from; the clock is compared with the HTTP(S) address
@@ -53,7 +53,7 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Re
     ]
     there = any(" free" in reading.found for reading in gpus)
     return [
-        Reading("host", socket.gethostname()),
+        NodeReading("host", socket.gethostname()),
         *gpus,
         *readings("torch", lambda: libraries(there)),
         *readings("/dev/shm", lambda: shared_memory(root)),
@@ -68,51 +68,51 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Re
     ]
 
 
-def readings(what: str, look: Callable[[], Iterable[Reading]]) -> Iterator[Reading]:
+def readings(what: str, look: Callable[[], Iterable[NodeReading]]) -> Iterator[NodeReading]:
     """Yield the readings of ``look``, and its error if it fails."""
     try:
         yield from look()
     except Exception as error:  # a missing device must not hide the other readings
-        yield Reading(what, f"not read: {type(error).__name__}: {' '.join(str(error).split())}")
+        yield NodeReading(what, f"not read: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def shared_memory(root: Path) -> Iterator[Reading]:
+def shared_memory(root: Path) -> Iterator[NodeReading]:
     state = os.statvfs(root / "dev/shm")
     total, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
     small = total <= SMALL_SHM
     problem = "a container's default: too small for NCCL and loaders; set shared_memory in the profile" if small else ""
-    yield Reading("/dev/shm", f"{gib(free)} of {gib(total)} free", problem)
+    yield NodeReading("/dev/shm", f"{gib(free)} of {gib(total)} free", problem)
 
 
-def processors(root: Path, visible: int) -> Iterator[Reading]:
+def processors(root: Path, visible: int) -> Iterator[NodeReading]:
     """Yield the visible cores, the cgroup's CPU limit and OMP_NUM_THREADS."""
     quota, told = cpu_quota(root), os.environ.get("OMP_NUM_THREADS")
     text = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
     problem = ""
     if quota and quota < visible and not told:
         problem = f"libraries that count cores start {visible} threads on {quota:g} CPUs; set OMP_NUM_THREADS"
-    yield Reading("CPU", f"{text}, OMP_NUM_THREADS {told or 'not set'}", problem)
+    yield NodeReading("CPU", f"{text}, OMP_NUM_THREADS {told or 'not set'}", problem)
 
 
-def memory(root: Path) -> Iterator[Reading]:
+def memory(root: Path) -> Iterator[NodeReading]:
     """Yield the machine's memory and the cgroup's limit."""
     lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
     limit = memory_limit(root)
     available = f"{gib(kib['MemAvailable'] << 10)} of {gib(kib['MemTotal'] << 10)} available"
-    yield Reading("memory", f"{available}, cgroup limit {gib(int(limit)) if limit else 'none'}")
+    yield NodeReading("memory", f"{available}, cgroup limit {gib(int(limit)) if limit else 'none'}")
 
 
-def numa(root: Path) -> Iterator[Reading]:
+def numa(root: Path) -> Iterator[NodeReading]:
     nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
     if not nodes:
-        yield Reading("NUMA", "not read: the kernel shows no NUMA nodes")
+        yield NodeReading("NUMA", "not read: the kernel shows no NUMA nodes")
         return
     cpus = [f"{node.name} has CPUs {(node / 'cpulist').read_text(encoding='utf-8').strip()}" for node in nodes]
-    yield Reading("NUMA", f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}: {'; '.join(cpus)}")
+    yield NodeReading("NUMA", f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}: {'; '.join(cpus)}")
 
 
-def interfaces(root: Path) -> Iterator[Reading]:
+def interfaces(root: Path) -> Iterator[NodeReading]:
     for interface in sorted((root / "sys/class/net").iterdir()):
         state = (interface / "operstate").read_text(encoding="utf-8").strip()
         text = f"{state}, MTU {(interface / 'mtu').read_text(encoding='utf-8').strip()}"
@@ -120,27 +120,29 @@ def interfaces(root: Path) -> Iterator[Reading]:
             speed = int((interface / "speed").read_text(encoding="utf-8"))
         except (OSError, ValueError):  # the loopback and many virtual interfaces refuse
             speed = 0
-        yield Reading(f"network {interface.name}", f"{text}, {speed} Mbit/s" if speed > 0 else f"{text}, speed unknown")
+        yield NodeReading(
+            f"network {interface.name}", f"{text}, {speed} Mbit/s" if speed > 0 else f"{text}, speed unknown"
+        )
 
 
-def fabric(root: Path) -> Iterator[Reading]:
+def fabric(root: Path) -> Iterator[NodeReading]:
     """Yield the InfiniBand, RoCE and EFA devices."""
     devices = sorted((root / "sys/class/infiniband").glob("*"))
     if not devices:
-        yield Reading("InfiniBand, EFA", "none (the kernel shows no RDMA device)")
+        yield NodeReading("InfiniBand, EFA", "none (the kernel shows no RDMA device)")
     for device in devices:
         driver = (device / "device/driver").resolve().name
         for port in sorted((device / "ports").iterdir()):
             state, rate = ((port / name).read_text(encoding="utf-8").strip() for name in ("state", "rate"))
             problem = "" if "ACTIVE" in state else "this port carries no traffic"
             kind = "EFA" if driver == "efa" else "RDMA"
-            yield Reading(f"{kind} {device.name}", f"port {port.name}: {state}, {rate}", problem)
+            yield NodeReading(f"{kind} {device.name}", f"port {port.name}: {state}, {rate}", problem)
 
 
-def store_speed(uri: str) -> Iterator[Reading]:
+def store_speed(uri: str) -> Iterator[NodeReading]:
     """Measure writing a new object to the store and reading it back; it is deleted."""
     if not uri:
-        yield Reading("store", "not read: no --store was given")
+        yield NodeReading("store", "not read: no --store was given")
         return
     data, key = os.urandom(STORE_MIB << 20), f"doctor-{uuid.uuid4().hex}"
     storage = storage_for(uri)
@@ -155,28 +157,28 @@ def store_speed(uri: str) -> Iterator[Reading]:
         storage.delete([key])
     speeds = (STORE_MIB / (written - started), STORE_MIB / (read - written))
     found = "{}: {} MiB written at {:.0f} MiB/s, read at {:.0f} MiB/s".format(uri, STORE_MIB, *speeds)
-    yield Reading("store", found, "" if same else "the bytes that were read are not those that were written")
+    yield NodeReading("store", found, "" if same else "the bytes that were read are not those that were written")
 
 
-def conditional_writes(uri: str) -> Iterator[Reading]:
+def conditional_writes(uri: str) -> Iterator[NodeReading]:
     """Create one object twice; the second write must be refused."""
     if not uri:
-        yield Reading("conditional writes", "not read: no --store was given")
+        yield NodeReading("conditional writes", "not read: no --store was given")
         return
     try:
         check_conditional_writes(storage_for(uri))
     except ConditionIgnored:
         problem = "two runs could take the same attempt, trial or promotion; use a store that honours the condition"
-        yield Reading("conditional writes", f"{uri}: the second write of a key replaced the first", problem)
+        yield NodeReading("conditional writes", f"{uri}: the second write of a key replaced the first", problem)
     else:
-        yield Reading("conditional writes", f"{uri}: the second write of a key was refused, as it must be")
+        yield NodeReading("conditional writes", f"{uri}: the second write of a key was refused, as it must be")
 
 
-def clock(store: str, endpoint: str) -> Iterator[Reading]:
+def clock(store: str, endpoint: str) -> Iterator[NodeReading]:
     """Compare this machine's clock with an HTTP(S) endpoint's Date header, or with the store."""
     if not endpoint and not store.startswith(STORES):
         why = "a directory has this machine's clock" if store else "there is no store to compare with"
-        yield Reading("clock", f"not read: {why}; give --endpoint URL")
+        yield NodeReading("clock", f"not read: {why}; give --endpoint URL")
         return
     before = time.time()
     if endpoint:
@@ -186,12 +188,12 @@ def clock(store: str, endpoint: str) -> Iterator[Reading]:
         there = store_time(store)
     middle = (before + time.time()) / 2
     if there is None:
-        yield Reading("clock", f"not read: {endpoint} sent no Date")
+        yield NodeReading("clock", f"not read: {endpoint} sent no Date")
         return
     # The header is truncated to whole seconds.
     skew = middle - (there + 0.5)
     problem = f"signatures and certificates may be refused; it is {datetime.now(UTC):%H:%M:%S} UTC here, start NTP"
-    yield Reading("clock", f"{skew:+.0f} s against {endpoint or store}", problem if abs(skew) > SKEW_S else "")
+    yield NodeReading("clock", f"{skew:+.0f} s against {endpoint or store}", problem if abs(skew) > SKEW_S else "")
 
 
 def date_of(endpoint: str) -> str:
@@ -203,7 +205,7 @@ def date_of(endpoint: str) -> str:
         return refusal.headers.get("Date", "")
 
 
-def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[Reading]:
+def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[NodeReading]:
     """Yield the driver and the GPUs.
 
     ``nvml`` is the module ``pynvml``; ``needed`` is the CUDA version that torch was built for ("": none).
@@ -211,16 +213,16 @@ def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[Reading]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        yield Reading("NVIDIA driver", f"none ({error})")
+        yield NodeReading("NVIDIA driver", f"none ({error})")
         return
     try:
         supported = nvml.nvmlSystemGetCudaDriverVersion_v2()
         found = f"{nvml.nvmlSystemGetDriverVersion()}, CUDA up to {supported // 1000}.{supported % 1000 // 10}"
-        yield Reading("NVIDIA driver", found, driver_problem(supported // 1000, needed))
+        yield NodeReading("NVIDIA driver", found, driver_problem(supported // 1000, needed))
         for index, handle in enumerate(handles(nvml)):
             name, memory = nvml.nvmlDeviceGetName(handle), memory_info(nvml, handle)
             if memory is None:
-                yield Reading(f"GPU {index}", f"{name}, the driver does not report its memory")
+                yield NodeReading(f"GPU {index}", f"{name}, the driver does not report its memory")
                 continue
             holders = [
                 f"{holder(root, process.pid)} ({gib(process.usedGpuMemory or 0)})"
@@ -231,14 +233,16 @@ def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[Reading]:
         nvml.nvmlShutdown()
 
 
-def amd(root: Path) -> Iterator[Reading]:
+def amd(root: Path) -> Iterator[NodeReading]:
     """Yield the driver and the GPUs from sysfs."""
     module = root / "sys/module/amdgpu"
     if not module.exists():
-        yield Reading("AMD driver", "none (the kernel has no module amdgpu)")
+        yield NodeReading("AMD driver", "none (the kernel has no module amdgpu)")
         return
     own = module / "version"
-    yield Reading("AMD driver", own.read_text(encoding="utf-8").strip() if own.exists() else "amdgpu, of the kernel")
+    yield NodeReading(
+        "AMD driver", own.read_text(encoding="utf-8").strip() if own.exists() else "amdgpu, of the kernel"
+    )
     processes = sorted((root / "sys/class/kfd/kfd/proc").glob("[0-9]*"))
     holding = [
         process
@@ -251,10 +255,10 @@ def amd(root: Path) -> Iterator[Reading]:
         yield gpu(total.parent.parent.name, "AMD", int(total.read_text(encoding="utf-8")), used, holders)
 
 
-def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> Reading:
+def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> NodeReading:
     found = f"{name}, {gib(total - used)} of {gib(total)} free, held by {', '.join(holders) or 'no process'}"
     busy = used > HELD * total
-    return Reading(what, found, "in use already: a training may not find the memory that it needs" if busy else "")
+    return NodeReading(what, found, "in use already: a training may not find the memory that it needs" if busy else "")
 
 
 def holder(root: Path, pid: int) -> str:
@@ -284,7 +288,7 @@ def torch_cuda() -> str:
     return torch.version.cuda or ""
 
 
-def libraries(gpus_there: bool) -> Iterator[Reading]:
+def libraries(gpus_there: bool) -> Iterator[NodeReading]:
     """Yield the versions of torch and NCCL (RCCL on AMD)."""
     import torch
     import torch.distributed as dist
@@ -294,15 +298,15 @@ def libraries(gpus_there: bool) -> Iterator[Reading]:
     problem = ""
     if gpus_there and not torch.cuda.device_count():
         problem = "torch sees none of this node's GPUs" + ("; install a build for them" if not (cuda or hip) else "")
-    yield Reading("torch", f"{torch.__version__}, for {built}, sees {torch.cuda.device_count()} GPUs", problem)
+    yield NodeReading("torch", f"{torch.__version__}, for {built}, sees {torch.cuda.device_count()} GPUs", problem)
     if not (cuda or hip) or not dist.is_nccl_available():
-        yield Reading("NCCL", "none (this torch has no NCCL; process groups use gloo)")
+        yield NodeReading("NCCL", "none (this torch has no NCCL; process groups use gloo)")
         return
     loaded = ".".join(str(part) for part in torch.cuda.nccl.version())
     yield nccl("RCCL" if hip else "NCCL", loaded, requires("torch") or [])
 
 
-def nccl(name: str, loaded: str, requirements: list[str]) -> Reading:
+def nccl(name: str, loaded: str, requirements: list[str]) -> NodeReading:
     """Compare the loaded version with the installed package and torch's requirement."""
     found = f"{loaded} loaded"
     pinned = [match for line in requirements if (match := re.match(r"(nvidia-nccl-cu\d+)\s*==\s*([\w.]+)", line))]
@@ -313,10 +317,10 @@ def nccl(name: str, loaded: str, requirements: list[str]) -> Reading:
             continue
         found += f", {package} {there} installed"
         if there != wanted:
-            return Reading(name, found, f"torch asks for {wanted}: collectives may hang or fail; install that")
+            return NodeReading(name, found, f"torch asks for {wanted}: collectives may hang or fail; install that")
         if loaded != wanted:
-            return Reading(name, found, "another one is found first: check LD_LIBRARY_PATH and LD_PRELOAD")
-    return Reading(name, found)
+            return NodeReading(name, found, "another one is found first: check LD_LIBRARY_PATH and LD_PRELOAD")
+    return NodeReading(name, found)
 
 
 def gib(number: int) -> str:

@@ -22,7 +22,7 @@ GROUPS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Manifest:
+class KubernetesManifest:
     """Kubernetes object with the path of its file in the directory."""
 
     file: str
@@ -58,7 +58,7 @@ def mappings(found: object) -> list[Mapping[str, Any]]:
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
 
 
-def read_manifests(directory: Path) -> list[Manifest]:
+def read_manifests(directory: Path) -> list[KubernetesManifest]:
     """Return all objects below a directory.
 
     Raises ``UserError`` if there are none, or a file is not YAML.
@@ -70,7 +70,7 @@ def read_manifests(directory: Path) -> list[Manifest]:
     return found
 
 
-def read_file(path: Path, name: str) -> Iterator[Manifest]:
+def read_file(path: Path, name: str) -> Iterator[KubernetesManifest]:
     """Yield the objects of a file; documents without a kind, such as a chart's values, are skipped."""
     try:
         trees = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
@@ -81,9 +81,9 @@ def read_file(path: Path, name: str) -> Iterator[Manifest]:
         raise UserError(f"{path}: cannot be read: {error}") from None
     for tree in trees:
         if isinstance(tree, dict) and tree.get("kind") == "List":
-            yield from (Manifest(name, each) for each in tree.get("items") or [] if has_kind(each))
+            yield from (KubernetesManifest(name, each) for each in tree.get("items") or [] if has_kind(each))
         elif has_kind(tree):
-            yield Manifest(name, tree)
+            yield KubernetesManifest(name, tree)
 
 
 def has_kind(tree: object) -> bool:

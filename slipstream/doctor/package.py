@@ -19,8 +19,8 @@ from flyteidl.core.workflow_pb2 import Node, WorkflowTemplate
 
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.cron import flaw
-from slipstream.doctor.archive import GPU, LIMITED, Limits, Package, Use, limit_name, nodes_of, quantity
-from slipstream.doctor.findings import Finding, Report
+from slipstream.doctor.archive import GPU, LIMITED, Limits, RegistrationArchive, TaskUse, limit_name, nodes_of, quantity
+from slipstream.doctor.findings import DoctorReport, Finding
 from slipstream.errors import UserError
 from slipstream.profiles.placement import NVIDIA
 
@@ -44,14 +44,14 @@ REMEDY = "let an uncached task return the part as its own output, with a HashMet
 
 
 @dataclass(frozen=True)
-class Save:
+class SaveTime:
     """Seconds for saving a checkpoint, and how they are known."""
 
     seconds: float = ASSUMED_SAVE_S
     source: str = "assumed"
 
 
-def measured_save(trained: Path) -> Save:
+def measured_save(trained: Path) -> SaveTime:
     """Return the last save of the training in the directory ``trained``.
 
     Raises ``UserError`` if it is not a trained model, or recorded no save.
@@ -59,10 +59,12 @@ def measured_save(trained: Path) -> Save:
     seconds = read_attempt(trained).save_seconds
     if not seconds:
         raise UserError(f"{trained}: its record has no save; train with a checkpoint, or leave --trained out")
-    return Save(seconds, f"measured in {trained}")
+    return SaveTime(seconds, f"measured in {trained}")
 
 
-def check_package(package: Package, limits: Limits, save: Save, dockerfiles: list[Path]) -> Report:
+def check_package(
+    package: RegistrationArchive, limits: Limits, save: SaveTime, dockerfiles: list[Path]
+) -> DoctorReport:
     """Return all findings about a package; ``dockerfiles`` are those of its images."""
     uses = package.uses()
     findings = [*attribute_paths(package)]
@@ -95,10 +97,10 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
     else:
         unchecked.append("the images' users: no images/*.Dockerfile next to the package")
     unchecked += started_one_by_one(uses)
-    return Report(tuple(findings), tuple(checked), tuple(unchecked))
+    return DoctorReport(tuple(findings), tuple(checked), tuple(unchecked))
 
 
-def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
+def over_limits(use: TaskUse, limits: Limits) -> Iterator[Finding]:
     """Yield requests over the platform's limits.
 
     FlyteAdmin compares only requests, rounded up to whole units.
@@ -125,7 +127,7 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
             yield Finding("error", use.where, what, quietly if unseen else REFUSED, fix)
 
 
-def started_one_by_one(uses: list[Use]) -> list[str]:
+def started_one_by_one(uses: list[TaskUse]) -> list[str]:
     """Return a note about jobs without a gang scheduler; the operator may add one, which a package does not show."""
     jobs = sorted({use.task.id.name for use in uses if use.pods > 1 and not use.pod.get("schedulerName")})
     if not jobs:
@@ -140,7 +142,7 @@ def size(text: str) -> float:
     return float(quantity(text or "0") or 0)
 
 
-def spot_without_retries(use: Use) -> Iterator[Finding]:
+def spot_without_retries(use: TaskUse) -> Iterator[Finding]:
     """Yield jobs on spot without retries.
 
     Flyte counts a preempted single pod as a system failure, which uses no retries, but a preempted job as a user
@@ -156,10 +158,10 @@ def spot_without_retries(use: Use) -> Iterator[Finding]:
         )
 
 
-def short_grace(use: Use, save: Save) -> Iterator[Finding]:
+def short_grace(use: TaskUse, save: SaveTime) -> Iterator[Finding]:
     if not (use.interruptible and use.task.id.name in SAVES):
         return
-    grace, measured = int(use.pod.get("terminationGracePeriodSeconds", GRACE_S)), save.source != Save.source
+    grace, measured = int(use.pod.get("terminationGracePeriodSeconds", GRACE_S)), save.source != SaveTime.source
     if grace < save.seconds:
         yield Finding(
             "error" if measured else "warning",
@@ -171,7 +173,7 @@ def short_grace(use: Use, save: Save) -> Iterator[Finding]:
         )
 
 
-def accelerator_without_gpu(use: Use) -> Iterator[Finding]:
+def accelerator_without_gpu(use: TaskUse) -> Iterator[Finding]:
     if use.accelerator and not use.gpus:
         yield Finding(
             "error",
@@ -182,7 +184,7 @@ def accelerator_without_gpu(use: Use) -> Iterator[Finding]:
         )
 
 
-def no_disk(use: Use) -> Iterator[Finding]:
+def no_disk(use: TaskUse) -> Iterator[Finding]:
     if use.image and "ephemeral-storage" not in use.requests:
         yield Finding(
             "warning",
@@ -193,7 +195,7 @@ def no_disk(use: Use) -> Iterator[Finding]:
         )
 
 
-def moving_image(use: Use) -> Iterator[Finding]:
+def moving_image(use: TaskUse) -> Iterator[Finding]:
     name, _, digest = use.image.partition("@")
     tag = name.rpartition("/")[2].partition(":")[2]
     if use.image and not digest and (not tag or tag in MOVING_TAGS):
@@ -206,7 +208,7 @@ def moving_image(use: Use) -> Iterator[Finding]:
         )
 
 
-def user_of_pod(use: Use) -> Iterator[Finding]:
+def user_of_pod(use: TaskUse) -> Iterator[Finding]:
     for context in (use.pod.get("securityContext") or {}, use.container.get("securityContext") or {}):
         user = context.get("runAsUser")
         if user is None:
@@ -229,7 +231,7 @@ def user_of_pod(use: Use) -> Iterator[Finding]:
             )
 
 
-def runs_as_non_root(use: Use) -> bool:
+def runs_as_non_root(use: TaskUse) -> bool:
     """Return True if the kubelet must check that the image's USER is not root."""
     contexts = {**(use.pod.get("securityContext") or {}), **(use.container.get("securityContext") or {})}
     return bool(contexts.get("runAsNonRoot")) and "runAsUser" not in contexts
@@ -251,7 +253,7 @@ def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
         )
 
 
-def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
+def timeout_of_all_attempts(use: TaskUse) -> Iterator[Finding]:
     """Yield tasks whose retries may exceed the node's timeout.
 
     Propeller ends a node after twice its timeout over all attempts, including time as Pending.
@@ -275,7 +277,7 @@ def never_fires(name: str, schedule: Schedule) -> Iterator[Finding]:
         yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or never runs", fix)
 
 
-def attribute_paths(package: Package) -> Iterator[Finding]:
+def attribute_paths(package: RegistrationArchive) -> Iterator[Finding]:
     """Yield inputs and outputs that are bound to a part of a structure.
 
     Flyte unpacks the structure and packs the part in random key order (flyte#6517). So its bytes, and the cache keys
@@ -293,7 +295,9 @@ def attribute_paths(package: Package) -> Iterator[Finding]:
                     yield about(package, f"{name}, its outputs", binding.var, promise, None)
 
 
-def about(package: Package, where: str, variable: str, promise: OutputReference, node: Node | None) -> Finding:
+def about(
+    package: RegistrationArchive, where: str, variable: str, promise: OutputReference, node: Node | None
+) -> Finding:
     what = f"{variable} is bound to {written(promise)}"
     task = package.tasks.get(node.task_node.reference_id.name) if node is not None else None
     if task is not None and task.metadata.discoverable:
@@ -321,7 +325,7 @@ def written(promise: OutputReference) -> str:
     return f"{source}{promise.var}{''.join(steps)}"
 
 
-def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> bool:
+def reaches_in(package: RegistrationArchive, workflow: WorkflowTemplate, promise: OutputReference) -> bool:
     """Return True if the promise's path enters a structure.
 
     Elements of lists and maps do not count, as they have their own hash.
@@ -338,7 +342,7 @@ def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputRefe
     return False
 
 
-def type_of(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> LiteralType | None:
+def type_of(package: RegistrationArchive, workflow: WorkflowTemplate, promise: OutputReference) -> LiteralType | None:
     """Return a promise's type; None if its source is an array node or not in the package."""
     if promise.node_id in ("", "start-node"):
         variables = workflow.interface.inputs.variables
@@ -348,7 +352,7 @@ def type_of(package: Package, workflow: WorkflowTemplate, promise: OutputReferen
     return variables[promise.var].type if promise.var in variables else None
 
 
-def outputs_of(package: Package, node: Node | None) -> Mapping[str, Variable]:
+def outputs_of(package: RegistrationArchive, node: Node | None) -> Mapping[str, Variable]:
     if node is None or node.HasField("array_node"):
         return {}
     if node.HasField("branch_node"):

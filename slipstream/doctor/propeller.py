@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import yaml
 
-from slipstream.doctor.findings import Finding, Report
+from slipstream.doctor.findings import DoctorReport, Finding
 from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items
 
 #: Parsed YAML of a configuration file.
@@ -35,7 +35,7 @@ CONTAINERS = {
 }
 
 
-class Unreadable(RuntimeError):
+class UnreadableConfig(RuntimeError):
     """Error for a configuration that propeller could not read; the message says why."""
 
 
@@ -57,7 +57,7 @@ class Propeller:
         return f"deployment {self.namespace}/{self.deployment}"
 
 
-def check_propeller(ask: Ask) -> Report:
+def check_propeller(ask: Ask) -> DoctorReport:
     """Report every propeller of the cluster that ends executions after few failed rounds."""
     try:
         deployments = items(ask, "deployments", "--all-namespaces")
@@ -66,27 +66,27 @@ def check_propeller(ask: Ask) -> Report:
     all_propellers = [propeller for deployment in deployments for propeller in propellers(deployment)]
     if not all_propellers:
         return unchecked("no deployment runs propeller as Flyte's charts do")
-    return sum((check_retries(propeller, ask) for propeller in all_propellers), Report())
+    return sum((check_retries(propeller, ask) for propeller in all_propellers), DoctorReport())
 
 
-def unchecked(why: str) -> Report:
-    return Report(unchecked=(f"propeller's {RETRIES}: {why}",))
+def unchecked(why: str) -> DoctorReport:
+    return DoctorReport(unchecked=(f"propeller's {RETRIES}: {why}",))
 
 
-def check_retries(propeller: Propeller, ask: Ask) -> Report:
+def check_retries(propeller: Propeller, ask: Ask) -> DoctorReport:
     if not propeller.config_maps:
         return unchecked(f"{propeller.where} has its configuration from no ConfigMap")
     try:
         files = read_files(propeller, ask)
         retries = allowed(setting(files, "propeller", RETRIES))
-    except (KubectlError, Unreadable) as error:
+    except (KubectlError, UnreadableConfig) as error:
         return unchecked(f"{propeller.where}: {error}")
     if setting(files, "flyte", "propeller", "disabled") is True:  # flyte-binary as a control plane
         return unchecked(f"{propeller.where} has propeller disabled")
     findings = () if retries is not None and retries >= ENOUGH else (too_few(propeller, retries),)
     number = f"{DEFAULT}, the default," if retries is None else str(retries)
     checked = f"propeller's {RETRIES}, {number} by the ConfigMaps of {propeller.where}"
-    return Report(findings, (checked,)) + unread_secrets(propeller)
+    return DoctorReport(findings, (checked,)) + unread_secrets(propeller)
 
 
 def too_few(propeller: Propeller, retries: int | None) -> Finding:
@@ -102,13 +102,13 @@ def too_few(propeller: Propeller, retries: int | None) -> Finding:
     )
 
 
-def unread_secrets(propeller: Propeller) -> Report:
+def unread_secrets(propeller: Propeller) -> DoctorReport:
     """Report Secrets that may also set the limit, because the doctor reads none.
 
     Flyte-binary's own Secret holds no settings of propeller.
     """
     others = [name for name in propeller.secrets if name != f"{propeller.deployment}-config-secret"]
-    return unchecked(f"Secret {', '.join(others)} of {propeller.where} may set it, too") if others else Report()
+    return unchecked(f"Secret {', '.join(others)} of {propeller.where} may set it, too") if others else DoctorReport()
 
 
 # Relevant ConfigMaps
@@ -170,9 +170,9 @@ def parse(name: str, text: str) -> Settings:
     try:
         content = yaml.safe_load(text)
     except Exception:  # for odd scalars and depths PyYAML raises more than its own errors
-        raise Unreadable(f"{name} is not YAML") from None
+        raise UnreadableConfig(f"{name} is not YAML") from None
     if not isinstance(content, dict | None):
-        raise Unreadable(f"{name} has no settings at its top level")
+        raise UnreadableConfig(f"{name} has no settings at its top level")
     return content or {}
 
 
@@ -201,5 +201,5 @@ def allowed(value: object) -> int | None:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise Unreadable(f"{RETRIES} is not a number")
+        raise UnreadableConfig(f"{RETRIES} is not a number")
     return int(number) % 2**32  # kept as uint32, so that -1 is endless

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from slipstream.doctor.findings import Finding
-from slipstream.doctor.objects import Manifest
+from slipstream.doctor.objects import KubernetesManifest
 
 #: Prefixes of metrics that only running replicas, their containers or their GPUs export.
 OWN_METRICS = ("nv_", "triton_", "DCGM_", "container_", "slipstream_")
@@ -17,7 +17,7 @@ APIS = {"Pods": "custom.metrics.k8s.io", "Object": "custom.metrics.k8s.io", "Ext
 RESOURCES = ("cpu", "memory")
 
 
-def check_scaled_object(manifest: Manifest) -> Iterator[Finding]:
+def check_scaled_object(manifest: KubernetesManifest) -> Iterator[Finding]:
     """Yield KEDA objects that cannot start the first replica.
 
     With zero replicas, metrics that replicas export are missing, so nothing starts one (keda#6040).
@@ -49,7 +49,7 @@ def is_own(trigger: Mapping[str, Any], target: str) -> bool:
     return target in read or any(word.startswith(OWN_METRICS) for word in re.findall(r"\w+", read))
 
 
-def check_autoscaler(manifest: Manifest, served: Collection[str]) -> Iterator[Finding]:
+def check_autoscaler(manifest: KubernetesManifest, served: Collection[str]) -> Iterator[Finding]:
     """Yield HPAs on GPU metrics that no API serves; ``served`` are API groups that the manifests serve."""
     if manifest.kind != "HorizontalPodAutoscaler":
         return

@@ -23,7 +23,7 @@ from slipstream.comparison.quality import loss_of
 from slipstream.errors import UserError
 from slipstream.evaluate.baseline import baseline
 from slipstream.evaluate.language import (
-    Graded,
+    DocumentGrades,
     LanguageScores,
     evaluate_language,
     graded_documents,
@@ -73,7 +73,7 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     return write_evaluation(directory, evaluation, made_by)
 
 
-def of_base(trained: TrainedModel, data: PreparedData) -> Graded | None:
+def of_base(trained: TrainedModel, data: PreparedData) -> DocumentGrades | None:
     """Return the base's grades on the held-out documents, before fine-tuning; None without a base.
 
     The base is freed from memory on return.

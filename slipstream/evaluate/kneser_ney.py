@@ -25,7 +25,7 @@ DISCOUNTED, FALLBACK = 3, np.array([0.0, 0.5, 1.0, 1.5])
 
 
 @dataclass(frozen=True)
-class Order:
+class ContextModel:
     """Model of one context length.
 
     ``grams`` (uint64, ascending) are contexts with the next byte, ``discounted`` their discounted counts. ``contexts``
@@ -81,11 +81,11 @@ def all_grams(documents: Iterable[bytes], context: int) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 
-def order_of(grams: np.ndarray, counts: np.ndarray) -> Order:
+def order_of(grams: np.ndarray, counts: np.ndarray) -> ContextModel:
     """Build the model of one context length from distinct ``grams``, ascending, and their counts."""
     discounts = discounts_of(counts)[np.minimum(counts, DISCOUNTED)]
     contexts, first = np.unique(grams >> np.uint64(BITS), return_index=True)
-    return Order(
+    return ContextModel(
         grams=grams,
         discounted=counts - discounts,
         contexts=contexts,
@@ -110,7 +110,7 @@ def discounts_of(counts: np.ndarray) -> np.ndarray:
     return np.array([0.0, *found]) if good else FALLBACK
 
 
-def interpolated(order: Order, grams: np.ndarray, shorter: np.ndarray) -> np.ndarray:
+def interpolated(order: ContextModel, grams: np.ndarray, shorter: np.ndarray) -> np.ndarray:
     """Return the probabilities of ``grams``, interpolated with ``shorter``, those for a shorter context.
 
     For an unseen context they are ``shorter``.

@@ -38,7 +38,7 @@ class LanguageScores:
 
 
 @dataclass(frozen=True)
-class Graded:
+class DocumentGrades:
     """Grades of a model by document, both float64 ``[documents]``.
 
     ``right`` counts the target tokens that the model ranks first, ``bits`` is the negative log2 likelihood of all of
@@ -56,7 +56,7 @@ def held_out_documents(data: PreparedData) -> list[Document]:
     raise UserError("data.split.test: the test split has no documents for the evaluation; raise it, or add data")
 
 
-def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | None = None) -> LanguageScores:
+def evaluate_language(run: ModelFunction, data: PreparedData, base: DocumentGrades | None = None) -> LanguageScores:
     """Score the model against ``base`` (the grades before fine-tuning) or, if None, a count-based model.
 
     Raise ``UserError`` if no held-out document was kept or the outputs are not finite.
@@ -85,7 +85,7 @@ def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | Non
     )
 
 
-def scores_of(graded: Graded, sizes: np.ndarray, learned: int) -> Scores:
+def scores_of(graded: DocumentGrades, sizes: np.ndarray, learned: int) -> Scores:
     log_loss = float(graded.bits.sum()) * math.log(2) / learned
     return Scores(
         accuracy=float(graded.right.sum()) / learned,
@@ -95,7 +95,7 @@ def scores_of(graded: Graded, sizes: np.ndarray, learned: int) -> Scores:
     )
 
 
-def graded_documents(run: ModelFunction, signature: Signature, documents: list[Document]) -> Graded:
+def graded_documents(run: ModelFunction, signature: Signature, documents: list[Document]) -> DocumentGrades:
     """Grade documents, cutting those longer than a row into several rows.
 
     Every further row sees only the last token of the previous row. Raise ``UserError`` if the outputs are not finite.
@@ -111,7 +111,7 @@ def graded_documents(run: ModelFunction, signature: Signature, documents: list[D
     records = np.ascontiguousarray(np.concatenate(rows)).view(signature.record).reshape(-1)
     of_rows = predict(run, signature, records).sum(axis=1, dtype=np.float64)
     right, likelihood = np.add.reduceat(of_rows, starts_of(counts), axis=0).T
-    return Graded(right, -likelihood / math.log(2))
+    return DocumentGrades(right, -likelihood / math.log(2))
 
 
 def beside_bits(model: KneserNey, documents: list[Document]) -> np.ndarray:

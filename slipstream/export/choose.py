@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.artifacts.results.export import Estimate, LatencyFigures
 from slipstream.comparison.intervals import PERCENTILES, calls_needed
-from slipstream.comparison.quality import Loss, in_words, passes_gate
+from slipstream.comparison.quality import QualityLoss, in_words, passes_gate
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
 
@@ -19,7 +19,7 @@ class Contender:
     name: str
     bytes: int
     latency: dict[str, LatencyFigures]
-    loss: Loss | None = None
+    loss: QualityLoss | None = None
 
     def speedup(self, batch: int) -> Estimate | None:
         return self.latency[str(batch)].speedup
@@ -31,7 +31,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class VariantVerdict:
+class GateResult:
     """Gate result of a variant in one or two words, and the reason."""
 
     short: str
@@ -39,16 +39,16 @@ class VariantVerdict:
 
 
 @dataclass(frozen=True)
-class Decision:
+class VariantChoice:
     """Variant to deploy, the reason, the gate results by contender, and the best by batch size."""
 
     chosen: str
     why: str
-    verdicts: dict[str, VariantVerdict]
+    verdicts: dict[str, GateResult]
     best: dict[str, str]
 
 
-def decide(task: str, fp32: Contender, others: Sequence[Contender], config: ExportConfig) -> Decision:
+def decide(task: str, fp32: Contender, others: Sequence[Contender], config: ExportConfig) -> VariantChoice:
     """Choose the variant to deploy.
 
     It is the best by ``config.optimise`` among the variants within the loss, speedup and budget limits, else FP32.
@@ -60,14 +60,14 @@ def decide(task: str, fp32: Contender, others: Sequence[Contender], config: Expo
     best = {at: best_at(fp32, others, config, int(at)).name for at in fp32.latency}
     chosen = best[str(batch)]
     if chosen != fp32.name:
-        verdicts[chosen] = VariantVerdict("chosen", verdicts[chosen].reason)
+        verdicts[chosen] = GateResult("chosen", verdicts[chosen].reason)
         why = f"{chosen} is {verdicts[chosen].reason}"
     else:
         why = f"{fp32.name} stays: {nearest(others, verdicts, batch)}"
-    return Decision(chosen, why, verdicts, best)
+    return VariantChoice(chosen, why, verdicts, best)
 
 
-def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict], batch: int) -> str:
+def nearest(others: Sequence[Contender], verdicts: Mapping[str, GateResult], batch: int) -> str:
     """Return why the fastest variant apart from FP32 was not chosen."""
     if not others:
         return "no other variant was worth timing"
@@ -97,7 +97,7 @@ def fast(each: Contender, config: ExportConfig, batch: int) -> bool:
     return config.optimise == "size" or (speedup is not None and speedup.low > config.min_speedup)
 
 
-def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> VariantVerdict:
+def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> GateResult:
     """Return the first limit that a variant misses, or "passed", with its measurements in words."""
     assert each.loss is not None
     speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
@@ -106,13 +106,13 @@ def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> Var
     measured = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
     if not fast(each, config, batch):
         short = "slower" if speedup.high < 1 else "not faster"
-        return VariantVerdict(short, f"{speed}, less than the required {config.min_speedup:g}")
+        return GateResult(short, f"{speed}, less than the required {config.min_speedup:g}")
     if not good(each, config):
-        return VariantVerdict(answer, measured)
+        return GateResult(answer, measured)
     if not within(each, config):
-        return VariantVerdict("over budget", f"{measured}; {exceeds(each, config)}")
+        return GateResult("over budget", f"{measured}; {exceeds(each, config)}")
     taken = "" if answer == "passed" else " (taken anyway: export.when_in_doubt)"
-    return VariantVerdict("passed", measured + taken)
+    return GateResult("passed", measured + taken)
 
 
 def within(each: Contender, config: ExportConfig) -> bool:

@@ -27,17 +27,17 @@ from slipstream.artifacts.results.export import (
 from slipstream.artifacts.results.training import code_versions_of
 from slipstream.artifacts.versions import installed
 from slipstream.comparison.latencies import Workload, affordable_batches, measure_latencies
-from slipstream.comparison.quality import Loss, loss_of
+from slipstream.comparison.quality import QualityLoss, loss_of
 from slipstream.errors import UserError
 from slipstream.export.card import model_card
-from slipstream.export.choose import Contender, VariantVerdict, decide
+from slipstream.export.choose import Contender, GateResult, decide
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import PARITY_BATCHES, output_name
 from slipstream.export.gpu_files import gpu_files
 from slipstream.export.package.assemble import LOGITS, assemble, finish
 from slipstream.export.package.distributions import distributions_of
 from slipstream.export.package.libraries import write_libraries
-from slipstream.export.package.metadata import Origin
+from slipstream.export.package.metadata import ModelProvenance
 from slipstream.export.quantize.search import BATCHES, search
 from slipstream.export.session import check_provider, operator_times
 from slipstream.export.variants import (
@@ -51,7 +51,7 @@ from slipstream.export.variants import (
     torch_variants,
 )
 from slipstream.export.weights_alone import export_weights, too_large
-from slipstream.machine.description import Machine, this_machine
+from slipstream.machine.description import ClusterMachine, this_machine
 from slipstream.machine.limits import usable_cores
 from slipstream.models.predict import held_out_rows, predict, targets_of
 
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 #: Gate results of the variants that the gate does not evaluate.
 REFERENCES = {
-    TORCH: VariantVerdict("reference", "torch itself, run eagerly: the reference for the others"),
-    TORCH_BF16: VariantVerdict(
+    TORCH: GateResult("reference", "torch itself, run eagerly: the reference for the others"),
+    TORCH_BF16: GateResult(
         "reference", "torch with matmuls in bfloat16: for comparison only, without a file to deploy"
     ),
-    FP32: VariantVerdict("exact", f"gives the same outputs as torch, at batches {', '.join(map(str, PARITY_BATCHES))}"),
+    FP32: GateResult("exact", f"gives the same outputs as torch, at batches {', '.join(map(str, PARITY_BATCHES))}"),
 }
 #: Maximum characters of a value in an error message.
 LONGEST = 120
@@ -145,7 +145,7 @@ def export(
     )
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
     quantised = decision.chosen != FP32
-    origin = Origin(made_by, config.licence, config.target if quantised else "portable")
+    origin = ModelProvenance(made_by, config.licence, config.target if quantised else "portable")
     on_tensors = deployed_signature(signature, config.opset, str(chosen.file))
     file = directory / str(chosen.file)
     deployed = assemble(writer, file, on_tensors, data, origin, config.sample_rows == "real")
@@ -182,7 +182,7 @@ def shortened(value: object) -> str:
 
 def judge(
     fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
-) -> dict[str, Loss]:
+) -> dict[str, QualityLoss]:
     """Return every finalist's loss against FP32 on the rows of the splits in ``config.evidence``."""
     task, truth = data.signature.task, targets_of(test)
     validation = data.split("validation") if config.evidence == "test+validation" else test[:0]
@@ -218,7 +218,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
     )
 
 
-def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
+def describe(machine: ClusterMachine, config: ExportConfig) -> MachineFigures:
     """Return machine, threads per call and library versions for ``export.json``."""
     import onnxruntime
     import torch

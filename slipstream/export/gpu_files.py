@@ -13,7 +13,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.results.export import VariantFigures
 from slipstream.errors import UserError
-from slipstream.export.choose import VariantVerdict
+from slipstream.export.choose import GateResult
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import quiet, without_provenance
 from slipstream.export.quantize.half_precision import TRIED_ROWS, Half, error_of, write_half
@@ -110,12 +110,12 @@ def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: Ex
                     f"not timed on a CPU; by ONNX's reference implementation its outputs differ from FP32's by at most "
                     f"{error:.2g} on {min(TRIED_ROWS, len(inputs[0]))} rows"
                 )
-                figures.append(left_out(kind, VariantVerdict(VERDICT, reason), target))
+                figures.append(left_out(kind, GateResult(VERDICT, reason), target))
         if config.tensorrt:
             write_tensorrt(prepared, writer.directory / FILE, inputs)
             writer.write_bytes(COMMAND, f"{trtexec(data.signature)}\n".encode())
             reason = (
                 f"not timed on a CPU; symmetric, all zero points 0; {COMMAND} has the command that builds its engine"
             )
-            figures.append(left_out("tensorrt", VariantVerdict(VERDICT, reason), writer.directory / FILE))
+            figures.append(left_out("tensorrt", GateResult(VERDICT, reason), writer.directory / FILE))
     return figures

@@ -13,11 +13,11 @@ import numpy as np
 from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.results.export import LatencyFigures, VariantFigures
 from slipstream.comparison.latencies import Load
-from slipstream.export.choose import VariantVerdict
+from slipstream.export.choose import GateResult
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import EXAMPLE_ROWS, check_parity, check_rows, largest_difference, to_onnx
 from slipstream.export.session import onnx_predictor
-from slipstream.machine.description import Machine
+from slipstream.machine.description import ClusterMachine
 from slipstream.models.metrics import scores
 from slipstream.models.predict import ModelFunction, inputs_of, model_function, predict, targets_of
 
@@ -43,7 +43,7 @@ class Variant:
     recipe: str = ""
 
 
-def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: Machine) -> list[Variant]:
+def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: ClusterMachine) -> list[Variant]:
     """Return the torch module (the reference) and, if the CPU supports it, its bfloat16 form."""
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     runs = {TORCH: model_function(model)}
@@ -124,7 +124,7 @@ def figures(
     )
 
 
-def left_out(name: str, verdict: VariantVerdict, file: Path | None = None, recipe: str = "") -> VariantFigures:
+def left_out(name: str, verdict: GateResult, file: Path | None = None, recipe: str = "") -> VariantFigures:
     """Return the report entry of a variant that was not timed; ``file`` is the name of its file if that is kept."""
     size = file.stat().st_size if file else None
     return VariantFigures(name, file.name if file else None, size, False, verdict.short, verdict.reason, recipe)

@@ -59,7 +59,7 @@ def changes_numbers(setting: str, world: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuningTrial:
     """A setting compared with the best settings at that time."""
 
     setting: str
@@ -95,7 +95,7 @@ class Tuning:
     ddp: DdpSettings
     #: Environment variables that libraries read at process start.
     environment: dict[str, str] = field(default_factory=dict)
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[TuningTrial, ...] = ()
     #: Step times for more ranks predicted by the network model, one line each.
     expected: tuple[str, ...] = ()
 

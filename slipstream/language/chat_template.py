@@ -37,7 +37,7 @@ class CannotRender(Exception):
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedConversation:
     """Rendered conversation; a span (characters) covers an answer and the end of its turn."""
 
     text: str
@@ -75,7 +75,7 @@ class ChatTemplate:
                 "the template of a chat model"
             )
 
-    def render(self, conversations: Sequence[Messages]) -> Iterator[Rendered | CannotRender]:
+    def render(self, conversations: Sequence[Messages]) -> Iterator[RenderedConversation | CannotRender]:
         """Yield every rendered conversation, or the reason why it cannot be rendered.
 
         Reasons are that the template fails, or changes an answer when later messages follow. Every conversation must
@@ -91,7 +91,7 @@ class ChatTemplate:
             spans = list(zip(found.spans[::2], found.spans[1::2], strict=True))
             answers = [message for message in messages if message["role"] == ANSWERS]
             said = [learned(*each) for each in zip(answers, (found.text[a:b] for a, b in spans), strict=True)]
-            yield Rendered(found.text, spans, said, found.asked_for_date)
+            yield RenderedConversation(found.text, spans, said, found.asked_for_date)
 
 
 def learned(answer: Mapping[str, str], shown: str) -> str:

@@ -1,7 +1,7 @@
 """Access to the tokenizers library, which only this module imports.
 
 A ``tokenizer.json`` is untrusted, and some make the library panic, hang or exhaust memory. So untrusted files are
-parsed and used in a child process with limits (:class:`EngineProcess`).
+parsed and used in a child process with limits (:class:`TokenizerProcess`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from slipstream.artifacts.prepared.tokenizer_json import FAST
-from slipstream.distributed.limited_process import ENDINGS, CallFailed, LimitedProcess, Limits
+from slipstream.distributed.limited_process import ENDINGS, CallFailed, CallLimits, LimitedProcess
 from slipstream.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def library() -> Any:
     return tokenizers
 
 
-class Special(NamedTuple):
+class SpecialToken(NamedTuple):
     """Id and text of a special token."""
 
     id: int
@@ -46,22 +46,22 @@ class Special(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Engine:
+class TokenizerEngine:
     """Tokenizer of the library, in the child process; its methods return plain values."""
 
     tokenizer: Library
 
     @classmethod
-    def read(cls, text: str) -> Engine:
+    def read(cls, text: str) -> TokenizerEngine:
         return cls(library().Tokenizer.from_str(text))
 
     def largest_id(self) -> int:
         """Return the largest token id, or -1 for an empty vocabulary; ids may have gaps."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
-    def specials(self) -> list[Special]:
+    def specials(self) -> list[SpecialToken]:
         added = self.tokenizer.get_added_tokens_decoder().items()
-        return [Special(number, token.content) for number, token in added if token.special]
+        return [SpecialToken(number, token.content) for number, token in added if token.special]
 
     def id_of(self, token: str) -> int | None:
         return self.tokenizer.token_to_id(token)
@@ -95,20 +95,20 @@ class Engine:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-class EngineProcess:
-    """Child process, with limits, that holds the :class:`Engine` of a ``tokenizer.json``."""
+class TokenizerProcess:
+    """Child process, with limits, that holds the :class:`TokenizerEngine` of a ``tokenizer.json``."""
 
     def __init__(self, text: str) -> None:
         library()  # A missing library has its own message.
         self._text = text
-        self._process = LimitedProcess(Engine.read, text)
+        self._process = LimitedProcess(TokenizerEngine.read, text)
 
     def call(
-        self, size: int, function: Callable[Concatenate[Engine, P], Result], *args: P.args, **kwargs: P.kwargs
+        self, size: int, function: Callable[Concatenate[TokenizerEngine, P], Result], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
         """Return ``function(engine, *args)``, limited by ``size`` in characters; raises ``UserError`` on failure."""
         size += len(self._text)
-        limits = Limits(SECONDS + size // CHARACTERS_PER_SECOND, MEMORY + size * MEMORY_PER_CHARACTER)
+        limits = CallLimits(SECONDS + size // CHARACTERS_PER_SECOND, MEMORY + size * MEMORY_PER_CHARACTER)
         try:
             return self._process.call(limits, function, *args, **kwargs)
         except CallFailed as failure:
@@ -119,12 +119,12 @@ class EngineProcess:
 
 
 @lru_cache(maxsize=1)
-def engine_process(text: str) -> EngineProcess:
+def engine_process(text: str) -> TokenizerProcess:
     """Return the child process for the text of a ``tokenizer.json``.
 
     Only the last process is kept, since each holds a vocabulary.
     """
-    return EngineProcess(text)
+    return TokenizerProcess(text)
 
 
 # Tokenizers made here, from settings only

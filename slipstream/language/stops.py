@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.errors import UserError
-from slipstream.language.chat_template import ANSWERS, PROBE, Rendered, template_of
+from slipstream.language.chat_template import ANSWERS, PROBE, RenderedConversation, template_of
 from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import Tokenizer
 
@@ -40,4 +40,8 @@ def text_after_an_answer(files: Mapping[str, str]) -> str:
         raise
     except UserError:
         return ""
-    return found.text.rpartition(PROBE)[2].lstrip() if isinstance(found, Rendered) and PROBE in found.text else ""
+    return (
+        found.text.rpartition(PROBE)[2].lstrip()
+        if isinstance(found, RenderedConversation) and PROBE in found.text
+        else ""
+    )

@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.distributed.child_processes import no_main_module
 from slipstream.distributed.pool import FOR_LIBRARIES, variables_for_children
 from slipstream.errors import UserError
-from slipstream.language.template_worker import FAILED, MEMORY, MOST_TEXT, STOPPED, Message, Rendered, serve
+from slipstream.language.template_worker import FAILED, MEMORY, MOST_TEXT, STOPPED, Message, RenderedText, serve
 
 #: Limit in seconds for a batch of conversations and, if the batch exceeds it, for every single conversation.
 SECONDS = 10.0
@@ -60,7 +60,7 @@ class TemplateProcess:
     def compile(self, template: Mapping[str, object]) -> None:
         """Compile a template, unless it is the last template that the process compiled.
 
-        ``template`` holds the arguments of the worker's ``Template``. Raises :class:`TemplateFailed` and
+        ``template`` holds the arguments of the worker's ``SandboxedTemplate``. Raises :class:`TemplateFailed` and
         :class:`TemplateStopped`.
         """
         if self._process is not None and self._process.is_alive() and self._template == template:
@@ -73,7 +73,7 @@ class TemplateProcess:
         """Return the prompt for a model that is to answer ``messages``; raises as :meth:`compile`."""
         return str(self._ask({"prompt": messages}))
 
-    def render(self, conversations: Sequence[Sequence[Message]]) -> Iterator[Rendered | str]:
+    def render(self, conversations: Sequence[Sequence[Message]]) -> Iterator[RenderedText | str]:
         """Yield every conversation rendered by the last compiled template, or the reason why it cannot be rendered.
 
         Conversations are sent as one batch. If the batch exceeds a limit, they are rendered one by one, and
@@ -149,8 +149,8 @@ class TemplateProcess:
         return state, found
 
 
-def rendered_of(found: list[Any] | str) -> Rendered | str:
-    return found if isinstance(found, str) else Rendered(*found)
+def rendered_of(found: list[Any] | str) -> RenderedText | str:
+    return found if isinstance(found, str) else RenderedText(*found)
 
 
 class _OfThread(threading.local):

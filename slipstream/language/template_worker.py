@@ -36,7 +36,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 Message = Mapping[str, str]
 
 
-class Rendered(NamedTuple):
+class RenderedText(NamedTuple):
     """Rendered conversation.
 
     ``spans`` is a flat list of start and end characters; a span covers an answer and the end of its turn.
@@ -58,9 +58,9 @@ class AnswerChanges(Exception):
 def serve(connection: Connection, parent: int) -> None:
     """Reply to requests of the process ``parent`` until it closes the connection.
 
-    A request is a JSON object with one key: "template" (the arguments of :class:`Template`), "prompt" (messages) or
-    "conversations" (a list of lists of messages). A reply is a JSON list of a state and a result or reason. A first
-    reply is sent before any request, once the libraries are imported.
+    A request is a JSON object with one key: "template" (the arguments of :class:`SandboxedTemplate`), "prompt"
+    (messages) or "conversations" (a list of lists of messages). A reply is a JSON list of a state and a result or
+    reason. A first reply is sent before any request, once the libraries are imported.
     """
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which ends this process.
@@ -68,13 +68,13 @@ def serve(connection: Connection, parent: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.environ["TZ"] = "UTC"  # For strftime("%s").
     time.tzset()
-    template: Template | None = None
+    template: SandboxedTemplate | None = None
     try:
         reply(connection, load)
         while True:
             request = json.loads(connection.recv_bytes())
             if "template" in request:
-                template = Template(**request["template"])
+                template = SandboxedTemplate(**request["template"])
                 reply(connection, template.compile)
                 continue
             assert template is not None
@@ -133,7 +133,7 @@ def reason_of(error: Exception) -> str:
     return f"says: {text}" if type(error) is TemplateError else f"fails: {type(error).__name__}: {text}"
 
 
-class Template:
+class SandboxedTemplate:
     """Template with the special ``tokens`` that it may use, such as ``bos_token``.
 
     ``date`` (ISO 8601) replaces the current date. ``answers`` is the role of messages that are answers.
@@ -169,9 +169,9 @@ class Template:
         refuse_addresses(text, messages)
         return text
 
-    def render(self, conversations: Sequence[Sequence[Message]]) -> list[Rendered | str]:
+    def render(self, conversations: Sequence[Sequence[Message]]) -> list[RenderedText | str]:
         """Return every rendered conversation, or the reason why it cannot be rendered; raises :class:`Refused`."""
-        found: list[Rendered | str] = []
+        found: list[RenderedText | str] = []
         size = 0
         for messages in conversations:
             try:
@@ -186,7 +186,7 @@ class Template:
             found.append(rendered)
         return found
 
-    def conversation(self, messages: Sequence[Message]) -> Rendered:
+    def conversation(self, messages: Sequence[Message]) -> RenderedText:
         """Render a conversation that ends with an answer."""
         self.asked_for_date = False
         messages = self.with_aliases(messages)
@@ -201,7 +201,7 @@ class Template:
                 raise AnswerChanges
             spans += [len(before), len(after)]
         refuse_addresses(text, messages)
-        return Rendered(text, spans, self.asked_for_date)
+        return RenderedText(text, spans, self.asked_for_date)
 
     def text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         return str(self.compiled.render(messages=messages, add_generation_prompt=prompt, **self.variables))

@@ -17,7 +17,7 @@ from slipstream.artifacts.hugging_face import CONFIG, LONGEST_JSON
 from slipstream.artifacts.prepared.token_rows import read_files
 from slipstream.artifacts.prepared.tokenizer_json import FAST, MOST_IDS, reset
 from slipstream.errors import UserError
-from slipstream.language.engine import Engine, bytes_bpe, engine_process, trained_bpe
+from slipstream.language.engine import TokenizerEngine, bytes_bpe, engine_process, trained_bpe
 from slipstream.storage import STORES, MissingObject, open_below
 from slipstream.storage.local import local_path
 
@@ -43,23 +43,23 @@ class Tokenizer:
         self.files = with_reset(files)
         self._engine = engine_process(self.files[FAST])
         self.end = self.id_of(end_token(files))
-        largest = self._engine.call(0, Engine.largest_id)
+        largest = self._engine.call(0, TokenizerEngine.largest_id)
         if largest >= MOST_IDS:
             raise UserError(f"data.tokenizer: {FAST} has the token id {largest:,}; expected ids below {MOST_IDS:,}")
         self.vocabulary = 1 + largest
-        special = self._engine.call(0, Engine.specials)
+        special = self._engine.call(0, TokenizerEngine.specials)
         self.specials = [token.text for token in special]
         self.special_ids = frozenset({*(token.id for token in special), self.end})
 
     def id_of(self, token: str) -> int:
-        number = self._engine.call(0, Engine.id_of, token)
+        number = self._engine.call(0, TokenizerEngine.id_of, token)
         if number is None:
             raise UserError(f"data.tokenizer: the token {token!r} of {SETTINGS} has no id in {FAST}")
         return number
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids (int64) of every text; text that spells a special token is plain text."""
-        ids, counts = self._engine.call(sum(map(len, texts)), Engine.encode_texts, list(texts))
+        ids, counts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_texts, list(texts))
         return divided(ids, counts)
 
     def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
@@ -68,12 +68,12 @@ class Tokenizer:
         The loss covers tokens that start in one of the conversation's ``spans`` (characters). A token that begins
         before an answer is not covered.
         """
-        ids, counts, starts = self._engine.call(sum(map(len, texts)), Engine.encode_with_specials, list(texts))
+        ids, counts, starts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_with_specials, list(texts))
         rows = zip(divided(ids, counts), divided(starts, counts), spans, strict=True)
         return [marked(tokens, begins, answers) for tokens, begins, answers in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._engine.call(len(ids), Engine.decode, list(ids))
+        return self._engine.call(len(ids), TokenizerEngine.decode, list(ids))
 
 
 def divided(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:

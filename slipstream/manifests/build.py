@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from slipstream.manifests.documents import File
+from slipstream.manifests.documents import ManifestFile
 from slipstream.manifests.gpu_operator import gpu_operator
 from slipstream.manifests.karpenter import karpenter
 from slipstream.manifests.queues import priorities, queues
 from slipstream.manifests.quota import namespaces, quota
-from slipstream.manifests.site import Site
-from slipstream.manifests.triton import Serving, triton
+from slipstream.manifests.site import ClusterSite
+from slipstream.manifests.triton import TritonService, triton
 
 
-def manifests(site: Site, serving: Serving | None) -> list[File]:
+def manifests(site: ClusterSite, serving: TritonService | None) -> list[ManifestFile]:
     """Return all files for a site in the order in which ``kubectl apply -f`` applies them.
 
     Files in folders come last; kubectl does not apply them.

@@ -11,12 +11,12 @@ import click
 
 from slipstream.errors import UserError
 from slipstream.manifests.build import manifests
-from slipstream.manifests.documents import File
+from slipstream.manifests.documents import ManifestFile
 from slipstream.manifests.gpu_operator import SHARES, VALUES
 from slipstream.manifests.karpenter import static_pools
 from slipstream.manifests.pools import pools
-from slipstream.manifests.site import Site, site_of
-from slipstream.manifests.triton import IMAGE, PROMETHEUS, Serving, needs_keda
+from slipstream.manifests.site import ClusterSite, site_of
+from slipstream.manifests.triton import IMAGE, PROMETHEUS, TritonService, needs_keda
 from slipstream.manifests.write import write
 from slipstream.profiles.needs import cloud_of
 from slipstream.profiles.profile import load
@@ -57,21 +57,21 @@ def main(profile: str, out: Path, project: str, cluster: str, serve: bool, model
     if keda and not serve:
         raise UserError("--keda: applies to a served model only; expected --serve with it")
     site = site_of(load(profile), project, cluster)
-    serving = Serving(models, keda) if serve else None
+    serving = TritonService(models, keda) if serve else None
     files = manifests(site, serving)
     write(files, out, site.profile.name)
     click.echo(said(site, files, out))
     click.echo("\n".join([*assumed(site, serving), *left_out(site), *next_steps(site, profile, files, out)]))
 
 
-def said(site: Site, files: Sequence[File], out: Path) -> str:
+def said(site: ClusterSite, files: Sequence[ManifestFile], out: Path) -> str:
     rows = [[file.path, file.purpose] for file in files]
     return f"{out}, for {site.profile.name} on {NODES[site.cloud]}:\n" + aligned(
         ("file", "purpose"), rows, left=("file", "purpose")
     )
 
 
-def assumed(site: Site, serving: Serving | None) -> Iterator[str]:
+def assumed(site: ClusterSite, serving: TritonService | None) -> Iterator[str]:
     """Yield the assumptions that neither the profile nor the user stated."""
     yield f"assumed: Flyte's project {site.project} (--project), its domains development and production"
     if site.cloud == "aws":
@@ -86,7 +86,7 @@ def assumed(site: Site, serving: Serving | None) -> Iterator[str]:
         yield f"assumed: models at {serving.models} (--models), the image {IMAGE}{server}"
 
 
-def left_out(site: Site) -> Iterator[str]:
+def left_out(site: ClusterSite) -> Iterator[str]:
     if site.cloud != "aws":
         yield "not included: node pools, which are written for Karpenter on EKS only"
     if any("nodeAffinity" in placement.affinity for placement in site.stages.values()):
@@ -101,7 +101,7 @@ def left_out(site: Site) -> Iterator[str]:
         yield "not included: the GPU operator and its settings, as GKE brings driver, device plugin and DCGM itself"
 
 
-def next_steps(site: Site, profile: str, files: Sequence[File], out: Path) -> Iterator[str]:
+def next_steps(site: ClusterSite, profile: str, files: Sequence[ManifestFile], out: Path) -> Iterator[str]:
     where = shlex.quote(str(out))
     yield f"check: slipstream doctor {where} --profile {shlex.quote(profile)}"
     yield f"apply: kubectl apply -f {where}"

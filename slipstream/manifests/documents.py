@@ -19,7 +19,7 @@ Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Document:
+class KubernetesObject:
     """Kubernetes object, with the reason for its settings as a comment."""
 
     why: str
@@ -27,7 +27,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class File:
+class ManifestFile:
     """Output file.
 
     ``path`` is relative to the output directory, ``purpose`` is printed, and ``why`` is a comment on all objects.
@@ -35,11 +35,11 @@ class File:
 
     path: str
     purpose: str
-    documents: tuple[Document, ...]
+    documents: tuple[KubernetesObject, ...]
     why: str = ""
 
 
-class Dumper(yaml.SafeDumper):
+class ManifestDumper(yaml.SafeDumper):
     """YAML dumper without anchors, with multi-line texts as blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
@@ -52,7 +52,7 @@ class Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
-Dumper.add_representer(str, Dumper.represent_text)
+ManifestDumper.add_representer(str, ManifestDumper.represent_text)
 
 
 def kube(api_version: str, kind: str, name: str, namespace: str = "", **rest: Any) -> Tree:
@@ -64,10 +64,10 @@ def kube(api_version: str, kind: str, name: str, namespace: str = "", **rest: An
 
 
 def text_of(tree: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(tree), Dumper=Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
+    return yaml.dump(dict(tree), Dumper=ManifestDumper, sort_keys=False, width=math.inf, allow_unicode=True)
 
 
-def rendered(file: File, profile: str) -> str:
+def rendered(file: ManifestFile, profile: str) -> str:
     """Return the text of the file; equal objects give equal bytes."""
     parts = [f"{commented(document.why)}{text_of(document.tree)}" for document in file.documents]
     head = commented(f"{MARK.removeprefix('# ')} for the profile {profile}: {file.purpose}.")

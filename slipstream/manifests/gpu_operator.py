@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slipstream.manifests.documents import Document, File, Tree, kube, text_of
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kube, text_of
 from slipstream.manifests.partitions import partition
 from slipstream.manifests.pools import MIG_LABEL, SHARING_LABEL, mig_config, pools
 from slipstream.manifests.quota import OPERATOR_NAMESPACE
-from slipstream.manifests.site import Site
+from slipstream.manifests.site import ClusterSite
 from slipstream.profiles.placement import Placement
 
 VALUES = "helm/gpu-operator.yaml"
@@ -19,7 +19,7 @@ BRING_DRIVER = ("aws", "azure")
 MONITOR_LABELS = {"release": "prometheus"}
 
 
-def gpu_operator(site: Site) -> list[File]:
+def gpu_operator(site: ClusterSite) -> list[ManifestFile]:
     """Return the files of the GPU operator.
 
     Empty without NVIDIA's GPUs, and on GKE, which brings driver, device plugin and DCGM itself.
@@ -29,24 +29,24 @@ def gpu_operator(site: Site) -> list[File]:
     files = []
     if shared := [placement for placement in site.gpus.values() if placement.shared_gpu]:
         text = "device-plugin sharing of a GPU by several pods"
-        files.append(File("50-gpu-sharing.yaml", text, (sharing(shared),)))
+        files.append(ManifestFile("50-gpu-sharing.yaml", text, (sharing(shared),)))
     if divided := [placement for placement in site.gpus.values() if placement.mig]:
-        files.append(File("50-gpu-partitions.yaml", "MIG configuration of a GPU", (partitions(divided),)))
-    values = Document(values_text(bool(shared), bool(divided)), chart_values(site, shared, divided))
-    return [*files, File(VALUES, "values of the GPU operator's chart, with DCGM's ServiceMonitor", (values,))]
+        files.append(ManifestFile("50-gpu-partitions.yaml", "MIG configuration of a GPU", (partitions(divided),)))
+    values = KubernetesObject(values_text(bool(shared), bool(divided)), chart_values(site, shared, divided))
+    return [*files, ManifestFile(VALUES, "values of the GPU operator's chart, with DCGM's ServiceMonitor", (values,))]
 
 
 # Sharing of a GPU
 
 
-def sharing(shared: list[Placement]) -> Document:
+def sharing(shared: list[Placement]) -> KubernetesObject:
     data = {"none": text_of({"version": "v1"})}
     data |= {placement.shared_gpu: text_of(sharing_of(placement)) for placement in shared}
     text = (
         f"Nodes with the label {SHARING_LABEL} share every GPU among {SHARES} pods; other nodes are unchanged. Time "
         "slicing does not isolate memory; MPS limits it per pod."
     )
-    return Document(text, kube("v1", "ConfigMap", SHARING, OPERATOR_NAMESPACE, data=data))
+    return KubernetesObject(text, kube("v1", "ConfigMap", SHARING, OPERATOR_NAMESPACE, data=data))
 
 
 def sharing_of(placement: Placement) -> Tree:
@@ -65,7 +65,7 @@ def sharing_of(placement: Placement) -> Tree:
 # Partitions of a GPU
 
 
-def partitions(divided: list[Placement]) -> Document:
+def partitions(divided: list[Placement]) -> KubernetesObject:
     configs: Tree = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
     for placement in divided:
         devices = {placement.mig: partition(placement.mig).number}
@@ -75,13 +75,13 @@ def partitions(divided: list[Placement]) -> Document:
         f"Nodes with the label {MIG_LABEL} partition all of their GPUs as in the entry of that name; GPUs of other "
         "nodes are not partitioned. No process may use a GPU while it is partitioned."
     )
-    return Document(text, kube("v1", "ConfigMap", MIG, OPERATOR_NAMESPACE, data=data))
+    return KubernetesObject(text, kube("v1", "ConfigMap", MIG, OPERATOR_NAMESPACE, data=data))
 
 
 # Chart
 
 
-def chart_values(site: Site, shared: list[Placement], divided: list[Placement]) -> Tree:
+def chart_values(site: ClusterSite, shared: list[Placement], divided: list[Placement]) -> Tree:
     """Return the values that differ from the chart's defaults, or must not follow changes of the defaults."""
     brings = site.cloud in BRING_DRIVER
     strategies = {placement.mig_strategy for placement in divided}
@@ -121,7 +121,7 @@ def values_text(shared: bool, divided: bool) -> str:
     return text
 
 
-def taints(site: Site) -> list[Tree]:
+def taints(site: ClusterSite) -> list[Tree]:
     found: list[Tree] = []
     for pool in pools(site):
         found += [taint for taint in pool.taints if pool.has_gpus and taint not in found]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from slipstream.manifests.documents import Document, File, Tree, kube
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kube
 from slipstream.manifests.node_class import GROUP, class_name, classes
-from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, SPOT, Pool, pools
-from slipstream.manifests.site import DOMAINS, Site
+from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, SPOT, NodePool, pools
+from slipstream.manifests.site import DOMAINS, ClusterSite
 from slipstream.profiles.needs import NOTICE_S, quantity
 from slipstream.profiles.placement import TYPE_LABEL
 
@@ -26,7 +26,7 @@ WHY = (
 )
 
 
-def karpenter(site: Site) -> list[File]:
+def karpenter(site: ClusterSite) -> list[ManifestFile]:
     """Return the files of the NodePools; empty if nodes are not Amazon's."""
     if site.cloud != "aws":
         return []
@@ -35,20 +35,20 @@ def karpenter(site: Site) -> list[File]:
     needs = "Karpenter"
     if uncounted(made):
         needs += " with its feature gate StaticCapacity"
-    return [File("10-karpenter.yaml", f"nodes on spot and on demand (needs {needs})", tuple(documents), WHY)]
+    return [ManifestFile("10-karpenter.yaml", f"nodes on spot and on demand (needs {needs})", tuple(documents), WHY)]
 
 
-def uncounted(made: list[Pool]) -> list[str]:
+def uncounted(made: list[NodePool]) -> list[str]:
     """Return the resources that keep Karpenter from creating nodes by itself."""
     return sorted({name for pool in made for name in pool.uncounted})
 
 
-def static_pools(site: Site) -> list[Pool]:
+def static_pools(site: ClusterSite) -> list[NodePool]:
     """Return the pools whose nodes have to be requested by hand."""
     return [pool for pool in pools(site) if pool.uncounted] if site.cloud == "aws" else []
 
 
-def node_pool(pool: Pool) -> Document:
+def node_pool(pool: NodePool) -> KubernetesObject:
     spec: Tree = {} if pool.uncounted else {"weight": WEIGHTS[pool.capacity]}
     spec |= {"replicas": 0} if pool.uncounted else {}
     spec |= {
@@ -63,10 +63,10 @@ def node_pool(pool: Pool) -> Document:
         },
         "template": template(pool),
     }
-    return Document(why(pool), kube("karpenter.sh/v1", "NodePool", pool.name, spec=spec))
+    return KubernetesObject(why(pool), kube("karpenter.sh/v1", "NodePool", pool.name, spec=spec))
 
 
-def why(pool: Pool) -> str:
+def why(pool: NodePool) -> str:
     text = f"For {', '.join(pool.stages)}. "
     if pool.uncounted:
         text += (
@@ -78,7 +78,7 @@ def why(pool: Pool) -> str:
     return text
 
 
-def limits(pool: Pool) -> Tree:
+def limits(pool: NodePool) -> Tree:
     """Return the resources up to which the pool may grow: the sum of both queues' quotas.
 
     GPUs are counted as whole nodes. CPUs and memory are doubled, because pods leave parts of nodes unused.
@@ -92,7 +92,7 @@ def limits(pool: Pool) -> Tree:
     return {"cpu": quantity("cpu", 2 * both["cpu"]), "memory": quantity("memory", 2 * both["memory"])}
 
 
-def template(pool: Pool) -> Tree:
+def template(pool: NodePool) -> Tree:
     selected = {key: value for key, value in pool.placement.node_selector.items() if not is_known(key)}
     labels = selected | pool.flyte_labels | pool.operator_labels
     grace = (
@@ -112,7 +112,7 @@ def is_known(key: str) -> bool:
     return any(domain == known or domain.endswith(f".{known}") for known in KNOWN_LABELS)
 
 
-def requirements(pool: Pool) -> list[Tree]:
+def requirements(pool: NodePool) -> list[Tree]:
     found = {"kubernetes.io/arch": ["amd64"], CAPACITY_LABEL: [pool.capacity]}
     found |= {key: [value] for key, value in pool.placement.node_selector.items() if is_known(key)}
     if pool.instance_types:

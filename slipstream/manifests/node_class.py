@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from slipstream.machine.limits import parse_quantity
-from slipstream.manifests.documents import Document, Tree, kube, text_of
-from slipstream.manifests.pools import Pool
-from slipstream.manifests.site import Site
+from slipstream.manifests.documents import KubernetesObject, Tree, kube, text_of
+from slipstream.manifests.pools import NodePool
+from slipstream.manifests.site import ClusterSite
 from slipstream.profiles.needs import GIB, MIB
 
 GROUP = "karpenter.k8s.aws"
@@ -17,17 +17,17 @@ IMAGES_GIB = 60
 BOUNDARY = "==slipstream=="
 
 
-def class_name(pool: Pool) -> str:
+def class_name(pool: NodePool) -> str:
     return f"slipstream-{pool.kind}"
 
 
-def classes(site: Site, made: list[Pool]) -> Iterator[Document]:
+def classes(site: ClusterSite, made: list[NodePool]) -> Iterator[KubernetesObject]:
     """Yield an EC2NodeClass for every kind of pool; spot and on-demand pools share it."""
     for pool in {pool.kind: pool for pool in made}.values():
         yield node_class(site, pool)
 
 
-def node_class(site: Site, pool: Pool) -> Document:
+def node_class(site: ClusterSite, pool: NodePool) -> KubernetesObject:
     disk = max(parse_quantity(placement.resources["ephemeral-storage"]) for placement in pool.stages.values())
     notices = any(placement.notices in ("auto", "aws") for placement in pool.stages.values())
     found = [{"tags": {"karpenter.sh/discovery": site.cluster}}]
@@ -74,7 +74,7 @@ def node_class(site: Site, pool: Pool) -> Document:
         text += "CPUs are exclusive to one pod, on the NUMA node of its devices if possible. "
     if bytes_of_pages(pool):
         text += "Pages of 2 MiB are reserved before the kubelet counts them. "
-    return Document(text, kube(f"{GROUP}/v1", "EC2NodeClass", class_name(pool), spec=spec))
+    return KubernetesObject(text, kube(f"{GROUP}/v1", "EC2NodeClass", class_name(pool), spec=spec))
 
 
 def interfaces(adapters: int) -> list[Tree]:
@@ -85,16 +85,16 @@ def interfaces(adapters: int) -> list[Tree]:
     ]
 
 
-def bytes_of_pages(pool: Pool) -> float:
+def bytes_of_pages(pool: NodePool) -> float:
     """Return the bytes of 2 MiB pages for all pods of a node."""
     return pool.pods_per_node * max(parse_quantity(each.hugepages or "0") for each in pool.stages.values())
 
 
-def whole_cpus(pool: Pool) -> bool:
+def whole_cpus(pool: NodePool) -> bool:
     return any(placement.numa for placement in pool.stages.values())
 
 
-def user_data(pool: Pool) -> str:
+def user_data(pool: NodePool) -> str:
     """Return a machine's user data: a script that reserves 2 MiB pages, and kubelet settings; "" without either."""
     parts = []
     if size := bytes_of_pages(pool):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slipstream.manifests.documents import Tree
 from slipstream.manifests.partitions import partition
-from slipstream.manifests.site import Site
+from slipstream.manifests.site import ClusterSite
 from slipstream.profiles.needs import at_once
 from slipstream.profiles.placement import EFA, TYPE_LABEL, Placement, Toleration
 from slipstream.settings import to_dict
@@ -29,7 +29,7 @@ FLYTE_ACCELERATOR, FLYTE_PARTITION = "k8s.amazonaws.com/accelerator", "k8s.amazo
 
 
 @dataclass(frozen=True)
-class Pool:
+class NodePool:
     """Nodes for ``stages``; ``capacity`` is "spot", "on-demand", or "" for existing nodes."""
 
     kind: str
@@ -129,7 +129,7 @@ def taint_of(toleration: Toleration) -> Tree:
     return {"key": toleration.key, **value, "effect": toleration.effect or "NoSchedule"}
 
 
-def pools(site: Site) -> list[Pool]:
+def pools(site: ClusterSite) -> list[NodePool]:
     """Return the pools: GPUs first, and spot first within a kind.
 
     Stages whose node selector names one capacity type have no pool of the other.
@@ -137,20 +137,20 @@ def pools(site: Site) -> list[Pool]:
     return list(each_pool(site))
 
 
-def each_pool(site: Site) -> Iterator[Pool]:
+def each_pool(site: ClusterSite) -> Iterator[NodePool]:
     for kind, wanted in (("gpu", site.gpus), ("cpu", {k: v for k, v in site.stages.items() if k not in site.gpus})):
         for number, stages in enumerate(alike(wanted), 1):
             name = kind if number == 1 else f"{kind}-{number}"
             if site.cloud != "aws":
-                yield Pool(name, "", stages)
+                yield NodePool(name, "", stages)
                 continue
             spot = {stage: placement for stage, placement in stages.items() if placement.interruptible}
             selected = next(iter(stages.values())).node_selector
             only_spot = any(about_spot(key.lower(), value.lower()) for key, value in selected.items())
             if (spot or only_spot) and selected.get(CAPACITY_LABEL) != ON_DEMAND:
-                yield Pool(name, SPOT, spot or stages)
+                yield NodePool(name, SPOT, spot or stages)
             if not only_spot:
-                yield Pool(name, ON_DEMAND, stages)
+                yield NodePool(name, ON_DEMAND, stages)
 
 
 def alike(stages: Mapping[str, Placement]) -> list[dict[str, Placement]]:

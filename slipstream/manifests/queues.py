@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slipstream.manifests.documents import Document, File, Tree, kube
-from slipstream.manifests.pools import ON_DEMAND, SPOT, Pool, pools
-from slipstream.manifests.site import DOMAINS, PRODUCTION, RESEARCH, Site
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kube
+from slipstream.manifests.pools import ON_DEMAND, SPOT, NodePool, pools
+from slipstream.manifests.site import DOMAINS, PRODUCTION, RESEARCH, ClusterSite
 from slipstream.profiles.needs import at_once, quantity
 
 VOLCANO = "volcano"
@@ -28,16 +28,16 @@ def queue_name(queue: str) -> str:
 # Priorities
 
 
-def priorities(serve: bool) -> File:
+def priorities(serve: bool) -> ManifestFile:
     classes = [
         priority(queue_name(PRODUCTION), PRIORITIES[PRODUCTION], "Trainings and scoring that production waits for."),
         priority(queue_name(RESEARCH), PRIORITIES[RESEARCH], "Trials: they wait for capacity and preempt no pod."),
     ]
     classes += [priority(SERVING, SERVING_PRIORITY, "Served models.")] if serve else []
-    return File("20-priorities.yaml", "PriorityClasses, for `priority` of a profile", tuple(classes))
+    return ManifestFile("20-priorities.yaml", "PriorityClasses, for `priority` of a profile", tuple(classes))
 
 
-def priority(name: str, value: int, text: str) -> Document:
+def priority(name: str, value: int, text: str) -> KubernetesObject:
     policy = "Never" if name == queue_name(RESEARCH) else "PreemptLowerPriority"
     tree = kube(
         *("scheduling.k8s.io/v1", "PriorityClass", name),
@@ -46,26 +46,26 @@ def priority(name: str, value: int, text: str) -> Document:
         preemptionPolicy=policy,
         description=text,
     )
-    return Document(text, tree)
+    return KubernetesObject(text, tree)
 
 
 # Queues
 
 
-def queues(site: Site) -> list[File]:
+def queues(site: ClusterSite) -> list[ManifestFile]:
     """Return the files of Kueue's queues, or of Volcano's if the profile names that scheduler.
 
     With Kueue's queues, Volcano's are in a folder, as an alternative.
     """
     if any(placement.scheduler == VOLCANO for placement in site.stages.values()):
-        return [File("30-volcano.yaml", "queues for research and production (needs Volcano)", volcano(site))]
+        return [ManifestFile("30-volcano.yaml", "queues for research and production (needs Volcano)", volcano(site))]
     return [
-        File("30-kueue.yaml", "queues for research and production (needs Kueue)", kueue(site), KUEUE_WHY),
-        File("instead-of-kueue/volcano.yaml", "the same for clusters with Volcano instead", volcano(site)),
+        ManifestFile("30-kueue.yaml", "queues for research and production (needs Kueue)", kueue(site), KUEUE_WHY),
+        ManifestFile("instead-of-kueue/volcano.yaml", "the same for clusters with Volcano instead", volcano(site)),
     ]
 
 
-def kueue(site: Site) -> tuple[Document, ...]:
+def kueue(site: ClusterSite) -> tuple[KubernetesObject, ...]:
     # CPU pools first: a pod with a GPU has no quota there and gets the next flavour.
     flavours = sorted(pools(site), key=lambda pool: pool.has_gpus)
     documents = [flavour(site, pool) for pool in flavours]
@@ -74,7 +74,7 @@ def kueue(site: Site) -> tuple[Document, ...]:
     return tuple(documents)
 
 
-def flavour(site: Site, pool: Pool) -> Document:
+def flavour(site: ClusterSite, pool: NodePool) -> KubernetesObject:
     labels = {"karpenter.sh/nodepool": pool.name} if site.cloud == "aws" else dict(pool.placement.node_selector)
     spec: Tree = {"nodeLabels": labels} if labels else {}
     spec |= {"nodeTaints": pool.taints} if pool.taints else {}
@@ -82,16 +82,16 @@ def flavour(site: Site, pool: Pool) -> Document:
         f"Nodes for {', '.join(pool.stages)}: Kueue adds the labels to the node selector of the pods that it admits "
         "there."
     )
-    return Document(text, kube(KUEUE_API, "ResourceFlavor", pool.name, spec=spec))
+    return KubernetesObject(text, kube(KUEUE_API, "ResourceFlavor", pool.name, spec=spec))
 
 
-def workload_priority(queue: str) -> Document:
+def workload_priority(queue: str) -> KubernetesObject:
     text = f"Priority of a job among those waiting in {queue}, set by its label kueue.x-k8s.io/priority-class."
     tree = kube(KUEUE_API, "WorkloadPriorityClass", queue_name(queue), value=PRIORITIES[queue], description=text)
-    return Document(text, tree)
+    return KubernetesObject(text, tree)
 
 
-def cluster_queue(site: Site, queue: str, flavours: list[Pool]) -> Document:
+def cluster_queue(site: ClusterSite, queue: str, flavours: list[NodePool]) -> KubernetesObject:
     covered = list(at_once(site.stages))
     text = "Resources that one main job needs at a time"
     if queue == PRODUCTION:
@@ -118,10 +118,10 @@ def cluster_queue(site: Site, queue: str, flavours: list[Pool]) -> Document:
         " Pods that request a resource that is not covered are never admitted, so all resources of the profile are "
         "covered."
     )
-    return Document(text, kube(KUEUE_API, "ClusterQueue", queue_name(queue), spec=spec))
+    return KubernetesObject(text, kube(KUEUE_API, "ClusterQueue", queue_name(queue), spec=spec))
 
 
-def quotas(pool: Pool, queue: str, covered: list[str]) -> list[Tree]:
+def quotas(pool: NodePool, queue: str, covered: list[str]) -> list[Tree]:
     stages = pool.stages
     if queue == RESEARCH and pool.capacity == ON_DEMAND:
         stages = {name: placement for name, placement in stages.items() if not placement.interruptible}
@@ -129,13 +129,13 @@ def quotas(pool: Pool, queue: str, covered: list[str]) -> list[Tree]:
     return [{"name": name, "nominalQuota": quantity(name, needs.get(name, 0.0))} for name in covered]
 
 
-def local_queue(site: Site, queue: str) -> Document:
+def local_queue(site: ClusterSite, queue: str) -> KubernetesObject:
     text = f"pyflyte run --remote --labels kueue.x-k8s.io/queue-name={QUEUE} …, in Flyte's domain {DOMAINS[queue]}."
     spec = {"clusterQueue": queue_name(queue)}
-    return Document(text, kube(KUEUE_API, "LocalQueue", QUEUE, site.namespace(queue), spec=spec))
+    return KubernetesObject(text, kube(KUEUE_API, "LocalQueue", QUEUE, site.namespace(queue), spec=spec))
 
 
-def volcano(site: Site) -> tuple[Document, ...]:
+def volcano(site: ClusterSite) -> tuple[KubernetesObject, ...]:
     needs = at_once(site.stages)
     both = {name: quantity(name, len(DOMAINS) * amount) for name, amount in needs.items()}
     one = {name: quantity(name, amount) for name, amount in needs.items()}
@@ -152,6 +152,6 @@ def volcano(site: Site) -> tuple[Document, ...]:
             else "Production reclaims the resources that it lent."
         )
         documents.append(
-            Document(text + also, kube("scheduling.volcano.sh/v1beta1", "Queue", queue_name(queue), spec=spec))
+            KubernetesObject(text + also, kube("scheduling.volcano.sh/v1beta1", "Queue", queue_name(queue), spec=spec))
         )
     return tuple(documents)

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from slipstream.manifests.documents import Document, File, kube
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, kube
 from slipstream.manifests.queues import SERVING, queue_name
-from slipstream.manifests.site import DOMAINS, PRODUCTION, RESEARCH, Site
+from slipstream.manifests.site import DOMAINS, PRODUCTION, RESEARCH, ClusterSite
 from slipstream.profiles.needs import at_once, quantity
 
 OPERATOR_NAMESPACE = "gpu-operator"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 
 
-def namespaces(site: Site, serve: bool, operator: bool) -> File:
+def namespaces(site: ClusterSite, serve: bool, operator: bool) -> ManifestFile:
     documents = []
     for queue in (PRODUCTION, RESEARCH):
         tree = kube("v1", "Namespace", site.namespace(queue))
         tree["metadata"]["annotations"] = {VOLCANO_QUEUE: queue_name(queue)}
         text = f"Flyte creates it for its domain {DOMAINS[queue]} if it does not exist. Volcano reads the annotation."
-        documents.append(Document(text, tree))
+        documents.append(KubernetesObject(text, tree))
     if operator:
         tree = kube("v1", "Namespace", OPERATOR_NAMESPACE)
         tree["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged"
-        documents.append(Document("Namespace of the GPU operator's chart, whose pods are privileged.", tree))
+        documents.append(KubernetesObject("Namespace of the GPU operator's chart, whose pods are privileged.", tree))
     if serve:
-        documents.append(Document("Namespace of the served models.", kube("v1", "Namespace", SERVING)))
-    return File("00-namespaces.yaml", "namespaces of the other objects", tuple(documents))
+        documents.append(KubernetesObject("Namespace of the served models.", kube("v1", "Namespace", SERVING)))
+    return ManifestFile("00-namespaces.yaml", "namespaces of the other objects", tuple(documents))
 
 
-def quota(site: Site) -> File:
+def quota(site: ClusterSite) -> ManifestFile:
     """Return one resource quota per domain, each with the sum of both queues' quotas.
 
     Kueue admits jobs on quota that the other queue lends, and a lower quota would refuse their pods.
@@ -39,7 +39,7 @@ def quota(site: Site) -> File:
         "CPU and memory; Flyte's pods have them."
     )
     documents = [
-        Document(text, kube("v1", "ResourceQuota", "slipstream", site.namespace(queue), spec={"hard": hard}))
+        KubernetesObject(text, kube("v1", "ResourceQuota", "slipstream", site.namespace(queue), spec={"hard": hard}))
         for queue in (PRODUCTION, RESEARCH)
     ]
-    return File("40-quota.yaml", "ResourceQuota of Flyte's namespaces", tuple(documents))
+    return ManifestFile("40-quota.yaml", "ResourceQuota of Flyte's namespaces", tuple(documents))

@@ -15,7 +15,7 @@ DOMAINS = {PRODUCTION: "production", RESEARCH: "development"}
 
 
 @dataclass(frozen=True)
-class Site:
+class ClusterSite:
     """Cluster that manifests are made for."""
 
     profile: Profile
@@ -42,15 +42,15 @@ class Site:
         return f"{self.project}-{DOMAINS[queue]}"
 
 
-def site_of(profile: Profile, project: str, cluster: str) -> Site:
+def site_of(profile: Profile, project: str, cluster: str) -> ClusterSite:
     """Return the site of a profile.
 
     If the profile names no cloud, NVIDIA's GPUs are assumed to be on AWS, where Karpenter creates their nodes. Raises
     ``UserError`` if no stage requests a GPU.
     """
-    site = Site(profile, cloud_of(profile), project, cluster)
+    site = ClusterSite(profile, cloud_of(profile), project, cluster)
     if not site.gpus:
         raise UserError(
             f"profile {profile.name}: no stage asks for a GPU; expected a profile with profile.gpu, such as a100-spot"
         )
-    return Site(profile, "aws", project, cluster) if site.nvidia and not site.cloud else site
+    return ClusterSite(profile, "aws", project, cluster) if site.nvidia and not site.cloud else site

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.manifests.documents import Document, File, Tree, kube
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kube
 from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, about_spot
 from slipstream.manifests.queues import SERVING
-from slipstream.manifests.site import Site
+from slipstream.manifests.site import ClusterSite
 from slipstream.profiles.needs import NOTICE_S
 from slipstream.profiles.placement import Placement
 from slipstream.settings import to_dict
@@ -28,34 +28,34 @@ LABELS = {"app.kubernetes.io/name": NAME}
 
 
 @dataclass(frozen=True)
-class Serving:
+class TritonService:
     #: Address of Triton's model repository, as ``slipstream triton`` writes it.
     models: str
     #: True to scale by Triton's queue with KEDA, False to scale by the pods' CPU use.
     keda: bool
 
 
-def triton(site: Site, serving: Serving) -> File:
+def triton(site: ClusterSite, serving: TritonService) -> ManifestFile:
     # Variants were timed on this placement, so the model card's figures hold for such pods.
     placement = site.profile.asked("export")
     keda = needs_keda(site, serving)
     scaler = scaled_object() if keda else autoscaler()
     needs = " (needs KEDA and monitoring/podmonitor-triton.yaml)" if keda else ""
-    account = Document(
+    account = KubernetesObject(
         "Account that reads the model repository: annotate it with a role of the cloud (on EKS "
         "eks.amazonaws.com/role-arn).",
         kube("v1", "ServiceAccount", NAME, SERVING),
     )
     documents = (account, deployment(site, placement, serving), service(), scaler, budget())
-    return File("60-triton.yaml", f"the served model: Triton and its autoscaler{needs}", documents)
+    return ManifestFile("60-triton.yaml", f"the served model: Triton and its autoscaler{needs}", documents)
 
 
-def needs_keda(site: Site, serving: Serving) -> bool:
+def needs_keda(site: ClusterSite, serving: TritonService) -> bool:
     """Return True if KEDA scales: on request, and for GPU pods, whose load does not show in CPU use."""
     return serving.keda or bool(int(site.profile.asked("export").gpu))
 
 
-def deployment(site: Site, placement: Placement, serving: Serving) -> Document:
+def deployment(site: ClusterSite, placement: Placement, serving: TritonService) -> KubernetesObject:
     grace = min(GRACE_S, NOTICE_S.get(site.cloud, GRACE_S))
     pod: Tree = {
         "serviceAccountName": NAME,
@@ -87,16 +87,16 @@ def deployment(site: Site, placement: Placement, serving: Serving) -> Document:
         "After SIGTERM they have time to answer requests in progress. The autoscaler sets the replicas. The image "
         "was not tested: choose one whose ONNX Runtime supports the model's opset (slipstream check shows it)."
     )
-    return Document(text, kube("apps/v1", "Deployment", NAME, SERVING, spec=spec))
+    return KubernetesObject(text, kube("apps/v1", "Deployment", NAME, SERVING, spec=spec))
 
 
-def node_selector(site: Site, placement: Placement) -> dict[str, str]:
+def node_selector(site: ClusterSite, placement: Placement) -> dict[str, str]:
     on_demand = {CAPACITY_LABEL: ON_DEMAND} if site.cloud == "aws" else {}
     own = {key: value for key, value in placement.node_selector.items() if not about_spot(key, value)}
     return own | on_demand
 
 
-def container(placement: Placement, serving: Serving, grace: int) -> Tree:
+def container(placement: Placement, serving: TritonService, grace: int) -> Tree:
     return {
         "name": "triton",
         "image": IMAGE,
@@ -119,25 +119,25 @@ def probe(what: str) -> Tree:
     return {"httpGet": {"path": f"/v2/health/{what}", "port": "http"}}
 
 
-def service() -> Document:
+def service() -> KubernetesObject:
     ports = [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()]
     text = (
         "Connections are balanced, not requests: gRPC clients with one long-lived connection need a mesh, or several "
         "connections."
     )
-    return Document(text, kube("v1", "Service", NAME, SERVING, spec={"selector": LABELS, "ports": ports}))
+    return KubernetesObject(text, kube("v1", "Service", NAME, SERVING, spec={"selector": LABELS, "ports": ports}))
 
 
-def budget() -> Document:
+def budget() -> KubernetesObject:
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": LABELS}}
     text = "Nodes are drained one pod at a time. A minimum would block the drain of a node with the only replica."
-    return Document(text, kube("policy/v1", "PodDisruptionBudget", NAME, SERVING, spec=spec))
+    return KubernetesObject(text, kube("policy/v1", "PodDisruptionBudget", NAME, SERVING, spec=spec))
 
 
 # Autoscalers
 
 
-def autoscaler() -> Document:
+def autoscaler() -> KubernetesObject:
     utilisation = {"type": "Utilization", "averageUtilization": CPU_BUSY_PERCENT}
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": NAME},
@@ -147,10 +147,10 @@ def autoscaler() -> Document:
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
     }
     text = "Scales by the pods' CPU use from metrics-server: config.pbtxt runs models on CPUs."
-    return Document(text, kube("autoscaling/v2", "HorizontalPodAutoscaler", NAME, SERVING, spec=spec))
+    return KubernetesObject(text, kube("autoscaling/v2", "HorizontalPodAutoscaler", NAME, SERVING, spec=spec))
 
 
-def scaled_object() -> Document:
+def scaled_object() -> KubernetesObject:
     waiting, computing = (
         f'sum(rate(nv_inference_{part}_duration_us{{namespace="{SERVING}"}}[2m]))'
         for part in ("queue", "compute_infer")
@@ -177,4 +177,4 @@ def scaled_object() -> Document:
         "metric, so nothing would start the first one. A missing metric is an error, not 0: the number of replicas "
         "stays unchanged."
     )
-    return Document(text, kube("keda.sh/v1alpha1", "ScaledObject", NAME, SERVING, spec=spec))
+    return KubernetesObject(text, kube("keda.sh/v1alpha1", "ScaledObject", NAME, SERVING, spec=spec))

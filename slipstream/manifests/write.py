@@ -8,11 +8,11 @@ from pathlib import Path
 
 from slipstream.artifacts.workspaces import workspace
 from slipstream.errors import UserError
-from slipstream.manifests.documents import MARK, File, rendered
+from slipstream.manifests.documents import MARK, ManifestFile, rendered
 from slipstream.storage.local import writing_to
 
 
-def write(files: Sequence[File], out: Path, profile: str) -> None:
+def write(files: Sequence[ManifestFile], out: Path, profile: str) -> None:
     """Write the files to the directory ``out`` in place of an earlier call's files.
 
     Raises ``UserError`` if it holds other files, or cannot be written.

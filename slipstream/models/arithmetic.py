@@ -21,19 +21,19 @@ class Arithmetic:
     tf32: bool = False
 
 
-class Ability(NamedTuple):
+class DeviceCapability(NamedTuple):
     """Whether a rank's device is a GPU, and whether it supports bfloat16 without emulation."""
 
     gpu: bool
     bf16: bool
 
 
-def ability_of(device: torch.device) -> Ability:
+def ability_of(device: torch.device) -> DeviceCapability:
     gpu = device.type == "cuda"
-    return Ability(gpu, gpu and torch.cuda.is_bf16_supported(including_emulation=False))
+    return DeviceCapability(gpu, gpu and torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def common_precision(wanted: str, ranks: Sequence[Ability]) -> str:
+def common_precision(wanted: str, ranks: Sequence[DeviceCapability]) -> str:
     """Resolve the precision ``wanted`` for all ranks, which must agree since their results are summed.
 
     "auto" gives bf16 if every GPU supports it, fp16 if some do not, and fp32 if not all ranks have a GPU. Raises

@@ -27,10 +27,10 @@ from slipstream.models.adapters.network import add_adapters, quantise_frozen
 from slipstream.models.adapters.peft_files import read_peft
 from slipstream.models.adapters.values import AdaptedValues
 from slipstream.models.base.shape import shaped_for
-from slipstream.models.base.tensors import Base, BaseValues
+from slipstream.models.base.tensors import BaseValues, OpenedBase
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import import_from_working_directory
-from slipstream.models.initial.drawn import Drawn, StatesDeviations
+from slipstream.models.initial.drawn import DrawnValues, StatesDeviations
 from slipstream.models.initial.values import InitialValues, fill
 from slipstream.models.pruning import Retained, prune
 from slipstream.models.tables_and_images import MLP, ResNet
@@ -212,7 +212,7 @@ def build(
             values = initial_values(config, model, seed)
             fill(model.to_empty(device="cpu"), values)
     elif isinstance(model, StatesDeviations):  # The model of a function is known only after the call.
-        fill(model, Drawn(model, seed))
+        fill(model, DrawnValues(model, seed))
     predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
 
@@ -223,8 +223,8 @@ def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialV
     Raises ``UserError``, before reading any, if a base or start adapter lacks some of them, and ``StorageUnavailable``.
     """
     if not config.base:
-        return Drawn(model, seed)
-    base = Base.open(config.base)
+        return DrawnValues(model, seed)
+    base = OpenedBase.open(config.base)
     base.check(model, tied=bool(config.arguments.get("tie_word_embeddings")))
     values = BaseValues(base)
     if not config.lora.rank:

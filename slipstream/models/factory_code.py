@@ -47,7 +47,7 @@ def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]
         return {}
     import_from_working_directory()
     importlib.invalidate_caches()
-    found: dict[str, Module] = {}
+    found: dict[str, UserModule] = {}
     packages: set[str] = set()
     waiting = [config.factory.partition(":")[0]]
     while waiting:
@@ -68,7 +68,7 @@ def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]
 
 
 @dataclass(frozen=True)
-class Module:
+class UserModule:
     """User's own module. Without a file it is a namespace package, which has no code."""
 
     name: str
@@ -108,7 +108,7 @@ class Module:
                 continue
 
 
-def own_modules(name: str) -> Iterator[Module]:
+def own_modules(name: str) -> Iterator[UserModule]:
     """Yield the user's own modules that run if ``name`` is imported, outer packages first.
 
     Stops at the first part of the dotted name that is not a module.
@@ -122,7 +122,7 @@ def own_modules(name: str) -> Iterator[Module]:
         inside = spec.submodule_search_locations
         file = Path(spec.origin) if spec.has_location and spec.origin else None
         this, parent = ".".join(parts[:end]), ".".join(parts[: end - 1])
-        yield Module(this, file, parent if inside is None else this)
+        yield UserModule(this, file, parent if inside is None else this)
         if inside is None:
             return
         places = list(inside)

@@ -24,7 +24,7 @@ def is_trained(*modules: nn.Module | None) -> bool:
     return any(p.requires_grad for module in modules if module is not None for p in module.parameters())
 
 
-class Passes:
+class RowFlops:
     """Sum of the FLOPs of a row's forward and backward pass.
 
     Every method adds a layer. ``follows`` is True if the layer's input depends on a trained parameter; the result is
@@ -62,10 +62,10 @@ class Passes:
 
 
 def transformer_flops(model: Transformer, _: Signature) -> int:
-    passes, decoder, length = Passes(), model.model, model.length
+    passes, decoder, length = RowFlops(), model.model, model.length
     follows = is_trained(decoder.embed_tokens)
     for block in decoder.layers.values():
-        assert isinstance(block, transformer.Block)
+        assert isinstance(block, transformer.DecoderBlock)
         attention, mlp = block.self_attn, block.mlp
         normed = follows or is_trained(block.input_layernorm)
         projections = (
@@ -86,7 +86,7 @@ def transformer_flops(model: Transformer, _: Signature) -> int:
     return passes.flops
 
 
-def add_layers(passes: Passes, layers: Iterable[nn.Module], follows: bool) -> bool:
+def add_layers(passes: RowFlops, layers: Iterable[nn.Module], follows: bool) -> bool:
     """Add the linear layers among ``layers``, which are applied in sequence to one vector."""
     for layer in layers:
         is_linear = isinstance(layer, nn.Linear | LoraLinear)
@@ -95,7 +95,7 @@ def add_layers(passes: Passes, layers: Iterable[nn.Module], follows: bool) -> bo
 
 
 def mlp_flops(model: MLP, _: Signature) -> int:
-    passes = Passes()
+    passes = RowFlops()
     follows = is_trained(model.embeddings, model.bag)
     if periodic := model.periodic:
         waves = periodic.frequencies.requires_grad
@@ -106,12 +106,12 @@ def mlp_flops(model: MLP, _: Signature) -> int:
 
 
 def resnet_flops(model: ResNet, signature: Signature) -> int:
-    passes = Passes()
+    passes = RowFlops()
     _, height, width = signature.inputs[0].shape
     image, follows = passes.convolution(model.stem, (height, width), False)
     follows = follows or is_trained(model.norm)
     for block in model.blocks:
-        assert isinstance(block, tables_and_images.Block)
+        assert isinstance(block, tables_and_images.ResidualBlock)
         smaller, first = passes.convolution(block.conv1, image, follows)
         _, second = passes.convolution(block.conv2, smaller, first or is_trained(block.norm1))
         if isinstance(block.shortcut, nn.Conv2d):

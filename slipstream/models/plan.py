@@ -23,7 +23,7 @@ Style = Literal["embedding", "column", "row", "region", "norm", "head norm", "he
 
 
 @dataclass(frozen=True)
-class Plan:
+class ParallelPlan:
     """Parallel plan of a model, returned by its method ``plan()``.
 
     A block is a unit of sharding, and a pipeline is cut between blocks. The first pipeline stage takes the model's
@@ -48,7 +48,7 @@ class Plan:
     takes_ids: bool = False
 
 
-def plan_of(model: nn.Module) -> Plan | None:
+def plan_of(model: nn.Module) -> ParallelPlan | None:
     """Return the model's plan; None if it has no method ``plan``."""
     stated = getattr(model, "plan", None)
     return stated() if callable(stated) else None

@@ -12,7 +12,7 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.models.config import DEEPEST
 
 
-class Periodic(nn.Module):
+class PeriodicEmbedding(nn.Module):
     """Periodic embedding of numbers: sines and cosines of learned frequencies and a linear layer per column (PLR).
 
     Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps to fit functions that change abruptly along a column,
@@ -32,7 +32,7 @@ class Periodic(nn.Module):
         return torch.relu(mixed).transpose(0, 1).flatten(1)
 
 
-class Bag(nn.Module):
+class MeanEmbedding(nn.Module):
     """Mean of a text's word embeddings.
 
     Takes int32 ``[batch, D, length]``, 0 for padding; returns ``[batch, D * width]``. ``nn.EmbeddingBag`` is not used,
@@ -77,9 +77,9 @@ class MLP(nn.Module):
             nn.init.normal_(embedding.weight, std=0.1)
         self.embeddings = nn.ModuleList(embeddings)
         numbers = sum(shapes.get("numeric", (0,)))
-        self.periodic = Periodic(numbers, frequencies) if numbers and frequencies else None
+        self.periodic = PeriodicEmbedding(numbers, frequencies) if numbers and frequencies else None
         width = numbers + sum(width for _, width in sizes)
-        self.bag = Bag(signature.buckets, word_width) if "tokens" in shapes else None
+        self.bag = MeanEmbedding(signature.buckets, word_width) if "tokens" in shapes else None
         if self.bag:
             width += shapes["tokens"][0] * word_width
         if self.periodic:
@@ -117,7 +117,7 @@ def normalised(channels: int, norm: str) -> nn.Module:
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(min(8, channels), channels)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Residual block of two 3x3 convolutions; the first convolution and the shortcut have the stride."""
 
     def __init__(self, channels: int, out_channels: int, stride: int, norm: str) -> None:
@@ -164,7 +164,7 @@ class ResNet(nn.Module):
         channels = widths[0]
         for stage, width in enumerate(widths):
             for index in range(depth):
-                blocks.append(Block(channels, width, stride=2 if stage and not index else 1, norm=norm))
+                blocks.append(ResidualBlock(channels, width, stride=2 if stage and not index else 1, norm=norm))
                 channels = width
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(channels, signature.outputs)

@@ -60,7 +60,7 @@ ORDER = {dtype: place for place, dtype in enumerate(TYPES)}
 ALIGNMENT = 8
 
 
-class Kind(NamedTuple):
+class TensorType(NamedTuple):
     """Dtype and shape of a tensor."""
 
     dtype: torch.dtype
@@ -75,13 +75,13 @@ class Kind(NamedTuple):
 class Weights:
     """Named tensors, produced one at a time in the order of :func:`in_file_order`."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, TensorType]
     tensors: Callable[[], Iterable[Tensor]]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Weights:
         """Wrap tensors that are all in memory."""
-        kinds = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        kinds = {name: TensorType(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         return cls(kinds, lambda: (tensors[name] for name in in_file_order(kinds)))
 
     def once(self) -> Weights:
@@ -102,11 +102,11 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def in_file_order(kinds: Mapping[str, Kind]) -> list[str]:
+def in_file_order(kinds: Mapping[str, TensorType]) -> list[str]:
     return sorted(kinds, key=lambda name: (-ORDER[kinds[name].dtype], name))
 
 
-def header(kinds: Mapping[str, Kind], metadata: Mapping[str, str] | None = None) -> bytes:
+def header(kinds: Mapping[str, TensorType], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return a safetensors header: its length (uint64, little-endian), metadata and the tensors' offsets.
 
     The tensors follow in the order of ``kinds``.

@@ -20,7 +20,7 @@ from torch.nn import functional
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
 from slipstream.models.arithmetic import autocast_type
-from slipstream.models.plan import Plan, Style
+from slipstream.models.plan import ParallelPlan, Style
 from slipstream.models.token_rows import attended
 from slipstream.models.transformer_config import TransformerConfig, from_hugging_face
 
@@ -70,7 +70,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
-class Norm(nn.RMSNorm):
+class RmsNorm(nn.RMSNorm):
     """Root mean square normalisation (Zhang and Sennrich 2019) that keeps the input's dtype.
 
     With a float32 weight autocast would return float32, and every following matmul would round it again.
@@ -102,8 +102,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, config.query_bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, config.query_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, config.attention_bias)
-        self.q_norm = Norm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
-        self.k_norm = Norm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
+        self.q_norm = RmsNorm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
+        self.k_norm = RmsNorm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend by ``mask``, else to all earlier positions; input and output are ``[batch, length, hidden]``."""
@@ -136,12 +136,12 @@ class FeedForward(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -153,14 +153,14 @@ class Decoder(nn.Module):
     """Transformer without its output layer; on a pipeline stage only the stage's modules remain."""
 
     embed_tokens: nn.Embedding
-    norm: Norm
+    norm: RmsNorm
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         # By name and not by position, so that the blocks of a stage keep their names.
-        self.layers = nn.ModuleDict({str(number): Block(config) for number in range(config.num_hidden_layers)})
-        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleDict({str(number): DecoderBlock(config) for number in range(config.num_hidden_layers)})
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class TiedHead(nn.Module):
@@ -176,7 +176,7 @@ class Transformer(nn.Module):
     Takes tokens, int64 ``[batch, length]``; returns the logits of the next tokens, ``[batch, length, vocabulary]``. If
     the signature has a document end, tokens attend only within their document. ``config`` is the path of a Hugging Face
     ``config.json``; ``arguments`` are settings of :class:`TransformerConfig` and override it. A pipeline stage takes or
-    returns hidden states instead, see :class:`.Plan`, and also takes the row's ``ids``.
+    returns hidden states instead, see :class:`.ParallelPlan`, and also takes the row's ``ids``.
     """
 
     def __init__(self, signature: Signature, config: str = "", **arguments: object) -> None:
@@ -228,7 +228,7 @@ class Transformer(nn.Module):
             return 0.0
         return None if "norm" in name else self.config.initializer_range
 
-    def plan(self) -> Plan:
+    def plan(self) -> ParallelPlan:
         config = self.config
         styles: dict[str, Style] = {"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"}
         for number in self.model.layers:
@@ -243,7 +243,7 @@ class Transformer(nn.Module):
                 of_block |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), "head norm")
             styles |= {f"model.layers.{number}.{name}": style for name, style in of_block.items()}
         present = dict(self.named_modules())
-        return Plan(
+        return ParallelPlan(
             blocks=tuple(f"model.layers.{number}" for number in self.model.layers),
             tensor={name: style for name, style in styles.items() if name in present},
             divisible={

@@ -6,18 +6,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slipstream.plan.decide import ON_DEMAND, SPOT, Outcome, Row, Wanted
+from slipstream.plan.decide import ON_DEMAND, SPOT, PlannedOption, SimulatedOutcome, TrainingRequirements
 
 #: Relative time saving below which a faster choice is not listed.
 SOONER = 0.01
 
 
 @dataclass(frozen=True)
-class Choice:
+class CapacityChoice:
     """Option on spot or on demand, with its simulated outcome."""
 
-    row: Row
-    outcome: Outcome
+    row: PlannedOption
+    outcome: SimulatedOutcome
 
     @property
     def known(self) -> bool:
@@ -32,7 +32,7 @@ class Choice:
         return f"{of}{option.instance.name}{part}{profile}, {self.outcome.way}"
 
 
-def choices(rows: Sequence[Row]) -> list[Choice]:
+def choices(rows: Sequence[PlannedOption]) -> list[CapacityChoice]:
     """Return all feasible choices, the cheapest first.
 
     Spot is included only if it costs less than the same option on demand.
@@ -41,13 +41,13 @@ def choices(rows: Sequence[Row]) -> list[Choice]:
     for row in rows:
         on_demand, spot = row.outcome(ON_DEMAND), row.outcome(SPOT)
         if on_demand:
-            found.append(Choice(row, on_demand))
+            found.append(CapacityChoice(row, on_demand))
         if spot and (on_demand is None or spot.mean_dollars < on_demand.mean_dollars):
-            found.append(Choice(row, spot))
+            found.append(CapacityChoice(row, spot))
     return sorted(found, key=lambda choice: (choice.outcome.mean_dollars, choice.outcome.hours.high))
 
 
-def pareto(found: Sequence[Choice]) -> list[Choice]:
+def pareto(found: Sequence[CapacityChoice]) -> list[CapacityChoice]:
     """Return the choices that are Pareto-optimal in mean dollars and 95 % quantile of hours, the cheapest first.
 
     A dearer choice must be faster by more than :data:`SOONER`.
@@ -60,7 +60,7 @@ def pareto(found: Sequence[Choice]) -> list[Choice]:
     return best
 
 
-def recommended(found: Sequence[Choice], wanted: Wanted) -> Choice | None:
+def recommended(found: Sequence[CapacityChoice], wanted: TrainingRequirements) -> CapacityChoice | None:
     """Return the cheapest choice that keeps deadline and budget with 95 % probability, or None.
 
     Choices whose hours include the gradient exchange are preferred.
@@ -69,7 +69,7 @@ def recommended(found: Sequence[Choice], wanted: Wanted) -> Choice | None:
     return next((choice for choice in sorted(kept, key=lambda one: not one.known)), None)
 
 
-def sentences(found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
+def sentences(found: Sequence[CapacityChoice], wanted: TrainingRequirements) -> Iterator[str]:
     """Yield the recommendation, its savings, and what would change it."""
     best = recommended(found, wanted)
     if best is None:
@@ -87,7 +87,9 @@ def sentences(found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
     yield from what_changes_it(best, found, wanted)
 
 
-def what_changes_it(best: Choice, found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
+def what_changes_it(
+    best: CapacityChoice, found: Sequence[CapacityChoice], wanted: TrainingRequirements
+) -> Iterator[str]:
     on_spot, from_hours = best.outcome.way == SPOT, best.row.pays_from
     if on_spot and from_hours:
         yield f"On demand is cheaper if a pod is interrupted more often than every {duration(from_hours)}."
@@ -119,7 +121,7 @@ def what_changes_it(best: Choice, found: Sequence[Choice], wanted: Wanted) -> It
         yield f"Its hours are {time.how}: a short run there would measure them."
 
 
-def limits(wanted: Wanted) -> str:
+def limits(wanted: TrainingRequirements) -> str:
     given = [
         duration(wanted.deadline) if wanted.deadline is not None else "",
         f"${wanted.budget:,.2f}" if wanted.budget is not None else "",
@@ -127,7 +129,7 @@ def limits(wanted: Wanted) -> str:
     return " and ".join(filter(None, given))
 
 
-def hours(outcome: Outcome) -> str:
+def hours(outcome: SimulatedOutcome) -> str:
     return f"{duration(outcome.hours.median)} ({duration(outcome.hours.high)} at 95 %)"
 
 
@@ -140,6 +142,6 @@ def duration(hours_: float) -> str:
     return f"{hours_ / size:.3g} {unit}"
 
 
-def dollars(outcome: Outcome) -> str:
+def dollars(outcome: SimulatedOutcome) -> str:
     its = outcome.dollars
     return f"${its.median:,.2f} (${its.low:,.2f} to ${its.high:,.2f})"

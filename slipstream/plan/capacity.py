@@ -34,7 +34,7 @@ COLUMNS = ("up_hours", "wait_hours")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class PastAttempt:
     """Attempt at a training: start (seconds since 1970, 0 if unknown), seconds, how it ended, and pods."""
 
     began_at: float
@@ -44,7 +44,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Capacity:
+class PodCapacity:
     """Interruptions and waits of one pod.
 
     ``rate`` is a profile's interruptions per pod and hour. If it is 0, the rate follows from ``interruptions`` in
@@ -78,7 +78,7 @@ class Capacity:
         low, high = gamma.ppf((0.025, 0.975), self.interruptions + 0.5, scale=1 / self.hours)
         return float(1 / high), float(1 / low)
 
-    def weather(self, pods: int, runs: int, random: np.random.Generator) -> Drawn:
+    def weather(self, pods: int, runs: int, random: np.random.Generator) -> SampledPreemptions:
         """Draw preemption traces for ``runs`` trainings; an interruption of any pod ends the whole attempt."""
         drawn = None if self.rate else random.gamma(self.interruptions + 0.5, 1 / self.hours, runs)
         rates = np.full(runs, self.rate) if drawn is None else drawn
@@ -91,7 +91,7 @@ class Capacity:
             unended = self.hours / sum(self.ups) if self.hours else 1.0
             ups = resampled(np.array(self.ups) * unended / pods, random)
         waits = resampled(np.array(self.waits), random) if len(self.waits) >= ENOUGH else None
-        return Drawn(random, 1 / (np.maximum(rates, 1e-12) * pods), mean_waits, ups, waits)
+        return SampledPreemptions(random, 1 / (np.maximum(rates, 1e-12) * pods), mean_waits, ups, waits)
 
     def __str__(self) -> str:
         low, high = self.interval() or (0.0, 0.0)
@@ -102,7 +102,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledPreemptions:
     """Preemption traces: exponential hours with a mean per training, or draws from resampled hours."""
 
     random: np.random.Generator
@@ -128,7 +128,7 @@ def resampled(times: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return times[random.integers(len(times), size=(RESAMPLED, len(times)))]
 
 
-def from_attempts(trainings: Sequence[Sequence[Attempt]]) -> Capacity | None:
+def from_attempts(trainings: Sequence[Sequence[PastAttempt]]) -> PodCapacity | None:
     """Return the capacity from the attempts of trainings, oldest first; None if no pod was held.
 
     Every end of an attempt counts as an interruption, except completion and the training's own failures. A last attempt
@@ -150,10 +150,10 @@ def from_attempts(trainings: Sequence[Sequence[Attempt]]) -> Capacity | None:
     if not hours:
         return None
     source = f"{len(ups)} in {hours:.3g} pod-hours of {sum(map(len, trainings))} attempts"
-    return Capacity(source, len(ups), hours, ups=tuple(ups), waits=tuple(waits))
+    return PodCapacity(source, len(ups), hours, ups=tuple(ups), waits=tuple(waits))
 
 
-def from_file(path: Path) -> Capacity:
+def from_file(path: Path) -> PodCapacity:
     """Read recorded times: CSV with the columns up_hours and wait_hours, or a JSON object of two such lists.
 
     The last wait may be missing. Raises ``UserError`` for anything else.
@@ -172,7 +172,9 @@ def from_file(path: Path) -> Capacity:
             raise UserError(f"{path}: {name}: expected hours of at least 0, and {least} of them or more")
     if not sum(ups):
         raise UserError(f"{path}: {COLUMNS[0]}: all are 0; expected times for which a pod was held")
-    return Capacity(f"{len(ups)} in {sum(ups):.3g} pod-hours of {path.name}", len(ups), sum(ups), ups=ups, waits=waits)
+    return PodCapacity(
+        f"{len(ups)} in {sum(ups):.3g} pod-hours of {path.name}", len(ups), sum(ups), ups=ups, waits=waits
+    )
 
 
 def columns_of_json(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -187,8 +189,8 @@ def columns_of_csv(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(ups), tuple(waits)
 
 
-def from_profile(name: str, preemptions_per_day: float) -> Capacity | None:
+def from_profile(name: str, preemptions_per_day: float) -> PodCapacity | None:
     """Return the capacity from a profile's preemption rate; None if it states none."""
     if preemptions_per_day <= 0:
         return None
-    return Capacity(f"{preemptions_per_day:g} a day by the profile {name}", rate=preemptions_per_day / 24)
+    return PodCapacity(f"{preemptions_per_day:g} a day by the profile {name}", rate=preemptions_per_day / 24)

@@ -13,30 +13,30 @@ import click
 from click.core import ParameterSource
 
 from slipstream.errors import UserError
-from slipstream.plan.advice import Choice, choices, pareto, recommended, sentences
-from slipstream.plan.capacity import Capacity, from_attempts, from_file
-from slipstream.plan.decide import Outcome, Row, Wanted, plan
-from slipstream.plan.measured import Evidence, Measured, read_evidence
+from slipstream.plan.advice import CapacityChoice, choices, pareto, recommended, sentences
+from slipstream.plan.capacity import PodCapacity, from_attempts, from_file
+from slipstream.plan.decide import PlannedOption, SimulatedOutcome, TrainingRequirements, plan
+from slipstream.plan.measured import GivenMeasurements, MeasuredTraining, read_evidence
 from slipstream.plan.options import left_out, options
 from slipstream.plan.serving.command import serve
 from slipstream.plan.table import chart, table
-from slipstream.plan.times import Time
+from slipstream.plan.times import TimeParam
 from slipstream.plan.write import planned_of, profile_of, write_profile
 from slipstream.profiles.profile import CHOICE, Profile, load, names
 from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Content of the printed plan."""
 
-    planned: Measured
-    wanted: Wanted
-    rows: Sequence[Row]
+    planned: MeasuredTraining
+    wanted: TrainingRequirements
+    rows: Sequence[PlannedOption]
     notes: Sequence[str]
 
     @property
-    def found(self) -> list[Choice]:
+    def found(self) -> list[CapacityChoice]:
         return choices(self.rows)
 
 
@@ -49,7 +49,7 @@ class Plan:
 )
 @click.option(
     "--deadline",
-    type=Time("h", "90min, 8h or 2d"),
+    type=TimeParam("h", "90min, 8h or 2d"),
     help="Maximum time, kept with 95 % probability, such as 8h or 90min.",
 )
 @click.option("--budget", type=float, help="Maximum cost in dollars, kept with 95 % probability.")
@@ -98,7 +98,7 @@ def main(  # noqa: PLR0913 - an argument for each option
     known = from_file(capacity) if capacity else None
     evidence = read_evidence(measured)
     listed = over(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
-    made = make(evidence, listed, Wanted(trials, parallel, deadline, budget, known, rows))
+    made = make(evidence, listed, TrainingRequirements(trials, parallel, deadline, budget, known, rows))
     if write:
         best = recommended(made.found, made.wanted)
         if best is None:
@@ -119,7 +119,7 @@ def refuse_options_before(subcommand: str, ctx: click.Context) -> None:
             )
 
 
-def make(evidence: Evidence, prices: PriceList, wanted: Wanted) -> Plan:
+def make(evidence: GivenMeasurements, prices: PriceList, wanted: TrainingRequirements) -> TrainingPlan:
     """Return the plan of the first training.
 
     Raises ``UserError`` if no option can be planned.
@@ -131,7 +131,7 @@ def make(evidence: Evidence, prices: PriceList, wanted: Wanted) -> Plan:
         wanted = replace(wanted, capacity=recorded)
     rows = plan(planned, evidence.trainings, options(profiles, prices), evidence.networks, wanted)
     notes = [*times(rows), *capacity_notes(wanted.capacity), *old(rows), *left_out(profiles, prices)]
-    return Plan(planned, wanted, rows, notes)
+    return TrainingPlan(planned, wanted, rows, notes)
 
 
 def known_profiles() -> list[Profile]:
@@ -148,7 +148,7 @@ def known_profiles() -> list[Profile]:
     return [own, *map(load, names())]
 
 
-def times(rows: Sequence[Row]) -> Iterator[str]:
+def times(rows: Sequence[PlannedOption]) -> Iterator[str]:
     """Yield one line per source of the hours, with the GPUs that it applies to."""
     hows: dict[str, list[str]] = {}
     for row in rows:
@@ -158,21 +158,21 @@ def times(rows: Sequence[Row]) -> Iterator[str]:
         yield f"hours {how}: {', '.join(dict.fromkeys(on))}"
 
 
-def capacity_notes(capacity: Capacity | None) -> Iterator[str]:
+def capacity_notes(capacity: PodCapacity | None) -> Iterator[str]:
     if capacity:
         yield f"spot capacity: {capacity}"
     else:
         yield "spot capacity: by each profile's preemptions_per_day; waits of 1 h assumed: none were recorded"
 
 
-def old(rows: Sequence[Row], today: date | None = None) -> Iterator[str]:
+def old(rows: Sequence[PlannedOption], today: date | None = None) -> Iterator[str]:
     """Yield a warning per date of prices that are too old."""
     return old_prices(
         {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}, today
     )
 
 
-def text(made: Plan) -> str:
+def text(made: TrainingPlan) -> str:
     """Return the plan as text for a terminal."""
     its, best = made.planned, pareto(made.found)
     of = f"{made.wanted.trials} trainings, {made.wanted.parallel} at a time, each" if made.wanted.trials > 1 else "one"
@@ -184,7 +184,7 @@ def text(made: Plan) -> str:
     return "\n\n".join([head, table(made.rows, best), chart(best), " ".join(sentences(made.found, made.wanted)), notes])
 
 
-def tree(made: Plan) -> dict[str, object]:
+def tree(made: TrainingPlan) -> dict[str, object]:
     """Return the plan as JSON-compatible values."""
     best = recommended(made.found, made.wanted)
     return {
@@ -197,7 +197,7 @@ def tree(made: Plan) -> dict[str, object]:
     }
 
 
-def row_tree(row: Row) -> dict[str, object]:
+def row_tree(row: PlannedOption) -> dict[str, object]:
     option = row.option
     return {
         "profile": option.profile,
@@ -215,7 +215,7 @@ def row_tree(row: Row) -> dict[str, object]:
     }
 
 
-def finite(outcome: Outcome) -> dict[str, object]:
+def finite(outcome: SimulatedOutcome) -> dict[str, object]:
     """Return an outcome as JSON-compatible values, with None for infinity."""
 
     def clean(value: object) -> object:

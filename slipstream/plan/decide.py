@@ -10,12 +10,12 @@ import numpy as np
 
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import NetworkProfile
-from slipstream.plan.capacity import Capacity, from_profile
+from slipstream.plan.capacity import PodCapacity, from_profile
 from slipstream.plan.estimate import WorkTime, work_time
-from slipstream.plan.measured import Measured
-from slipstream.plan.money import HOUR_S, Job, break_even, own_interval
-from slipstream.plan.options import Option
-from slipstream.plan.simulation import RUNS, Rules, simulate
+from slipstream.plan.measured import MeasuredTraining
+from slipstream.plan.money import HOUR_S, TrainingHours, break_even, own_interval
+from slipstream.plan.options import InstanceOption
+from slipstream.plan.simulation import RUNS, PreemptionRules, simulate
 
 SPOT, ON_DEMAND = "spot", "on demand"
 #: Number of simulated sweeps, each of many trainings.
@@ -27,7 +27,7 @@ MARGIN, LEAVE_S = 1.5, 2.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TrainingRequirements:
     """Planned work and its limits.
 
     The training runs ``trials`` times, ``parallel`` at a time, on ``rows`` rows per trial (None: as measured).
@@ -39,12 +39,12 @@ class Wanted:
     parallel: int = 1
     deadline: float | None = None
     budget: float | None = None
-    capacity: Capacity | None = None
+    capacity: PodCapacity | None = None
     rows: int | None = None
 
 
 @dataclass(frozen=True)
-class Range:
+class SimulatedRange:
     """Median, 5 % and 95 % quantiles over simulated runs."""
 
     median: float
@@ -52,18 +52,18 @@ class Range:
     high: float
 
     @classmethod
-    def of(cls, values: np.ndarray) -> Range:
+    def of(cls, values: np.ndarray) -> SimulatedRange:
         low, median, high = (float(value) for value in np.quantile(values, (0.05, 0.5, 0.95), method="higher"))
         return cls(median, low, high)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedOutcome:
     """Simulated outcome of all planned work with an option, for ``way`` :data:`SPOT` or :data:`ON_DEMAND`."""
 
     way: str
-    hours: Range
-    dollars: Range
+    hours: SimulatedRange
+    dollars: SimulatedRange
     mean_dollars: float
     #: Per training: mean interruptions, and the retries that suffice for 99 of 100 trainings.
     interruptions: float
@@ -74,7 +74,7 @@ class Outcome:
     #: Fraction of the runs within the deadline; 1 without a deadline.
     in_time: float
 
-    def keeps(self, wanted: Wanted) -> bool:
+    def keeps(self, wanted: TrainingRequirements) -> bool:
         """Return True if deadline and budget are each kept with 95 % probability."""
         return (wanted.deadline is None or self.hours.high <= wanted.deadline) and (
             wanted.budget is None or self.dollars.high <= wanted.budget
@@ -82,31 +82,31 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannedOption:
     """Planned option: whether it fits into memory, its time and outcomes.
 
     ``pays_from``: hours between a pod's interruptions from which spot is cheaper, if any.
     """
 
-    option: Option
+    option: InstanceOption
     fits: bool
     time: WorkTime | None
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[SimulatedOutcome, ...] = ()
     pays_from: float | None = None
     #: Reason why there is no spot outcome; "" if there is.
     no_spot: str = ""
 
-    def outcome(self, way: str) -> Outcome | None:
+    def outcome(self, way: str) -> SimulatedOutcome | None:
         return next((each for each in self.outcomes if each.way == way), None)
 
 
 def plan(
-    planned: Measured,
-    runs: Sequence[Measured],
-    options: Iterable[Option],
+    planned: MeasuredTraining,
+    runs: Sequence[MeasuredTraining],
+    options: Iterable[InstanceOption],
     networks: Sequence[NetworkProfile],
-    wanted: Wanted,
-) -> list[Row]:
+    wanted: TrainingRequirements,
+) -> list[PlannedOption]:
     """Return a row for every option, the cheapest first.
 
     Raises ``UserError`` if no option has the memory, or the deadline is shorter than the work of every option.
@@ -128,10 +128,14 @@ def plan(
 
 
 def row_of(
-    planned: Measured, option: Option, runs: Sequence[Measured], networks: Sequence[NetworkProfile], wanted: Wanted
-) -> Row:
+    planned: MeasuredTraining,
+    option: InstanceOption,
+    runs: Sequence[MeasuredTraining],
+    networks: Sequence[NetworkProfile],
+    wanted: TrainingRequirements,
+) -> PlannedOption:
     if not option.gpu.fits(planned.memory_bytes):
-        return Row(option, fits=False, time=None)
+        return PlannedOption(option, fits=False, time=None)
     time = work_time(planned, runs, option.gpu, option.processes, networks)
     scale = 1.0 if wanted.rows is None else wanted.rows / planned.rows
     job_at = partial(job_of, planned, time.seconds * scale)
@@ -146,20 +150,20 @@ def row_of(
         if spot and full:
             pays = break_even(job_at, spot / full, rules.noticed)
             pays_from = None if pays is None else pays * option.pods
-    return Row(option, True, time, tuple(each for each in outcomes if each), pays_from, no_spot)
+    return PlannedOption(option, True, time, tuple(each for each in outcomes if each), pays_from, no_spot)
 
 
-def job_of(planned: Measured, work_s: float, between: float) -> Job:
+def job_of(planned: MeasuredTraining, work_s: float, between: float) -> TrainingHours:
     """Return the planned job for interruptions ``between`` hours apart.
 
     Start and save times are measured; the checkpoint interval is the trainer's choice.
     """
     stall, publish = planned.stall_s / HOUR_S, planned.figures.save_seconds / HOUR_S
     every = own_interval(stall, publish, between)
-    return Job(work_s / HOUR_S, every, stall, publish, planned.start_s / HOUR_S)
+    return TrainingHours(work_s / HOUR_S, every, stall, publish, planned.start_s / HOUR_S)
 
 
-def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
+def capacity_of(option: InstanceOption, wanted: TrainingRequirements) -> tuple[PodCapacity | None, str]:
     """Return the spot capacity of the option's pods and "", or None and why spot is not planned."""
     if option.per_hour(spot=True) is None:
         return None, "no spot price"
@@ -168,7 +172,7 @@ def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
     return capacity, "" if capacity else "its preemption rate is unknown"
 
 
-def rules_of(option: Option, planned: Measured) -> Rules:
+def rules_of(option: InstanceOption, planned: MeasuredTraining) -> PreemptionRules:
     """Return the preemption rules of an option.
 
     A pod has time for a save if its profile watches for notices and a save fits into the grace period. Only a single
@@ -176,18 +180,18 @@ def rules_of(option: Option, planned: Measured) -> Rules:
     """
     grace = option.placement.grace_seconds if option.placement else 0
     saves = grace > MARGIN * planned.figures.save_seconds + LEAVE_S
-    return Rules(1.0 if option.notices and saves else 0.0, falls_back=option.pods == 1)
+    return PreemptionRules(1.0 if option.notices and saves else 0.0, falls_back=option.pods == 1)
 
 
 def outcome(
-    option: Option,
+    option: InstanceOption,
     way: str,
-    job: Job,
-    capacity: Capacity | None,
+    job: TrainingHours,
+    capacity: PodCapacity | None,
     time: WorkTime,
-    wanted: Wanted,
-    rules: Rules = Rules(),  # noqa: B008 - it is frozen
-) -> Outcome | None:
+    wanted: TrainingRequirements,
+    rules: PreemptionRules = PreemptionRules(),  # noqa: B008 - it is frozen
+) -> SimulatedOutcome | None:
     """Simulate an option on spot or on demand (``way``); None without a price for that."""
     random = np.random.default_rng(0)  # common random numbers: options differ only by themselves
     per_hour, on_demand = option.per_hour(spot=way == SPOT), option.per_hour(spot=False)
@@ -196,7 +200,7 @@ def outcome(
     several = wanted.trials > 1
     # The machine's slowdown against the prediction is common to all trainings of a sweep.
     slower = np.ones(RUNS) if several else time.factors(random, RUNS)
-    weather = (capacity or Capacity("", rate=1 / NEVER)).weather(option.pods, RUNS, random)
+    weather = (capacity or PodCapacity("", rate=1 / NEVER)).weather(option.pods, RUNS, random)
     found = simulate(job, weather, rules, random, slower)
     # The spot price, drawn from its range, is common to all trainings of a sweep.
     spread = option.price.spot_spread if way == SPOT else 0.0
@@ -209,10 +213,10 @@ def outcome(
         dollars = dollars * prices / per_hour
     between = capacity.between / option.pods if capacity else None
     often = float(np.mean(found.interruptions))
-    return Outcome(
+    return SimulatedOutcome(
         way=way,
-        hours=Range.of(hours),
-        dollars=Range.of(dollars),
+        hours=SimulatedRange.of(hours),
+        dollars=SimulatedRange.of(dollars),
         mean_dollars=float(np.mean(dollars)),
         interruptions=often if capacity else 0.0,
         retries=int(np.quantile(found.interruptions, 0.99, method="higher")) if capacity and option.pods > 1 else 0,
@@ -222,7 +226,9 @@ def outcome(
     )
 
 
-def together(hours: np.ndarray, dollars: np.ndarray, wanted: Wanted, random: np.random.Generator) -> list[np.ndarray]:
+def together(
+    hours: np.ndarray, dollars: np.ndarray, wanted: TrainingRequirements, random: np.random.Generator
+) -> list[np.ndarray]:
     """Return hours and dollars of sweeps whose trainings are drawn from the simulated ones.
 
     A trial waits while ``wanted.parallel`` others run.

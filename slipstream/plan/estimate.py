@@ -20,7 +20,7 @@ from slipstream.interconnect.model.predictions import model_of
 from slipstream.interconnect.model.step_time import Compute, predict
 from slipstream.interconnect.profile import NetworkProfile
 from slipstream.machine.peaks import data_sheet_peak
-from slipstream.plan.measured import Measured
+from slipstream.plan.measured import MeasuredTraining
 from slipstream.toml_file import read_toml
 
 FILE = Path(__file__).with_name("gpus.toml")
@@ -50,7 +50,7 @@ UNKNOWN_EXCHANGE = ", exchange unknown"
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuModel:
     """GPU model: memory in bytes, bandwidth in bytes per second, and ``words`` of its device name."""
 
     name: str
@@ -89,43 +89,43 @@ class WorkTime:
 
 
 @cache
-def gpus() -> dict[str, Gpu]:
+def gpus() -> dict[str, GpuModel]:
     """Return the known GPUs by name, more specific ones first."""
     data = read_toml(FILE)
     order = sorted(data, key=lambda name: -len(data[name]["words"]))
     return {
-        name: Gpu(name, tuple(data[name]["words"]), data[name]["gb"] * 1e9, data[name]["gb_per_s"] * 1e9)
+        name: GpuModel(name, tuple(data[name]["words"]), data[name]["gb"] * 1e9, data[name]["gb_per_s"] * 1e9)
         for name in order
     }
 
 
-def gpu_of(device: str) -> Gpu | None:
+def gpu_of(device: str) -> GpuModel | None:
     """Return the GPU with the driver's device name; None if unknown."""
     words = device.replace("-", " ").split()
     return next((gpu for gpu in gpus().values() if set(gpu.words) <= set(words)), None)
 
 
-def roof(run: Measured, rows: float, peak: float, bandwidth: float | None) -> float:
+def roof(run: MeasuredTraining, rows: float, peak: float, bandwidth: float | None) -> float:
     """Return the roofline seconds of a step of ``rows`` rows in one process."""
     figures = run.figures
     moved = BYTES_PER_PARAMETER * (figures.parameters - figures.frozen) + BYTES_PER_FROZEN * figures.frozen
     return max(rows * run.flops_per_row / peak, moved / bandwidth if bandwidth else 0.0)
 
 
-def own_roof(run: Measured, bandwidth: bool) -> float:
+def own_roof(run: MeasuredTraining, bandwidth: bool) -> float:
     """Return the roofline seconds of the run's step on its own hardware."""
     gpu = gpu_of(run.figures.gpu)
     rows = run.figures.batch_size / run.processes
     return roof(run, rows, run.peak_flops / run.processes, gpu.bandwidth if gpu and bandwidth else None)
 
 
-def step_of(run: Measured) -> float:
+def step_of(run: MeasuredTraining) -> float:
     """Return the run's computing seconds per step."""
     return run.computing_s / run.figures.ledger.kept
 
 
 @dataclass(frozen=True)
-class Fit:
+class StepTimeFit:
     """Linear model of the step time on some hardware: ``per_roof`` x roofline seconds + ``launch`` seconds."""
 
     per_roof: float
@@ -135,14 +135,14 @@ class Fit:
         return self.per_roof * its_roof + self.launch
 
 
-def fit(roofs: Sequence[float], steps: Sequence[float]) -> Fit:
+def fit(roofs: Sequence[float], steps: Sequence[float]) -> StepTimeFit:
     """Fit by least squares of relative errors, with non-negative coefficients."""
     from scipy.optimize import nnls
 
     measured_steps = np.asarray(steps)
     columns = np.stack([np.asarray(roofs), np.ones(len(roofs))], axis=1) / measured_steps[:, None]
     per_roof, launch = nnls(columns, np.ones(len(roofs)))[0]
-    return Fit(float(per_roof), float(launch))
+    return StepTimeFit(float(per_roof), float(launch))
 
 
 def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[float]:
@@ -167,7 +167,9 @@ def spread_of(errors: Sequence[float], otherwise: float) -> float:
     return half / HALF_WIDTH
 
 
-def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, processes: int) -> WorkTime | None:
+def measured_time(
+    planned: MeasuredTraining, runs: Sequence[MeasuredTraining], gpu: GpuModel | None, processes: int
+) -> WorkTime | None:
     """Return the planned training's time from runs of the same work on the same hardware; None without any."""
     alike = [
         run for run in runs if run.processes == processes and gpu_of(run.figures.gpu) == gpu and planned.same_work(run)
@@ -175,7 +177,7 @@ def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, 
     return time_of(planned, alike) if alike and gpu else None
 
 
-def time_of(planned: Measured, alike: Sequence[Measured]) -> WorkTime:
+def time_of(planned: MeasuredTraining, alike: Sequence[MeasuredTraining]) -> WorkTime:
     """Return the planned training's time from ``alike`` runs, which do the same work on the same hardware."""
     logs = np.log([(run.computing_s + run.waiting_s) / run.figures.ledger.kept for run in alike])
     spread = math.log(1 + ONE_RUN) / HALF_WIDTH
@@ -185,7 +187,11 @@ def time_of(planned: Measured, alike: Sequence[Measured]) -> WorkTime:
 
 
 def work_time(
-    planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: int, networks: Sequence[NetworkProfile] = ()
+    planned: MeasuredTraining,
+    runs: Sequence[MeasuredTraining],
+    gpu: GpuModel,
+    processes: int,
+    networks: Sequence[NetworkProfile] = (),
 ) -> WorkTime:
     """Return the time of the planned training's work in ``processes`` processes on ``gpu``."""
     if known := measured_time(planned, runs, gpu, processes):
@@ -198,7 +204,9 @@ def work_time(
     return WorkTime(seconds, spread, how + exchange, exchange != UNKNOWN_EXCHANGE)
 
 
-def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: int) -> tuple[float, float, str]:
+def predicted(
+    planned: MeasuredTraining, runs: Sequence[MeasuredTraining], gpu: GpuModel, processes: int
+) -> tuple[float, float, str]:
     """Return a step's computing seconds, the standard deviation of their logarithm, and their source."""
     on_gpus = gpu_of(planned.figures.gpu) is not None
     peak = gpu.peak(planned.figures.world.precision if on_gpus else gpu.precision()) or gpu.peak(gpu.precision())
@@ -217,7 +225,7 @@ def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: 
 
 
 def exchanged(
-    planned: Measured, computing: float, gpu: Gpu, processes: int, networks: Sequence[NetworkProfile]
+    planned: MeasuredTraining, computing: float, gpu: GpuModel, processes: int, networks: Sequence[NetworkProfile]
 ) -> tuple[float, str]:
     """Return a step's seconds including its gradient exchange, and a note on the exchange's source."""
     if processes == 1:

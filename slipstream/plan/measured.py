@@ -15,7 +15,7 @@ from slipstream.artifacts.strict_json import parse_json
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import KIND as NETWORK
 from slipstream.interconnect.profile import NetworkProfile, read_profile
-from slipstream.plan.capacity import Attempt
+from slipstream.plan.capacity import PastAttempt
 from slipstream.storage import STORES, read_below, storage_for
 
 SUMMARY, TRAINING = "summary.json", "training"
@@ -23,7 +23,7 @@ EXPECTED = "expected a directory runs/…, a trained model, a checkpoint directo
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTraining:
     """Past training; seconds exclude starts, saves and steps whose work was lost."""
 
     name: str
@@ -52,7 +52,7 @@ class Measured:
         """Peak memory of a process in bytes; 0 if unknown."""
         return self.figures.throughput.memory_bytes if self.figures.throughput else 0
 
-    def same_work(self, other: Measured) -> bool:
+    def same_work(self, other: MeasuredTraining) -> bool:
         """Return True if a row and a step of both runs need the same computation."""
         mine, its = self.figures, other.figures
         return (mine.parameters, mine.batch_size, round(self.flops_per_row)) == (
@@ -63,20 +63,20 @@ class Measured:
 
 
 @dataclass
-class Evidence:
+class GivenMeasurements:
     """All measurements that the user gave, in order."""
 
-    trainings: list[Measured] = field(default_factory=list)
-    attempts: list[list[Attempt]] = field(default_factory=list)
+    trainings: list[MeasuredTraining] = field(default_factory=list)
+    attempts: list[list[PastAttempt]] = field(default_factory=list)
     networks: list[NetworkProfile] = field(default_factory=list)
 
 
-def read_evidence(places: Sequence[str]) -> Evidence:
+def read_evidence(places: Sequence[str]) -> GivenMeasurements:
     """Read directories of runs, trained models, checkpoint directories (also in a store) and network profiles.
 
     Raises ``UserError`` for anything else, and if there is no training to plan.
     """
-    evidence = Evidence()
+    evidence = GivenMeasurements()
     for place in places:
         read(place, evidence)
     if not evidence.trainings:
@@ -85,7 +85,7 @@ def read_evidence(places: Sequence[str]) -> Evidence:
     return evidence
 
 
-def read(place: str, evidence: Evidence) -> None:
+def read(place: str, evidence: GivenMeasurements) -> None:
     directory = Path(place)
     if place.startswith(STORES) or (directory / ledger.PREFIX).is_dir():
         evidence.attempts.append(attempts_in(place))
@@ -106,7 +106,7 @@ def read(place: str, evidence: Evidence) -> None:
         )
     evidence.trainings.append(measured(place, figures))
     spans = figures.attempts
-    evidence.attempts.append([Attempt(s.began_at, s.seconds, s.ended, figures.pods) for s in spans])
+    evidence.attempts.append([PastAttempt(s.began_at, s.seconds, s.ended, figures.pods) for s in spans])
 
 
 def figures_of_run(path: Path) -> TrainingFigures:
@@ -123,7 +123,7 @@ def figures_of_run(path: Path) -> TrainingFigures:
     return from_tree(found, TrainingFigures, path)
 
 
-def attempts_in(place: str) -> list[Attempt]:
+def attempts_in(place: str) -> list[PastAttempt]:
     """Return the attempts in a checkpoint directory.
 
     Raises ``UserError`` if there are none.
@@ -131,10 +131,10 @@ def attempts_in(place: str) -> list[Attempt]:
     records = ledger.read_attempts(storage_for(place))
     if not records:
         raise UserError(f"{place}: no attempts in its {ledger.PREFIX}; {EXPECTED}")
-    return [Attempt(each.began_at, each.wall, each.ended, each.pods) for each in records]
+    return [PastAttempt(each.began_at, each.wall, each.ended, each.pods) for each in records]
 
 
-def measured(name: str, figures: TrainingFigures) -> Measured:
+def measured(name: str, figures: TrainingFigures) -> MeasuredTraining:
     """Return the means that a plan needs from a training's figures.
 
     Raises ``UserError`` if its last attempt finished no step.
@@ -144,7 +144,7 @@ def measured(name: str, figures: TrainingFigures) -> Measured:
         raise UserError(f"{name}: its last attempt finished no step; expected a run that trained")
     kept, seconds = its.kept / its.executed, its.seconds
     saves = its.saves if its.saves is not None else its.attempts
-    return Measured(
+    return MeasuredTraining(
         name=name,
         figures=figures,
         flops_per_row=speed.flops_per_row,

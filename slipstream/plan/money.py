@@ -21,7 +21,7 @@ RAREST, MOST_FREQUENT = 1e5, 1e-3
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingHours:
     """Durations of a training in hours.
 
     ``work`` is undisturbed, without saves; ``every`` is the work between saves; ``stall`` is a save's pause;
@@ -50,7 +50,7 @@ def own_interval(stall: float, publish: float, between: float) -> float:
     return best_seconds(stall * HOUR_S, publish * HOUR_S, between * HOUR_S) / HOUR_S
 
 
-def billed(job: Job, between: float) -> float:
+def billed(job: TrainingHours, between: float) -> float:
     """Return the mean billed hours without preemption notices, including the first start.
 
     Infinite if the training never ends.
@@ -63,14 +63,14 @@ def billed(job: Job, between: float) -> float:
         return math.inf
 
 
-def billed_with_notices(job: Job, between: float, noticed: float) -> float:
+def billed_with_notices(job: TrainingHours, between: float, noticed: float) -> float:
     """Return the mean billed hours, to first order, if a fraction ``noticed`` of interruptions allows a save."""
     unwarned = (1 - noticed) * ((job.every + job.stall) / 2 + job.publish)
     useful = 1 - (job.restart + unwarned) / between
     return job.undisturbed / useful if useful > 0 else math.inf
 
 
-def break_even(job_at: Callable[[float], Job], price: float, noticed: float = 0.0) -> float | None:
+def break_even(job_at: Callable[[float], TrainingHours], price: float, noticed: float = 0.0) -> float | None:
     """Return the hours between interruptions from which spot costs less; None if it always or never does.
 
     ``price`` is spot relative to on demand. ``job_at`` returns the job for given hours between interruptions.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from slipstream.errors import UserError
-from slipstream.plan.estimate import Gpu, gpus
+from slipstream.plan.estimate import GpuModel, gpus
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import Profile
 from slipstream.telemetry.prices import (
@@ -21,13 +21,13 @@ from slipstream.telemetry.prices import (
 
 
 @dataclass(frozen=True)
-class Option:
+class InstanceOption:
     """Pods of a profile on an instance type, or one whole instance (``profile`` is "")."""
 
     profile: str
     placement: Placement | None
     instance: Instance
-    gpu: Gpu
+    gpu: GpuModel
     pods: int
     #: GPUs per pod.
     gpus: int
@@ -47,12 +47,12 @@ class Option:
         return None if price is None else float(Decimal(self.pods) * price)
 
 
-def options(profiles: Sequence[Profile], prices: PriceList) -> list[Option]:
+def options(profiles: Sequence[Profile], prices: PriceList) -> list[InstanceOption]:
     """Return the options of the profiles, then whole instances that no profile uses."""
     found = [option for profile in profiles for option in of_profile(profile, prices)]
     used = {option.instance.name for option in found}
     whole = [
-        Option("", None, each, gpus()[each.gpu], 1, each.gpus, each.part(each.gpus))
+        InstanceOption("", None, each, gpus()[each.gpu], 1, each.gpus, each.part(each.gpus))
         for each in prices.instances.values()
         if each.gpu in gpus() and each.name not in used
     ]
@@ -74,7 +74,7 @@ def why_not(placement: Placement) -> str:
     return "has part of a GPU" if placement.mig or placement.shared_gpu else "no price of its GPUs is known"
 
 
-def of_profile(profile: Profile, prices: PriceList) -> Iterator[Option]:
+def of_profile(profile: Profile, prices: PriceList) -> Iterator[InstanceOption]:
     """Yield a profile's training on every instance type with its GPU.
 
     Raises ``UserError`` if the profile names an instance type without a price.
@@ -96,4 +96,4 @@ def of_profile(profile: Profile, prices: PriceList) -> Iterator[Option]:
     for instance in [like] if named else prices.instances.values():
         if instance.gpu == like.gpu and instance.gpus >= count:
             price = profile_price(placement) or instance.part(count)
-            yield Option(profile.name, placement, instance, gpus()[like.gpu], placement.nodes, count, price)
+            yield InstanceOption(profile.name, placement, instance, gpus()[like.gpu], placement.nodes, count, price)

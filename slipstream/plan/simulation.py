@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from slipstream.plan.money import Job
+from slipstream.plan.money import TrainingHours
 
 RUNS = 10_000
 #: Interruptions of a single pod after which it runs on demand.
@@ -21,7 +21,7 @@ SYSTEM_RETRIES = 3
 MOST_ATTEMPTS = 2_000
 
 
-class Weather(Protocol):
+class PreemptionTraces(Protocol):
     """Preemption traces of many trainings, in hours."""
 
     def up(self, chosen: np.ndarray) -> np.ndarray:
@@ -32,7 +32,7 @@ class Weather(Protocol):
 
 
 @dataclass(frozen=True)
-class Rules:
+class PreemptionRules:
     """Preemption rules.
 
     ``noticed`` is the fraction of interruptions with a preemption notice in time for a save. With ``falls_back`` the
@@ -44,7 +44,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulationResults:
     """Results per training, in hours except for ``interruptions``.
 
     ``hours`` is wall time, ``spot`` and ``on_demand`` are billed, ``lost`` is steps executed twice. Wall time and
@@ -63,8 +63,12 @@ class Simulated:
 
 
 def simulate(
-    job: Job, weather: Weather, rules: Rules, random: np.random.Generator, slower: np.ndarray | None = None
-) -> Simulated:
+    job: TrainingHours,
+    weather: PreemptionTraces,
+    rules: PreemptionRules,
+    random: np.random.Generator,
+    slower: np.ndarray | None = None,
+) -> SimulationResults:
     """Simulate trainings of ``job``, one per factor in ``slower`` (default: :data:`RUNS` ones) on its work."""
     slower = np.ones(RUNS) if slower is None else slower
     left = job.work * slower
@@ -74,7 +78,7 @@ def simulate(
     at_work = np.arange(len(left))
     for _ in range(MOST_ATTEMPTS):
         if not len(at_work):
-            return Simulated(hours, spot, on_demand, interrupted, lost)
+            return SimulationResults(hours, spot, on_demand, interrupted, lost)
         up, needed = weather.up(at_work), until_the_end(job, left[at_work])
         ends = up >= needed
         spot[at_work] += np.minimum(up, needed)
@@ -96,9 +100,9 @@ def simulate(
         hours[at_work] += weather.wait(at_work)
     for amounts in (hours, spot):
         amounts[at_work] = np.inf
-    return Simulated(hours, spot, on_demand, interrupted, lost)
+    return SimulationResults(hours, spot, on_demand, interrupted, lost)
 
 
-def until_the_end(job: Job, left: np.ndarray) -> np.ndarray:
+def until_the_end(job: TrainingHours, left: np.ndarray) -> np.ndarray:
     """Return the hours of an uninterrupted attempt: start, remaining work and its saves."""
     return job.restart + left + np.floor(left / job.every) * job.stall

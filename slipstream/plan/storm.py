@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.errors import UserError
-from slipstream.plan.money import HOUR_S, Job
-from slipstream.plan.simulation import Rules, simulate
+from slipstream.plan.money import HOUR_S, TrainingHours
+from slipstream.plan.simulation import PreemptionRules, simulate
 from slipstream.profiles.placement import Placement
 from slipstream.text_table import aligned
 
@@ -21,7 +21,7 @@ DRAWS = 5000
 
 
 @dataclass(frozen=True)
-class Pace:
+class TrainingPace:
     """Pace of an undisturbed training.
 
     ``hours`` of steps; seconds between saves, from snapshot to publication, and from an attempt's end to the next
@@ -39,7 +39,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Courses:
+class SimulatedTrainings:
     """Simulated trainings: hours of steps executed twice, wall hours, and retries."""
 
     lost: np.ndarray
@@ -48,7 +48,7 @@ class Courses:
 
 
 @dataclass(frozen=True)
-class Storm:
+class ConstantPreemptionRate:
     """Preemption trace at a constant rate, with replacement pods at once."""
 
     random: np.random.Generator
@@ -62,27 +62,27 @@ class Storm:
 
 
 def courses(
-    random: np.random.Generator, per_hour: float, pace: Pace, *, warned: bool, trainings: int = DRAWS
-) -> Courses:
+    random: np.random.Generator, per_hour: float, pace: TrainingPace, *, warned: bool, trainings: int = DRAWS
+) -> SimulatedTrainings:
     """Simulate trainings under ``per_hour`` preemptions.
 
     If ``warned``, they save before every end; otherwise they resume from the last published save.
     """
     start, save, every = (seconds / HOUR_S for seconds in (pace.start_s, pace.save_s, pace.save_every_s))
-    job = Job(pace.hours, every, 0.0, save, start)
+    job = TrainingHours(pace.hours, every, 0.0, save, start)
     # A second generator keeps the drawn times independent of the rules.
-    rules, chance = Rules(noticed=float(warned)), np.random.default_rng(0)
-    found = simulate(job, Storm(random, per_hour), rules, chance, np.ones(trainings))
+    rules, chance = PreemptionRules(noticed=float(warned)), np.random.default_rng(0)
+    found = simulate(job, ConstantPreemptionRate(random, per_hour), rules, chance, np.ones(trainings))
     last_saves = found.interruptions * save if warned else 0.0
-    return Courses(found.lost, found.hours + last_saves, found.interruptions)
+    return SimulatedTrainings(found.lost, found.hours + last_saves, found.interruptions)
 
 
-def is_warned(placement: Placement, pace: Pace) -> bool:
+def is_warned(placement: Placement, pace: TrainingPace) -> bool:
     """Return True if a pod's preemption notice leaves time for a last save."""
     return placement.notices != "none" and placement.grace_seconds >= pace.save_s
 
 
-def forecast(name: str, placement: Placement, per_day: float, pace: Pace, price: float = 0.0) -> str:
+def forecast(name: str, placement: Placement, per_day: float, pace: TrainingPace, price: float = 0.0) -> str:
     """Return a table of a profile's training under preemptions, and whether its retries suffice.
 
     ``per_day`` is preemptions per pod; ``price`` is for a pod-hour, 0 to omit it. Raises ``UserError`` if the placement
@@ -90,7 +90,7 @@ def forecast(name: str, placement: Placement, per_day: float, pace: Pace, price:
     """
     if not placement.interruptible or per_day <= 0:
         raise UserError(f"profile {name}: trains on no spot capacity; expected interruptible and preemptions_per_day")
-    measures: dict[str, Callable[[Courses], np.ndarray]] = {
+    measures: dict[str, Callable[[SimulatedTrainings], np.ndarray]] = {
         "steps lost, %": lambda found: 100 * found.lost / pace.hours,
         "hours": lambda found: found.clock,
         **({"price": lambda found: found.clock * placement.nodes * price} if price else {}),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from slipstream.plan.advice import Choice, duration
-from slipstream.plan.decide import ON_DEMAND, SPOT, Outcome, Row
+from slipstream.plan.advice import CapacityChoice, duration
+from slipstream.plan.decide import ON_DEMAND, SPOT, PlannedOption, SimulatedOutcome
 from slipstream.text_table import aligned
 
 COLUMNS = (
@@ -24,14 +24,14 @@ WIDTH = 40
 BEST = "Pareto-optimal"
 
 
-def table(rows: Sequence[Row], best: Sequence[Choice]) -> str:
+def table(rows: Sequence[PlannedOption], best: Sequence[CapacityChoice]) -> str:
     """Return a line for every option, with Pareto-optimal ones marked."""
     marked = {id(choice.row) for choice in best}
     lines = [["▸" if id(row) in marked else "", *cells(row)] for row in rows]
     return aligned(("", *COLUMNS, *MORE), lines, left=LEFT)
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: PlannedOption) -> list[str]:
     option, spot, on_demand = row.option, row.outcome(SPOT), row.outcome(ON_DEMAND)
     count = f"{option.pods} x {option.gpus}" if option.pods > 1 else str(option.gpus)
     named = [option.profile or "-", option.instance.name, f"{count} {option.gpu.name}"]
@@ -50,11 +50,11 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def hours(outcome: Outcome | None) -> str:
+def hours(outcome: SimulatedOutcome | None) -> str:
     return f"{duration(outcome.hours.median)} ({duration(outcome.hours.high)})" if outcome else "-"
 
 
-def dollars(outcome: Outcome | None) -> str:
+def dollars(outcome: SimulatedOutcome | None) -> str:
     if outcome is None:
         return "-"
     if math.isinf(outcome.dollars.median):
@@ -62,7 +62,7 @@ def dollars(outcome: Outcome | None) -> str:
     return f"{outcome.dollars.median:,.2f} ({outcome.dollars.low:,.2f} to {outcome.dollars.high:,.2f})"
 
 
-def chart(best: Sequence[Choice]) -> str:
+def chart(best: Sequence[CapacityChoice]) -> str:
     """Return Pareto-optimal choices as bars of their dollars, with the 95 % quantile of hours."""
     ended = [choice for choice in best if math.isfinite(choice.outcome.dollars.median)]
     most = max((choice.outcome.dollars.median for choice in ended), default=0.0)

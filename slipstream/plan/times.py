@@ -15,7 +15,7 @@ LONGEST_S = 100 * 365 * 86400.0
 SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Time(click.ParamType):
+class TimeParam(click.ParamType):
     """Parameter type for times such as 20ms, 90min or 8h, converted to ``unit``, which is also the default unit."""
 
     name = "time"

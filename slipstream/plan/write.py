@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 from slipstream.errors import UserError
-from slipstream.plan.advice import Choice
-from slipstream.plan.decide import SPOT, Wanted
-from slipstream.plan.measured import Measured
+from slipstream.plan.advice import CapacityChoice
+from slipstream.plan.decide import SPOT, TrainingRequirements
+from slipstream.plan.measured import MeasuredTraining
 from slipstream.profiles.planned import Planned
 from slipstream.profiles.profile import OTHER_CAUSES
 from slipstream.settings import to_dict
@@ -22,7 +22,7 @@ CPUS, MEMORY_GIB = 4, 16
 ROOM = 2
 
 
-def profile_of(choice: Choice, planned: Planned | None = None) -> str:
+def profile_of(choice: CapacityChoice, planned: Planned | None = None) -> str:
     """Return a profile as TOML: the option's own, or for the whole instance.
 
     Includes the figures of ``planned``.
@@ -63,7 +63,7 @@ def profile_of(choice: Choice, planned: Planned | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def planned_of(choice: Choice, planned: Measured, wanted: Wanted) -> Planned | None:
+def planned_of(choice: CapacityChoice, planned: MeasuredTraining, wanted: TrainingRequirements) -> Planned | None:
     """Return the figures that the report compares with the run; None for more than one training."""
     if wanted.trials > 1:
         return None

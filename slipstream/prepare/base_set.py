@@ -30,8 +30,8 @@ from slipstream.prepare.fit.fit import (
     TIME,
     USED,
     WEIGHT,
+    ColumnRole,
     FittedColumns,
-    Role,
 )
 from slipstream.prepare.fit.scan import ScanResult
 from slipstream.prepare.fit.splits import Cuts
@@ -220,8 +220,8 @@ class BaseSet:
             raise UserError(f"data.types.{name}: {declared!r} does not make the column {role!r}, {self._made_so}")
 
     @property
-    def _roles(self) -> dict[str, Role]:
-        return {column["name"]: Role(column["role"], column.get("why", "")) for column in self.card["columns"]}
+    def _roles(self) -> dict[str, ColumnRole]:
+        return {column["name"]: ColumnRole(column["role"], column.get("why", "")) for column in self.card["columns"]}
 
     @property
     def _made_so(self) -> str:

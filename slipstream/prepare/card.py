@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.card import ColumnCard, DataCard
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.comparison.stability import Drift, found
+from slipstream.comparison.stability import DriftTest, found
 from slipstream.prepare.drift import drift_by_split
 from slipstream.prepare.fit.fit import FittedColumns
 from slipstream.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
@@ -211,7 +211,7 @@ def column_figures(
     return columns
 
 
-def with_drifts(column: ColumnCard, drifts: Mapping[str, Drift]) -> ColumnCard:
+def with_drifts(column: ColumnCard, drifts: Mapping[str, DriftTest]) -> ColumnCard:
     return replace(
         column,
         drift={**(column.drift or {}), **{split: each.index for split, each in drifts.items()}},
@@ -233,7 +233,7 @@ def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...])
 def judgements(columns: list[ColumnCard]) -> list[str]:
     warnings = []
     drifts = {
-        (column.name, split): Drift(index, (column.drift_chance or {})[split])
+        (column.name, split): DriftTest(index, (column.drift_chance or {})[split])
         for column in columns
         for split, index in (column.drift or {}).items()
     }

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.comparison.stability import ENOUGH, Drift, drift
+from slipstream.comparison.stability import ENOUGH, DriftTest, drift
 from slipstream.prepare.fit.splits import TRAIN
 
 
-def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dict[str, Drift]:
+def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dict[str, DriftTest]:
     """Return the drift of every held-out split from the training rows; ``binned`` holds the bin of every row.
 
     If ``ordered``, sparse bins are merged with their neighbours, else all sparse bins are merged into one.
@@ -24,7 +24,7 @@ def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dic
     return {SPLITS[split]: drift(counts[TRAIN], counts[split], ordered) for split in held_out}
 
 
-def drift_from(column: dict[str, Any], sample: pa.Table) -> Drift | None:
+def drift_from(column: dict[str, Any], sample: pa.Table) -> DriftTest | None:
     """Return the drift of the ``sample`` from the ``column`` of an earlier data card, or None if it is unknown.
 
     Bins are those of the card's histogram, or its most frequent texts and one bin for all other texts.

@@ -13,7 +13,7 @@ import pyarrow as pa
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND
 from slipstream.artifacts.resume import ResumableScratch, resumable_scratch
-from slipstream.distributed.pool import Workers, workers_for
+from slipstream.distributed.pool import WorkerPool, workers_for
 from slipstream.errors import UserError
 from slipstream.prepare.images import prepare_images
 from slipstream.prepare.language.engine import prepare_language
@@ -102,7 +102,7 @@ def workspace(
     """Yield a scratch directory with worker processes, by default as many as suit ``size`` bytes."""
     count = workers_for(size, memory) if workers is None else workers
     with (
-        closing(Workers(count, __name__)) as processes,
+        closing(WorkerPool(count, __name__)) as processes,
         resumable_scratch(scratch or directory / SCRATCH, processes, lasting=scratch is not None) as work,
     ):
         yield work

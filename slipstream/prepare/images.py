@@ -20,15 +20,15 @@ from slipstream.prepare.fit.fit import check_splits
 from slipstream.prepare.fit.splits import TRAIN, assign
 from slipstream.prepare.progress import shown
 from slipstream.prepare.resolve import SourceToPrepare
-from slipstream.prepare.shuffle import Run, RunWriter, enter_segments, merge_all, order_keys
+from slipstream.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
 from slipstream.source import quarantine
 from slipstream.source.config import DataConfig
-from slipstream.source.images import Chunk, ImageSet, Part, open_images
+from slipstream.source.images import ImageChunk, ImageSet, Part, open_images
 from slipstream.source.quarantine import BadRow
 
 
 @dataclass(frozen=True)
-class PartJob:
+class EncodeImagesJob:
     """Job of one worker: encode a part of all images; ``first`` is the number of its first image of ``total``."""
 
     part: Part
@@ -51,7 +51,7 @@ class EncodedImages:
     squares: np.ndarray
     low: int = 255
     high: int = 0
-    runs: list[Run] = field(default_factory=list)
+    runs: list[SortedRun] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     hashes: list[np.ndarray] = field(default_factory=list)
     labels: list[np.ndarray] = field(default_factory=list)
@@ -74,7 +74,7 @@ class EncodedImages:
             getattr(self, name).extend(getattr(other, name))
 
 
-def encode_part(job: PartJob) -> EncodedImages:
+def encode_part(job: EncodeImagesJob) -> EncodedImages:
     """Read, hash, split and store one part; runs in a worker process."""
     encoded = EncodedImages.nothing(job.signature)
     first = job.first
@@ -86,7 +86,7 @@ def encode_part(job: PartJob) -> EncodedImages:
     return encoded
 
 
-def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, encoded: EncodedImages) -> None:
+def add_chunk(chunk: ImageChunk, first: int, job: EncodeImagesJob, writer: RunWriter, encoded: EncodedImages) -> None:
     records = np.zeros(len(chunk.pixels), job.signature.record)
     records[job.signature.inputs[0].name], records[TARGET] = chunk.pixels, chunk.labels
     splits = assign(chunk.hashes, job.config.split)
@@ -116,7 +116,7 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
     )
     rows = [part.rows for part in images.parts]
     jobs = (
-        PartJob(part, first, sum(rows), signature, config, scratch.root)
+        EncodeImagesJob(part, first, sum(rows), signature, config, scratch.root)
         for part, first in zip(images.parts, accumulate(rows, initial=0), strict=False)
     )
     encoded = EncodedImages.nothing(signature)

@@ -51,7 +51,7 @@ def block_rows(itemsize: int) -> int:
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """Sorted run: ``rows`` records of one split, starting at row ``start`` of the files ``path``.rows and .keys."""
 
     path: str
@@ -69,7 +69,7 @@ class RunWriter:
         self._keys = Path(f"{path}.keys").open("wb")  # noqa: SIM115
         self._hashes = {"rows": xxhash.xxh3_128(), "keys": xxhash.xxh3_128()}
         self._rows = 0
-        self.runs: list[Run] = []
+        self.runs: list[SortedRun] = []
 
     @property
     def digests(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class RunWriter:
         ):
             file.write(data)
             self._hashes[part].update(data)
-        self.runs.append(Run(str(self._path), split, self._rows, len(ascending)))
+        self.runs.append(SortedRun(str(self._path), split, self._rows, len(ascending)))
         self._rows += len(ascending)
 
     def __enter__(self) -> RunWriter:
@@ -104,7 +104,7 @@ def as_bytes(records: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPart:
     """Part of a split: the rows whose keys lie in range ``number`` of ``of`` equal ranges."""
 
     split: int
@@ -112,13 +112,13 @@ class Part:
     of: int = 1
 
 
-def parts_of(split: int, rows: int, itemsize: int) -> list[Part]:
+def parts_of(split: int, rows: int, itemsize: int) -> list[SplitPart]:
     """Return the parts of a split of ``rows`` records; they depend only on its size."""
     count = min(MOST_PARTS, max(1, -(-rows * itemsize // PART_BYTES)))
-    return [Part(split, number, count) for number in range(count)]
+    return [SplitPart(split, number, count) for number in range(count)]
 
 
-def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int, part: Part) -> None:
+def merge(writer: ArtifactWriter, name: str, runs: list[SortedRun], itemsize: int, part: SplitPart) -> None:
     """Write the rows of ``part`` to the file ``name`` in key order."""
     with writer.create(name, block_bytes=block_rows(itemsize) * itemsize) as file, ThreadPoolExecutor(1) as ahead:
         # Gathering and hashing both release the GIL, so the next chunk is gathered meanwhile.
@@ -129,7 +129,7 @@ def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int, par
             file.write(piece.records)
 
 
-def collect(path: Path, runs: list[Run], itemsize: int, part: Part) -> Run:
+def collect(path: Path, runs: list[SortedRun], itemsize: int, part: SplitPart) -> SortedRun:
     """Write all rows of ``part`` as one run to the files ``path``.rows and .keys."""
     rows = 0
     with Path(f"{path}.keys").open("wb") as keys_file, Path(f"{path}.rows").open("wb") as records_file:
@@ -137,17 +137,17 @@ def collect(path: Path, runs: list[Run], itemsize: int, part: Part) -> Run:
             keys_file.write(piece.keys.data)
             records_file.write(piece.records.data)
             rows += len(piece.keys)
-    return Run(str(path), part.split, 0, rows)
+    return SortedRun(str(path), part.split, 0, rows)
 
 
-class Piece(NamedTuple):
+class KeyedRows(NamedTuple):
     """Consecutive rows in key order: ``keys`` (uint64) and ``records`` (uint8 ``[rows, itemsize]``)."""
 
     keys: np.ndarray
     records: np.ndarray
 
 
-def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
+def merged(runs: list[SortedRun], itemsize: int, part: SplitPart) -> Iterator[KeyedRows]:
     """Yield the rows of ``part`` in key order, one smaller range of keys at a time.
 
     The arrays are reused: a piece is overwritten when the second piece after it is requested.
@@ -166,7 +166,7 @@ def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
     gathered, *spare = (np.empty((largest, itemsize), np.uint8) for _ in range(3))
     for bucket in range(buckets):
         slices = [
-            Slice(run, ascending, *edges[bucket : bucket + 2])
+            RunSlice(run, ascending, *edges[bucket : bucket + 2])
             for run, ascending, edges in zip(runs, keys_of, cuts, strict=True)
         ]
         slices = [one for one in slices if one.end > one.start]
@@ -177,7 +177,7 @@ def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
         order = np.argsort(unordered)
         # "clip" writes into `out` directly; "raise" would copy twice. All rows are in range.
         records = gathered[:rows].take(order, axis=0, out=spare[bucket % 2][:rows], mode="clip")
-        yield Piece(unordered[order], records)
+        yield KeyedRows(unordered[order], records)
 
 
 def cut(ascending: np.ndarray, first: int, last: int, of: int) -> list[int]:
@@ -187,10 +187,10 @@ def cut(ascending: np.ndarray, first: int, last: int, of: int) -> list[int]:
     return indices if last < of else [*indices, len(ascending)]
 
 
-class Slice(NamedTuple):
+class RunSlice(NamedTuple):
     """Rows ``start`` to ``end`` of a run; ``of_run`` are the keys of the whole run."""
 
-    run: Run
+    run: SortedRun
     of_run: np.ndarray
     start: int
     end: int
@@ -200,7 +200,7 @@ class Slice(NamedTuple):
         return self.of_run[self.start : self.end]
 
 
-def gather(slices: list[Slice], out: np.ndarray) -> int:
+def gather(slices: list[RunSlice], out: np.ndarray) -> int:
     """Read the records of the slices into ``out`` (uint8 ``[rows, itemsize]``) and return their number."""
     at, itemsize = 0, out.shape[1]
     for path, of_one_file in groupby(slices, lambda one: one.run.path):
@@ -230,8 +230,8 @@ class MergeJob:
     """Job of one worker: merge a part from the ``runs`` of its split into a directory in ``scratch``."""
 
     scratch: Path
-    part: Part
-    runs: list[Run]
+    part: SplitPart
+    runs: list[SortedRun]
     itemsize: int
 
 
@@ -240,7 +240,7 @@ class MergedPart:
     """Merged part in the form in which it enters the artifact."""
 
     file: Path
-    part: Part
+    part: SplitPart
     record: FileRecord
 
     @property
@@ -252,12 +252,12 @@ class MergedPart:
         writer.link(self.file, name, self.record)
 
 
-def all_parts(rows: Sequence[int], itemsize: int) -> list[Part]:
+def all_parts(rows: Sequence[int], itemsize: int) -> list[SplitPart]:
     """Return the parts of all splits; ``rows`` has the number of rows of every split."""
     return [part for split, count in enumerate(rows) for part in parts_of(split, count, itemsize)]
 
 
-def merge_all(scratch: ResumableScratch, runs: list[Run], itemsize: int) -> list[MergedPart]:
+def merge_all(scratch: ResumableScratch, runs: list[SortedRun], itemsize: int) -> list[MergedPart]:
     """Merge all splits from ``runs`` of records of ``itemsize`` bytes."""
     rows = [sum(run.rows for run in runs if run.split == split) for split in range(len(SPLITS))]
     parts = all_parts(rows, itemsize)
@@ -265,7 +265,9 @@ def merge_all(scratch: ResumableScratch, runs: list[Run], itemsize: int) -> list
     return list(shown("merge", merge_parts(scratch, parts, runs, itemsize), shares))
 
 
-def merge_parts(scratch: ResumableScratch, parts: list[Part], runs: list[Run], itemsize: int) -> Iterator[MergedPart]:
+def merge_parts(
+    scratch: ResumableScratch, parts: list[SplitPart], runs: list[SortedRun], itemsize: int
+) -> Iterator[MergedPart]:
     of_split = [[run for run in runs if run.split == split] for split in range(len(SPLITS))]
     return scratch.map(merge_part, (MergeJob(scratch.root, part, of_split[part.split], itemsize) for part in parts))
 

@@ -19,10 +19,10 @@ from slipstream.errors import UserError
 from slipstream.prepare.base_set import REFERENCE, TableSchema
 from slipstream.prepare.card import make_card
 from slipstream.prepare.fit.fit import FittedColumns, check_values, fit
-from slipstream.prepare.fit.scan import Rows, Scan, ScanResult, read_again, scan_unit
+from slipstream.prepare.fit.scan import ScanResult, SplitRows, UnitScan, read_again, scan_unit
 from slipstream.prepare.fit.splits import Cuts, find_cuts
 from slipstream.prepare.resolve import SourceToPrepare
-from slipstream.prepare.shuffle import MergedPart, Run, RunWriter, enter_segments, order_keys
+from slipstream.prepare.shuffle import MergedPart, RunWriter, SortedRun, enter_segments, order_keys
 from slipstream.source import quarantine
 from slipstream.source.columnar import TableInput, Unit, read
 from slipstream.source.columns import value_types
@@ -30,7 +30,7 @@ from slipstream.source.columns.number_formats import NumberFormat, retype
 from slipstream.source.columns.transform import Transform
 from slipstream.source.config import DataConfig
 from slipstream.source.documents import open_documents
-from slipstream.source.memory import Budget
+from slipstream.source.memory import MemoryBudget
 from slipstream.source.tables import header_hint, open_columnar
 from slipstream.source.text.text_tables import open_text
 
@@ -43,7 +43,7 @@ class OpenedTable:
 
     source: SourceToPrepare
     input: TableInput
-    scan: Scan
+    scan: UnitScan
     dropped: list[str]
 
 
@@ -69,10 +69,10 @@ def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: Table
         check_columns(table, source)
         dropped, cuts = [name for name in table.types if name in config.drop], time_cuts(table, config)
     types = {name: kind for name, kind in table.types.items() if name not in dropped}
-    return OpenedTable(source, table, Scan(types, source.target, table.rows, config, cuts), dropped)
+    return OpenedTable(source, table, UnitScan(types, source.target, table.rows, config, cuts), dropped)
 
 
-def scan_units(scratch: ResumableScratch, scan: Scan, units: list[Unit]) -> Iterator[ScanResult]:
+def scan_units(scratch: ResumableScratch, scan: UnitScan, units: list[Unit]) -> Iterator[ScanResult]:
     """Run the first pass over every unit."""
     return scratch.map(scan_unit, ((scan, unit) for unit in units))
 
@@ -97,10 +97,10 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
 
 
 @dataclass(frozen=True)
-class EncodingJob:
+class EncodeUnitJob:
     """Job of one worker: encode a unit without its ``rejected`` rows into files in ``scratch``."""
 
-    scan: Scan
+    scan: UnitScan
     transform: Transform
     unit: Unit
     rejected: np.ndarray
@@ -111,19 +111,19 @@ class EncodingJob:
 class EncodedUnit:
     """Sorted runs of an encoded unit, all in one pair of files."""
 
-    runs: list[Run]
+    runs: list[SortedRun]
     digests: dict[str, str]
 
 
 def encode_units(
-    scratch: ResumableScratch, scan: Scan, transform: Transform, units: list[Unit], rejected: list[np.ndarray]
+    scratch: ResumableScratch, scan: UnitScan, transform: Transform, units: list[Unit], rejected: list[np.ndarray]
 ) -> Iterator[EncodedUnit]:
     """Encode the rows of every unit; ``rejected`` has the bad rows' numbers per unit."""
-    jobs = (EncodingJob(scan, transform, *pair, scratch.root) for pair in zip(units, rejected, strict=True))
+    jobs = (EncodeUnitJob(scan, transform, *pair, scratch.root) for pair in zip(units, rejected, strict=True))
     return scratch.map(encode_unit, jobs)
 
 
-def encode_unit(job: EncodingJob) -> EncodedUnit:
+def encode_unit(job: EncodeUnitJob) -> EncodedUnit:
     """Encode one unit as sorted runs; runs in a worker process."""
     scan, transform, unit = job.scan, job.transform, job.unit
     # Shared by all batches: the system would clear new memory for each.
@@ -138,7 +138,7 @@ def encode_unit(job: EncodingJob) -> EncodedUnit:
     return EncodedUnit(writer.runs, writer.digests)
 
 
-def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
+def encode(transform: Transform, rows: SplitRows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
     """Write inputs and weights of all rows, and targets of the good rows, to ``records``."""
     transform.encode(rows.batch, records, numbers)
     target = rows.batch.column(transform.target).take(pa.array(rows.keep))
@@ -189,7 +189,7 @@ def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
     parts = [
         value_types.as_numbers(retype(batch.column(0), kind, number_format)[0])
         for unit in table.units
-        for batch, _ in read(unit, [config.time], Budget(config.memory))
+        for batch, _ in read(unit, [config.time], MemoryBudget(config.memory))
     ]
     seconds = np.concatenate(parts)
     present = seconds[np.isfinite(seconds)]

@@ -40,7 +40,7 @@ class Incomparable(Exception):
 
 
 @dataclass(frozen=True)
-class Package(OpenedPackage):
+class ComparedPackage(OpenedPackage):
     """Exported model that is compared, with all that decides how it encodes raw columns."""
 
     @property
@@ -76,7 +76,7 @@ class PairedPredictions:
     left_out: int
 
 
-def predictions(new: Package, old: Package, data: PreparedData) -> PairedPredictions:
+def predictions(new: ComparedPackage, old: ComparedPackage, data: PreparedData) -> PairedPredictions:
     """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
     check_both_run(new.signature, old.signature)
@@ -120,7 +120,7 @@ def check_both_run(new: DeployedSignature, old: DeployedSignature) -> None:
             )
 
 
-def check_same_tokens(new: Package, old: Package) -> None:
+def check_same_tokens(new: ComparedPackage, old: ComparedPackage) -> None:
     """Raise ``Incomparable`` unless both models have the same row length, vocabulary size and tokenizer.
 
     If a package has no tokenizer, tokenizers are not compared.
@@ -172,7 +172,7 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
     )
 
 
-def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
+def columns_of(new: ComparedPackage, old: ComparedPackage) -> tuple[RawColumns, RawColumns]:
     """Return both packages' raw columns. Raises ``Incomparable`` unless the new model has all of the old model's."""
     here, there = new.columns, old.columns
     if not isinstance(here, RawColumns) or not isinstance(there, RawColumns):
@@ -195,7 +195,7 @@ def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
     return names if names.dtype == bool else names.astype(np.float64)
 
 
-def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.ndarray:
+def on_tensors(package: ComparedPackage, data: PreparedData, records: np.ndarray) -> np.ndarray:
     """Return the predictions of ``model.onnx`` on prepared rows."""
     signature = package.signature
     outputs = predict(onnx_predictor(signature.onnx(package.directory), 1), data.signature, records)
@@ -203,7 +203,7 @@ def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.
     return np.array(signature.classes)[answers] if signature.classes else answers
 
 
-def on_raw(package: Package, columns: RawColumns, values: dict[str, np.ndarray]) -> np.ndarray:
+def on_raw(package: ComparedPackage, columns: RawColumns, values: dict[str, np.ndarray]) -> np.ndarray:
     """Return the predictions of ``model.raw.onnx`` on the raw columns ``values``."""
     raw = package.signature.raw
     assert raw, "a model whose columns can be read has a raw model"

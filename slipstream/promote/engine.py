@@ -8,9 +8,9 @@ from pathlib import Path
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
 from slipstream.comparison.quality import in_words, paired_loss, passes_gate
-from slipstream.promote.comparison import Incomparable, Package, PairedPredictions, predictions
+from slipstream.promote.comparison import ComparedPackage, Incomparable, PairedPredictions, predictions
 from slipstream.promote.config import PromotionConfig
-from slipstream.promote.store import Pointer, Registry, manifest_digest, version_of
+from slipstream.promote.store import PromotionPointer, Registry, manifest_digest, version_of
 
 
 def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> PromotionDecision:
@@ -27,13 +27,15 @@ def judge(package: Path, registry: Registry, data: PreparedData, config: Promoti
             old = registry.fetch(served, Path(scratch, "model"))
             if served.version == version:
                 return PromotionDecision(False, number, f"it is version {version}, which is already in service")
-            paired = predictions(Package(package), Package(old), data)
+            paired = predictions(ComparedPackage(package), ComparedPackage(old), data)
     except Incomparable as reason:
         return PromotionDecision(False, number, f"it cannot be compared with version {served.version}: {reason}")
     return verdict(paired, data.signature.task, served, config)
 
 
-def verdict(paired: PairedPredictions, task: str, served: Pointer, config: PromotionConfig) -> PromotionDecision:
+def verdict(
+    paired: PairedPredictions, task: str, served: PromotionPointer, config: PromotionConfig
+) -> PromotionDecision:
     loss = paired_loss(task, paired.truth, paired.old, paired.new, config.max_loss)
     answer = loss.answer(config.max_loss)
     passed = passes_gate(answer, config.when_in_doubt)

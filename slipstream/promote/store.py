@@ -48,7 +48,7 @@ POINTER = re.compile(rf"{PROMOTED}/([0-9]+)\.json")
 
 
 @dataclass(frozen=True)
-class Pointer:
+class PromotionPointer:
     """Record of a promotion: number from 1 on, version, SHA-256 of the package's manifest, reason and time.
 
     ``version`` becomes part of a path. ``run`` makes every run's record unique, so that a run can tell whether the
@@ -83,12 +83,12 @@ class Registry:
         if self.uri.startswith(STORES):
             check_conditional_writes(self.storage)
 
-    def promoted(self) -> Pointer | None:
+    def promoted(self) -> PromotionPointer | None:
         """Return the promotion in effect, or None."""
         numbers = self.numbers()
         return self.read(numbers[-1]) if numbers else None
 
-    def history(self) -> list[Pointer]:
+    def history(self) -> list[PromotionPointer]:
         return [self.read(number) for number in self.numbers()]
 
     def numbers(self) -> list[int]:
@@ -96,14 +96,14 @@ class Registry:
         matches = map(POINTER.fullmatch, self.storage.list(f"{PROMOTED}/"))
         return sorted(number for match in matches if match and (number := number_in_name(match[1], 8)) is not None)
 
-    def read(self, number: int) -> Pointer:
+    def read(self, number: int) -> PromotionPointer:
         key = pointer_key(number)
-        pointer = decode_record(read_below(self.uri, key, LONGEST_POINTER), Pointer)
+        pointer = decode_record(read_below(self.uri, key, LONGEST_POINTER), PromotionPointer)
         if pointer and pointer.number == number:
             return pointer
         raise UserError(f"{self.uri}/{key}: not a record of a promotion; delete it")
 
-    def fetch(self, pointer: Pointer, directory: Path) -> Path:
+    def fetch(self, pointer: PromotionPointer, directory: Path) -> Path:
         """Copy a promoted model to the fresh ``directory``, every byte verified, and return it."""
         below = f"{VERSIONS}/{pointer.version}"
         where = f"{self.uri}/{below}"
@@ -139,9 +139,11 @@ class Registry:
                 storage.put(f"{prefix}{name}", copy / name)
         return version
 
-    def point(self, number: int, version: str, manifest: str, why: str) -> Pointer | None:
+    def point(self, number: int, version: str, manifest: str, why: str) -> PromotionPointer | None:
         """Promote ``version`` as the promotion ``number``; return None if another run has taken that number."""
-        pointer = Pointer(number, version, manifest, why, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", uuid.uuid4().hex)
+        pointer = PromotionPointer(
+            number, version, manifest, why, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", uuid.uuid4().hex
+        )
         return pointer if try_create(self.storage, pointer_key(number), to_json(pointer)) else None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.profiles.profile import Profile, current_profile
 from slipstream.stages import STAGES, StageRun
-from slipstream.telemetry.cost import Cost, Usage, bill
+from slipstream.telemetry.cost import AttemptUsage, Cost, bill
 from slipstream.telemetry.prices import PodPrice, pod_price
 
 TOTAL = "in all"
@@ -63,7 +63,7 @@ def price_of(stage: StageRun, profile: Profile) -> PodPrice | None:
 
 def usages_of(
     stage: StageRun, devices: TrainingDevices | None, price: PodPrice | None, profile: Profile
-) -> Iterator[Usage]:
+) -> Iterator[AttemptUsage]:
     """Yield the usage of every attempt at a stage; except for training, only the last attempt is known."""
     placement = profile.placement(pods_of(stage.name))
     on_demand, spot = (price.on_demand, price.spot) if price else (None, None)
@@ -73,7 +73,7 @@ def usages_of(
         for attempt in devices.attempts:
             joules = [pod.energy_joules for pod in devices.pods if pod.attempt == attempt.number]
             known = [each for each in joules if each is not None]
-            yield Usage(
+            yield AttemptUsage(
                 stage=stage.name,
                 attempt=attempt.number,
                 seconds=attempt.seconds,
@@ -86,7 +86,7 @@ def usages_of(
                 joules=sum(known) if known else None,
             )
         return
-    yield Usage(
+    yield AttemptUsage(
         stage=stage.name,
         attempt=0,
         seconds=stage.seconds,

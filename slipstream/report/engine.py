@@ -17,7 +17,7 @@ from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.sweep import Sweep
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.results.training_figures import read_figures
-from slipstream.artifacts.store import Store
+from slipstream.artifacts.store import ArtifactStore
 from slipstream.models.metrics import HEADLINE
 from slipstream.profiles.profile import current_profile
 from slipstream.report.against_plan import TRAIN, against_plan
@@ -27,20 +27,20 @@ from slipstream.report.figures import ScheduleFigures
 from slipstream.report.pages.rendering import render
 from slipstream.report.pages.report_page import report_page
 from slipstream.report.run_directory import MODEL, REPORT, SUMMARY, copy_model, model_file, new_run
-from slipstream.report.stage_results import Results, data_figures, network_figures
+from slipstream.report.stage_results import StageResults, data_figures, network_figures
 from slipstream.report.summary import ExportSummary, RunSummary, figures_of
 from slipstream.stages import StageRun
 
 
 def build(  # noqa: PLR0913 - all that a run has to say
     runs: Path,
-    results: Results,
+    results: StageResults,
     stages: Sequence[StageRun],
     config: Mapping[str, object],
     schedule: ScheduleFigures | None = None,
     promotion: Promotion | None = None,
     compression: Compression | None = None,
-    store: Store | None = None,
+    store: ArtifactStore | None = None,
     sweep: Sweep | None = None,
 ) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return its summary.
@@ -66,7 +66,7 @@ def build(  # noqa: PLR0913 - all that a run has to say
     return replace(summary, directory=str(new_run(runs, fill)))
 
 
-def run_summary(results: Results, stages: Sequence[StageRun], directory: str) -> RunSummary:
+def run_summary(results: StageResults, stages: Sequence[StageRun], directory: str) -> RunSummary:
     costs, training = costs_of(stages, results.devices), read_figures(results.trained.directory)
     trained_here = any(stage.name == TRAIN and not stage.reused for stage in stages)
     return RunSummary(

@@ -58,7 +58,7 @@ class NetworkResults:
 
 
 @dataclass(frozen=True)
-class Results:
+class StageResults:
     """Contents of the stages' JSON files, and artifacts whose files are copied."""
 
     signature: Signature
@@ -83,7 +83,7 @@ class Results:
     @classmethod
     def open(
         cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path | None = None
-    ) -> Results:
+    ) -> StageResults:
         """Read the results of all stages.
 
         Raises ``DamagedArtifact`` naming the first damaged artifact.

@@ -15,7 +15,7 @@ import pyarrow as pa
 from slipstream.artifacts.results.distributions import Bins, Distributions
 from slipstream.artifacts.results.scoring import DriftFigures, Stability
 from slipstream.comparison.bins import count_numbers, count_predictions, count_texts
-from slipstream.comparison.stability import ENOUGH, Drift, drift, found
+from slipstream.comparison.stability import ENOUGH, DriftTest, drift, found
 from slipstream.score.predict import Predictions
 from slipstream.source.columns import value_types
 
@@ -26,7 +26,7 @@ NOT_SAID = "the model was exported by a version that did not store the distribut
 
 
 @dataclass
-class Counting:
+class BinCounter:
     """Counter of scored rows by bin: int64 ``[bins]`` per column, and for the predictions."""
 
     distributions: Distributions
@@ -74,7 +74,7 @@ def judge(distributions: Distributions | None, counts: dict[str, np.ndarray], th
     return DriftFigures("", threshold, listed)
 
 
-def of_counts(bins: Bins, counts: np.ndarray) -> Drift | None:
+def of_counts(bins: Bins, counts: np.ndarray) -> DriftTest | None:
     """Return the drift; None if there are too few scored or training rows."""
     before = np.array(bins.counts, float)
     if min(before.sum(), counts.sum()) < ENOUGH:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from slipstream.artifacts.results.scoring import Publication
 from slipstream.artifacts.workspaces import workspace
-from slipstream.distributed.pool import Workers, workers_for
+from slipstream.distributed.pool import WorkerPool, workers_for
 from slipstream.score.config import ScoringConfig
 from slipstream.score.model import ServedModel
-from slipstream.score.part import PartJob, ScoredPart, score_part
+from slipstream.score.part import ScoredPart, ScorePartJob, score_part
 from slipstream.score.plan import ScoringPlan, plan_scoring, public_key
 from slipstream.score.publish import publish, published
 from slipstream.source.config import DataConfig
@@ -65,9 +65,9 @@ def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[Scored
         unchanged(files),
         fetched(plan) as model,
         scratch_of(storage_for(plan.output)) as scratch,
-        closing(Workers(min(count, len(plan.portions)), "slipstream.score.part")) as processes,
+        closing(WorkerPool(min(count, len(plan.portions)), "slipstream.score.part")) as processes,
     ):
-        jobs = (PartJob(plan, portion, model.directory, Path(scratch)) for portion in plan.portions)
+        jobs = (ScorePartJob(plan, portion, model.directory, Path(scratch)) for portion in plan.portions)
         return list(processes.map(score_part, jobs))
 
 

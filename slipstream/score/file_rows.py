@@ -13,7 +13,16 @@ import numpy as np
 from slipstream.errors import UserError
 from slipstream.source.documents import BLOCK_FILES, read_text
 from slipstream.source.files import SourceFile
-from slipstream.source.images import ArrayPart, Digits, FolderPart, Part, Shape, open_array, rows_at_once, shape_text
+from slipstream.source.images import (
+    ArrayPart,
+    DigitsPart,
+    FolderPart,
+    Part,
+    Shape,
+    open_array,
+    rows_at_once,
+    shape_text,
+)
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import ResolvedSource
 
@@ -57,7 +66,7 @@ def read_images(files: Sequence[SourceFile], source: ResolvedSource, shape: Shap
             yield from of_folder(FolderPart(block, (0,) * len(block), shape, source.config, "the model takes"))
         return
     arrays = [(array_part(file, shape), file.uri) for file in files] if source.format == "arrays" else []
-    for part, name in arrays or [(Digits(0), DIGITS)]:
+    for part, name in arrays or [(DigitsPart(0), DIGITS)]:
         done = 0
         for chunk in part.chunks():
             rows = len(chunk.pixels)

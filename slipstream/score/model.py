@@ -16,7 +16,7 @@ from slipstream.export.check import BadPackage, check_signature
 from slipstream.export.package.copies import copy_package
 from slipstream.export.package.opened import OpenedPackage
 from slipstream.export.package.raw_columns import RawColumns, read_columns
-from slipstream.promote.store import Pointer, Registry, manifest_digest
+from slipstream.promote.store import PromotionPointer, Registry, manifest_digest
 from slipstream.source.columns.transform import Transform
 
 #: What the model's inputs are made from: raw columns, columns after the package's preparation, or images.
@@ -32,7 +32,7 @@ class ModelAddress:
 
     registry: str
     package: str
-    promoted: Pointer | None
+    promoted: PromotionPointer | None
     manifest: str
 
     @property

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipstream.artifacts.format import FileRecord, hash_file
-from slipstream.score.drift import Counting
+from slipstream.score.drift import BinCounter
 from slipstream.score.file_rows import FileBatch, read_images, read_texts
 from slipstream.score.model import IMAGES, ServedModel
-from slipstream.score.plan import FILE, LABEL, PROBABILITY, ROW, VALUE, VERSION, Portion, ScoringPlan
+from slipstream.score.plan import FILE, LABEL, PROBABILITY, ROW, VALUE, VERSION, ScoringPlan, ScoringPortion
 from slipstream.score.predict import Predictions, TablePredictor, TensorPredictor, table_predictor
-from slipstream.score.table_rows import KEPT, Batch, Wanted, kept_types, read_table
+from slipstream.score.table_rows import KEPT, RequestedColumns, TableBatch, kept_types, read_table
 from slipstream.source.columns.number_formats import NumberFormat
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import TEXT
@@ -35,11 +35,11 @@ NO_ROWS = pa.table({})
 
 
 @dataclass(frozen=True)
-class PartJob:
+class ScorePartJob:
     """Job for one portion, with the model's directory and a scratch directory for the part."""
 
     plan: ScoringPlan
-    portion: Portion
+    portion: ScoringPortion
     model: Path
     scratch: Path
 
@@ -79,7 +79,7 @@ def image_predictor_of(directory: Path) -> TensorPredictor:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredBatch:
     """Scored rows of a batch in the table's form, and the batch's statistics."""
 
     table: pa.Table
@@ -88,7 +88,7 @@ class Scored:
     absent: frozenset[str] | None = None
 
 
-def score_part(job: PartJob) -> ScoredPart:
+def score_part(job: ScorePartJob) -> ScoredPart:
     """Score a portion and store its part; runs in a worker process."""
     plan, model = job.plan, opened(job.model)
     counting = counting_of(model)
@@ -133,13 +133,13 @@ def table_prefix(key: str) -> str:
     return f"tables/{key}/"
 
 
-def counting_of(model: ServedModel) -> Counting | None:
+def counting_of(model: ServedModel) -> BinCounter | None:
     distributions = model.distributions
     missing = () if model.by == IMAGES else model.transform.missing
-    return Counting(distributions, model.signature.classes, missing) if distributions else None
+    return BinCounter(distributions, model.signature.classes, missing) if distributions else None
 
 
-def scored_batches(job: PartJob, model: ServedModel, counting: Counting | None) -> Iterator[Scored]:
+def scored_batches(job: ScorePartJob, model: ServedModel, counting: BinCounter | None) -> Iterator[ScoredBatch]:
     source, files = job.plan.source, job.portion.files
     if model.by == IMAGES:
         _, *shape = model.signature.inputs[0].shape
@@ -161,35 +161,39 @@ def scored_batches(job: PartJob, model: ServedModel, counting: Counting | None) 
             yield of_table(batch, predictor, wanted, job, counting)
 
 
-def wanted_of(plan: ScoringPlan, model: ServedModel) -> Wanted:
+def wanted_of(plan: ScoringPlan, model: ServedModel) -> RequestedColumns:
     transform = model.transform
     marks = NumberFormat(transform.decimal, transform.thousands, tuple(transform.missing))
-    return Wanted(model.types, kept_types(plan.source, plan.config.keep), marks)
+    return RequestedColumns(model.types, kept_types(plan.source, plan.config.keep), marks)
 
 
 def of_table(
-    batch: Batch, predictor: TablePredictor, wanted: Wanted, job: PartJob, counting: Counting | None
-) -> Scored:
+    batch: TableBatch,
+    predictor: TablePredictor,
+    wanted: RequestedColumns,
+    job: ScorePartJob,
+    counting: BinCounter | None,
+) -> ScoredBatch:
     rows = batch.columns
     if not rows.num_rows:
-        return Scored(NO_ROWS, batch.read, batch.bad, batch.absent)
+        return ScoredBatch(NO_ROWS, batch.read, batch.bad, batch.absent)
     predicted = predictor(rows)
     if counting:
         counting.add(rows, predicted)
     kept = {name: rows.column(KEPT + name) for name in wanted.keep}
     table, bad = finite(written(kept, predicted, job), predicted, [batch.file] * rows.num_rows, batch.lines)
-    return Scored(table, batch.read, batch.bad + bad, batch.absent)
+    return ScoredBatch(table, batch.read, batch.bad + bad, batch.absent)
 
 
 def of_files(
     batch: FileBatch,
     rows: pa.RecordBatch | None,
     predicted: Predictions | None,
-    job: PartJob,
-    counting: Counting | None,
-) -> Scored:
+    job: ScorePartJob,
+    counting: BinCounter | None,
+) -> ScoredBatch:
     if predicted is None:
-        return Scored(NO_ROWS, batch.read, batch.bad)
+        return ScoredBatch(NO_ROWS, batch.read, batch.bad)
     if counting:
         counting.add(rows, predicted)
     names = {file.uri: job.plan.source.listing.relative(file) for file in job.portion.files}
@@ -198,10 +202,10 @@ def of_files(
         ROW: pa.array(batch.numbers, pa.int64()),
     }
     table, bad = finite(written(own, predicted, job), predicted, batch.files, np.array(batch.numbers))
-    return Scored(table, batch.read, batch.bad + bad)
+    return ScoredBatch(table, batch.read, batch.bad + bad)
 
 
-def written(kept: dict[str, pa.Array], predicted: Predictions, job: PartJob) -> pa.Table:
+def written(kept: dict[str, pa.Array], predicted: Predictions, job: ScorePartJob) -> pa.Table:
     """Return the part's table: kept columns, predictions, model version."""
     columns = dict(kept)
     outputs = predicted.outputs.astype(np.float32, copy=False)

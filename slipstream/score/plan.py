@@ -32,7 +32,7 @@ LABEL, VALUE, PROBABILITY, VERSION, FILE, ROW = "label", "value", "probability_"
 
 
 @dataclass(frozen=True)
-class Portion:
+class ScoringPortion:
     """Files of the data that become one part of the table."""
 
     number: int
@@ -53,7 +53,7 @@ class ScoringPlan:
     config: ScoringConfig
     output: str
     key: str
-    portions: tuple[Portion, ...]
+    portions: tuple[ScoringPortion, ...]
 
     @property
     def size(self) -> int:
@@ -64,7 +64,7 @@ class ScoringPlan:
 
         Their sizes are about equal unless a portion is too large.
         """
-        cuts: list[list[Portion]] = [[] for _ in range(number)]
+        cuts: list[list[ScoringPortion]] = [[] for _ in range(number)]
         done = 0
         for portion in self.portions:
             size = sum(file.size for file in portion.files)
@@ -95,8 +95,10 @@ def plan_scoring(
     fingerprint = fingerprint_source(listing)
     made_of = {"form": FORM, "data": fingerprint, "model": address.manifest, **settings_of(source.config, config)}
     key = hashlib.sha256(canonical_json(made_of)).hexdigest()[:16]
-    portions = tuple(Portion(number, files) for number, files in enumerate(portioned(source.files)))
-    return ScoringPlan(source, fingerprint, address, model.by, config, output, key, portions or (Portion(0, ()),))
+    portions = tuple(ScoringPortion(number, files) for number, files in enumerate(portioned(source.files)))
+    return ScoringPlan(
+        source, fingerprint, address, model.by, config, output, key, portions or (ScoringPortion(0, ()),)
+    )
 
 
 def settings_of(reading: DataConfig, config: ScoringConfig) -> dict[str, dict[str, object]]:

@@ -13,12 +13,12 @@ from slipstream.source.columnar import Unit, read, units_of
 from slipstream.source.columns import value_types
 from slipstream.source.columns.number_formats import NumberFormat, cannot_become, marks_of, retype
 from slipstream.source.files import SourceFile
-from slipstream.source.memory import Budget
+from slipstream.source.memory import MemoryBudget
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import ResolvedSource
 from slipstream.source.tables import check_names, keys_in
 from slipstream.source.text import csv_blocks, json_lines
-from slipstream.source.text.csv_blocks import Parsed, read_blocks
+from slipstream.source.text.csv_blocks import ParsedBlock, read_blocks
 from slipstream.source.text.text_tables import detect_delimiter, in_one, text_names
 
 #: GiB that determine the rows per read; fewer than in preparation, as larger reads are not faster.
@@ -30,7 +30,7 @@ KEPT = "\0kept "
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedColumns:
     """Columns to read from a table.
 
     ``types`` are those of the model's columns, ``keep`` those in which kept columns are written. ``number_format`` is
@@ -47,7 +47,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TableBatch:
     """``read`` rows of a ``file``.
 
     ``columns`` has the scorable rows (kept columns with the prefix ``KEPT``), ``lines`` their lines (int64 ``[rows]``),
@@ -62,7 +62,7 @@ class Batch:
     absent: frozenset[str] = frozenset()
 
 
-def read_table(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iterator[Batch]:
+def read_table(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
     """Yield all rows of one file.
 
     Raises ``UserError`` for a column that is missing or of another type.
@@ -91,7 +91,7 @@ def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType
     return kinds
 
 
-def missing_column(file: SourceFile, name: str, names: list[str], wanted: Wanted) -> UserError:
+def missing_column(file: SourceFile, name: str, names: list[str], wanted: RequestedColumns) -> UserError:
     asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
     listed = ", ".join(map(repr, names[:20])) + (" …" if len(names) > 20 else "")
     return UserError(f"{file.uri}: has no column {name!r}, but {asked}; the columns are {listed}")
@@ -100,7 +100,7 @@ def missing_column(file: SourceFile, name: str, names: list[str], wanted: Wanted
 # Columnar files
 
 
-def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iterator[Batch]:
+def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
     schema, units = units_of(file, source.format)
     check_names(schema.names, file)
     partition = keys_in(source.listing.relative(file))
@@ -123,8 +123,8 @@ def stored_types(schema: pa.Schema) -> dict[str, str]:
     return {field.name: value_types.type_of(field.type) for field in schema}
 
 
-def unit_rows(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
-    for stored, lines in read(unit, wanted.names, Budget(READ_GIB)):
+def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
+    for stored, lines in read(unit, wanted.names, MemoryBudget(READ_GIB)):
         columns, unreadable = {}, dict[str, np.ndarray]()
         for name, kind in wanted.types.items():
             column = stored.column(name)
@@ -133,7 +133,7 @@ def unit_rows(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
                 unreadable[name] = failed
             columns[name] = column
         kept = {name: as_kept(stored.column(name), name, kind, unit.file) for name, kind in wanted.keep.items()}
-        yield judged(columns, kept, unreadable, Origin(unit.file, lines, stored), wanted)
+        yield judged(columns, kept, unreadable, RowOrigin(unit.file, lines, stored), wanted)
 
 
 def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Array:
@@ -149,7 +149,7 @@ def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Arr
 # Text
 
 
-def text_rows(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iterator[Batch]:
+def text_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
     partition = {name: text for name, text in keys_in(source.listing.relative(file)).items() if name in wanted.names}
     if source.format == "json":
         # Quotes span no lines, and declared columns are read regardless of content.
@@ -171,7 +171,7 @@ def text_rows(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Itera
         yield parsed_rows(parsed, partition, wanted)
 
 
-def parsed_rows(parsed: Parsed, partition: Mapping[str, str | None], wanted: Wanted) -> Batch:
+def parsed_rows(parsed: ParsedBlock, partition: Mapping[str, str | None], wanted: RequestedColumns) -> TableBatch:
     for name in wanted.names:
         if name in parsed.nested:
             raise UserError(
@@ -189,7 +189,7 @@ def parsed_rows(parsed: Parsed, partition: Mapping[str, str | None], wanted: Wan
     for name, kind in wanted.types.items():
         columns[name], unreadable[name] = wanted.number_format.convert(texts[name], kind)
     kept = {name: texts[name] for name in wanted.keep}
-    origin = Origin(parsed.file, parsed.lines, pa.RecordBatch.from_pydict(texts))
+    origin = RowOrigin(parsed.file, parsed.lines, pa.RecordBatch.from_pydict(texts))
     batch = judged(columns, kept, unreadable, origin, wanted)
     absent = frozenset(name for name in wanted.names if rows and texts[name].null_count == rows)
     return replace(batch, read=parsed.read, bad=sorted(parsed.bad + batch.bad, key=line_of), absent=absent)
@@ -203,7 +203,7 @@ def line_of(row: BadRow) -> int:
 
 
 @dataclass(frozen=True)
-class Origin:
+class RowOrigin:
     """Origin of rows: file, line of every row (int64 ``[rows]``), and their values as stored."""
 
     file: str
@@ -215,9 +215,9 @@ def judged(
     columns: dict[str, pa.Array],
     kept: dict[str, pa.Array],
     unreadable: Mapping[str, np.ndarray],
-    origin: Origin,
-    wanted: Wanted,
-) -> Batch:
+    origin: RowOrigin,
+    wanted: RequestedColumns,
+) -> TableBatch:
     """Return a batch of typed ``columns`` and ``kept`` columns, with invalid rows quarantined.
 
     A row is invalid if a value is ``unreadable`` (bool ``[rows]`` per column), infinite or too large.
@@ -234,13 +234,13 @@ def judged(
                 reasons.setdefault(row, (name, "infinite" if np.isinf(numbers[row]) else "too large for float32"))
     batch = pa.RecordBatch.from_pydict({**columns, **{KEPT + name: column for name, column in kept.items()}})
     if not reasons:
-        return Batch(origin.file, rows, batch, origin.lines, [])
+        return TableBatch(origin.file, rows, batch, origin.lines, [])
     good = np.ones(rows, bool)
     good[list(reasons)] = False
     bad = [bad_row(origin, row, *reasons[row]) for row in sorted(reasons)]
-    return Batch(origin.file, rows, batch.filter(pa.array(good)), origin.lines[good], bad)
+    return TableBatch(origin.file, rows, batch.filter(pa.array(good)), origin.lines[good], bad)
 
 
-def bad_row(origin: Origin, row: int, column: str, reason: str) -> BadRow:
+def bad_row(origin: RowOrigin, row: int, column: str, reason: str) -> BadRow:
     raw = value_types.as_python(origin.stored.column(column).slice(row, 1))[0]
     return BadRow(origin.file, int(origin.lines[row]), column, reason, "" if raw is None else str(raw))

@@ -22,7 +22,7 @@ from slipstream.source.columns import value_types
 from slipstream.source.columns.identity import hash_values
 from slipstream.source.files import SourceFile, cannot_be_read, format_inside
 from slipstream.source.foreign import MOST_BEGINNING, by_beginning
-from slipstream.source.memory import Budget
+from slipstream.source.memory import MemoryBudget
 from slipstream.source.quarantine import BadRow
 
 #: Column of a spool file: line of the user's file on which the row starts.
@@ -93,7 +93,7 @@ class ParquetFile:
         metadata = self._file.metadata
         return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
 
-    def batches(self, index: int, names: list[str], rows: int, budget: Budget) -> Iterator[pa.RecordBatch]:
+    def batches(self, index: int, names: list[str], rows: int, budget: MemoryBudget) -> Iterator[pa.RecordBatch]:
         """Yield a unit in batches of at most ``rows`` rows, decoded column by column unless the unit is too large.
 
         A unit above ``budget.whole_group_bytes`` is streamed with all columns in parallel. Every column then holds its
@@ -152,7 +152,7 @@ class ArrowFile:
         file = self._only([min(self.schema, key=width_of).name]) if len(self.schema) else self._file
         return [file.get_batch(index).num_rows for index in range(count)]
 
-    def batches(self, index: int, names: list[str], rows: int, budget: Budget) -> Iterator[pa.RecordBatch]:
+    def batches(self, index: int, names: list[str], rows: int, budget: MemoryBudget) -> Iterator[pa.RecordBatch]:
         size = Path(self._source.uri).stat().st_size if self._source.local else 0
         if size > budget.whole_group_bytes * self._file.num_record_batches:
             return self._of_large(index, names, rows, size)
@@ -243,7 +243,7 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
     return schema, pieces
 
 
-def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+def read(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     """Yield a unit's columns ``names`` in batches sized by ``budget``, with the line of every row (int64).
 
     A batch ends with the column ``IDENTITY`` if the file has it. Columns are simplified by

@@ -44,11 +44,11 @@ DIGITS_TARGET = "digit"
 
 Shape = tuple[int, int, int]
 #: Independently readable part of an image set, with ``rows`` images that ``chunks()`` yields.
-Part: TypeAlias = "FolderPart | ArrayPart | Digits"
+Part: TypeAlias = "FolderPart | ArrayPart | DigitsPart"
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ImageChunk:
     """Consecutive images: ``pixels`` uint8 ``[rows, channels, height, width]``.
 
     ``labels`` are class numbers (int32), ``hashes`` are of the pixels (uint64). ``good`` (bool ``[rows]``) is False for
@@ -107,14 +107,14 @@ class FolderPart:
     def rows(self) -> int:
         return len(self.files)
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[ImageChunk]:
         """Yield all images in one chunk; raise ``UserError`` for an image of another shape."""
         pixels = np.zeros((self.rows, *self.shape), np.uint8)
         good, bad = np.ones(self.rows, bool), []
         for row, file in enumerate(self.files):
             try:
                 picture = decoded(file, self.config)
-            except Unreadable as error:
+            except UnusableImage as error:
                 good[row] = False
                 bad.append(BadRow(file.uri, 1, "", str(error), ""))
                 continue
@@ -124,7 +124,7 @@ class FolderPart:
                     "data.image_size to [height, width] and data.image_channels to 1 or 3 to convert all images"
                 )
             pixels[row] = picture
-        yield Chunk(pixels, np.array(self.labels, np.int32), hash_images(pixels), good, bad)
+        yield ImageChunk(pixels, np.array(self.labels, np.int32), hash_images(pixels), good, bad)
 
 
 def shape_text(shape: Shape) -> str:
@@ -133,7 +133,7 @@ def shape_text(shape: Shape) -> str:
 
 def decoded(file: SourceFile, config: DataConfig) -> np.ndarray:
     if file.size > MOST_BYTES:
-        raise Unreadable(f"{file.size:,} bytes, more than {MOST_BYTES:,}")
+        raise UnusableImage(f"{file.size:,} bytes, more than {MOST_BYTES:,}")
     with file.open() as stream:
         raw = stream.read()
     height_width = (config.image_size[0], config.image_size[1]) if config.image_size else None
@@ -175,7 +175,7 @@ def first_shape(source: ResolvedSource) -> Shape:
     for file in source.files:
         try:
             channels, height, width = decoded(file, source.config).shape
-        except Unreadable as error:
+        except UnusableImage as error:
             first = first or f"{file.uri}: {error}"
             continue
         return channels, height, width
@@ -185,7 +185,7 @@ def first_shape(source: ResolvedSource) -> Shape:
 # Encoded images, from untrusted bytes
 
 
-class Unreadable(Exception):
+class UnusableImage(Exception):
     """Error for bytes that are not a usable image; its message is the reason."""
 
 
@@ -193,7 +193,7 @@ def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -
     """Decode untrusted bytes to uint8 ``[channels, height, width]``, rotated as EXIF says and resized to ``size``.
 
     ``size`` is (height, width); None keeps the size. ``channels`` is 1 (grey) or 3 (RGB); 0 keeps the image's own.
-    Raise ``Unreadable`` if decoding fails.
+    Raise ``UnusableImage`` if decoding fails.
     """
     from PIL import Image, ImageOps  # slow to import, and not needed for tables
 
@@ -208,21 +208,21 @@ def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -
                 if size and size != (upright.height, upright.width):
                     upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
                 pixels = np.asarray(upright)
-    except Unreadable:
+    except UnusableImage:
         raise
     except Exception as error:
         # Exceptions of decoders on hostile bytes are undocumented; any of them means an invalid image. The reason omits
         # the address of the stream, so that equal bytes give equal reasons.
         reason = str(error).replace(f" {stream!r}", "")[:100]
-        raise Unreadable(f"not a complete PNG or JPEG: {type(error).__name__}: {reason}") from None
+        raise UnusableImage(f"not a complete PNG or JPEG: {type(error).__name__}: {reason}") from None
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def check(picture: Image.Image) -> None:
     if picture.width * picture.height > MOST_PIXELS:
-        raise Unreadable(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}")
+        raise UnusableImage(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}")
     if picture.mode not in CHANNELS:
-        raise Unreadable(f"mode {picture.mode}; expected eight bits per channel")
+        raise UnusableImage(f"mode {picture.mode}; expected eight bits per channel")
 
 
 # Arrays
@@ -241,7 +241,7 @@ class ArrayPart:
     def rows(self) -> int:
         return len(self.labels)
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[ImageChunk]:
         with member(self.file, self.images) as stream:
             shape, _ = header(self.file, self.images, stream)
             rows = rows_at_once(shape[1:])
@@ -253,7 +253,7 @@ class ArrayPart:
                     raise UserError(f"{self.file.uri}: {self.images!r} ends too early; expected {self.rows:,} images")
                 pixels = channels_first(np.frombuffer(raw, np.uint8).reshape(count, *shape[1:]), self.channels_last)
                 labels = self.labels[start : start + count]
-                yield Chunk(pixels, labels, hash_images(pixels), np.ones(count, bool))
+                yield ImageChunk(pixels, labels, hash_images(pixels), np.ones(count, bool))
 
 
 def channels_first(pixels: np.ndarray, channels_last: bool) -> np.ndarray:
@@ -307,7 +307,7 @@ def open_arrays(source: ResolvedSource) -> ImageSet:
     return ImageSet(source.name, target or "label", tuple(classes), shape, parts)
 
 
-class Arrays(NamedTuple):
+class NpzArrays(NamedTuple):
     """Arrays of one ``.npz`` file: name, layout and shape of the images, and the labels."""
 
     images: str
@@ -316,7 +316,7 @@ class Arrays(NamedTuple):
     labels: np.ndarray
 
 
-def open_array(file: SourceFile, target: str) -> Arrays:
+def open_array(file: SourceFile, target: str) -> NpzArrays:
     try:
         with file.open() as raw, zipfile.ZipFile(raw) as archive:
             stored = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -343,25 +343,25 @@ def open_array(file: SourceFile, target: str) -> Arrays:
             f"each of the {shape[0]:,} images"
         )
     if len(shape) == 3:
-        return Arrays(images, False, (1, shape[1], shape[2]), labels)
+        return NpzArrays(images, False, (1, shape[1], shape[2]), labels)
     if axes[0] == 3:
-        return Arrays(images, True, (shape[3], shape[1], shape[2]), labels)
-    return Arrays(images, False, (shape[1], shape[2], shape[3]), labels)
+        return NpzArrays(images, True, (shape[3], shape[1], shape[2]), labels)
+    return NpzArrays(images, False, (shape[1], shape[2], shape[3]), labels)
 
 
 # The digits of scikit-learn
 
 
 @dataclass(frozen=True)
-class Digits:
+class DigitsPart:
     rows: int
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[ImageChunk]:
         pixels, labels = load_digits()
         # Hashed pixel by pixel since the first version; another hash would move rows between splits.
         flat = pixels.reshape(len(pixels), -1)
         columns = [(str(pixel), pa.array(flat[:, pixel])) for pixel in range(flat.shape[1])]
-        yield Chunk(pixels, labels, hash_rows(columns, len(flat)), np.ones(len(pixels), bool))
+        yield ImageChunk(pixels, labels, hash_rows(columns, len(flat)), np.ones(len(pixels), bool))
 
 
 def open_digits(source: ResolvedSource) -> ImageSet:
@@ -374,7 +374,7 @@ def open_digits(source: ResolvedSource) -> ImageSet:
     pixels, _ = load_digits()
     classes = tuple(str(digit) for digit in range(10))
     return ImageSet(
-        "handwritten digits (scikit-learn)", DIGITS_TARGET, classes, pixels.shape[1:], [Digits(len(pixels))]
+        "handwritten digits (scikit-learn)", DIGITS_TARGET, classes, pixels.shape[1:], [DigitsPart(len(pixels))]
     )
 
 

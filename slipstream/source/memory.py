@@ -23,7 +23,7 @@ TEXT_BYTES = 2 * 150
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """Division of ``gib`` GiB, the memory of one process for data that grows with the table."""
 
     gib: float

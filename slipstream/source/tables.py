@@ -23,7 +23,7 @@ from slipstream.source.columns.number_formats import (
 )
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
-from slipstream.source.memory import Budget
+from slipstream.source.memory import MemoryBudget
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import ResolvedSource
 
@@ -214,7 +214,7 @@ def sample_texts(
 
     The sample is about as large as for CSV.
     """
-    most = min(SAMPLE_ROWS, Budget(config.memory).batch_rows(len(names)))
+    most = min(SAMPLE_ROWS, MemoryBudget(config.memory).batch_rows(len(names)))
     parts, rows = [], 0
     for unit in units:
         if rows < most:
@@ -232,7 +232,7 @@ def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
     unit, types, config = job
     number_format = NumberFormat.of(config)
     read_as, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()
-    for batch, lines in read(unit, list(types), Budget(config.memory)):
+    for batch, lines in read(unit, list(types), MemoryBudget(config.memory)):
         for name, kind in types.items():
             texts = batch.column(name).cast(pa.string())
             values, failed = number_format.convert(texts, kind)

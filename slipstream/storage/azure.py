@@ -31,9 +31,9 @@ from slipstream.storage.base import (
     PAGE,
     PART_BYTES,
     AlreadyThere,
-    Ask,
     MissingObject,
     ObjectStat,
+    RetriedRequest,
     StorageUnavailable,
 )
 from slipstream.storage.limits import current_limit
@@ -55,7 +55,7 @@ SETTINGS = {
 }
 
 
-class Client(AzureBlobFileSystem):
+class AzureFilesystem(AzureBlobFileSystem):
     """Filesystem of adlfs with a second client, which opens new connections, for time-limited requests."""
 
     @cached_property
@@ -74,17 +74,17 @@ class Client(AzureBlobFileSystem):
         return BlobServiceClient(shared.url, credential=shared.credential, transport=transport), session
 
 
-def client(account: str) -> Client:
+def client(account: str) -> AzureFilesystem:
     """Return the client of this process; connections and the event loop must not be shared across a fork."""
     return client_of(os.getpid(), account)
 
 
 @cache
-def client_of(process: int, account: str) -> Client:
+def client_of(process: int, account: str) -> AzureFilesystem:
     settings = flyte_settings()
     if account:
         settings["account_name"] = account
-    return Client(**settings, skip_instance_cache=True)
+    return AzureFilesystem(**settings, skip_instance_cache=True)
 
 
 def flyte_settings() -> dict[str, str]:
@@ -97,7 +97,7 @@ def flyte_settings() -> dict[str, str]:
 
 
 class AzureContainer:
-    """Container of Azure (a :class:`slipstream.storage.base.Bucket`); an object's version is its ETag."""
+    """Container of Azure (a :class:`slipstream.storage.base.RehearsalBucket`); an object's version is its ETag."""
 
     def __init__(self, name: str) -> None:
         self._container, _, host = name.partition("@")
@@ -163,7 +163,7 @@ class AzureContainer:
     def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None:
         self._call(self._blob(key).upload_blob, data, overwrite=not fresh, **CHECKED)
 
-    def put_file(self, key: str, path: Path, ask: Ask) -> None:
+    def put_file(self, key: str, path: Path, ask: RetriedRequest) -> None:
         size = path.stat().st_size
         if size <= PART_BYTES:
             ask(lambda: self.put_bytes(key, path.read_bytes(), fresh=False))

@@ -1,8 +1,8 @@
 """Interface of a store: put, get, list and delete files by key below a base address.
 
 Implementations: local directories (:mod:`slipstream.storage.local`), S3 (:mod:`slipstream.storage.s3`), and Google
-Cloud Storage and Azure Blob Storage (:mod:`slipstream.storage.object_store`, by a :class:`Bucket`). An object is read
-as a file by ranged requests.
+Cloud Storage and Azure Blob Storage (:mod:`slipstream.storage.object_store`, by a :class:`RehearsalBucket`). An object
+is read as a file by ranged requests.
 """
 
 from __future__ import annotations
@@ -158,13 +158,13 @@ class ObjectStat(NamedTuple):
     modified: float = 0.0
 
 
-class Ask(Protocol):
+class RetriedRequest(Protocol):
     """Function that makes a request, retries it after transient errors, and returns the answer."""
 
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
-class Bucket(Protocol):
+class RehearsalBucket(Protocol):
     """Interface of a bucket or container.
 
     Every method but ``put_file`` is one request without retries; ``explain`` converts its exceptions to those of
@@ -184,7 +184,7 @@ class Bucket(Protocol):
 
     def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None: ...
 
-    def put_file(self, key: str, path: Path, ask: Ask) -> None:
+    def put_file(self, key: str, path: Path, ask: RetriedRequest) -> None:
         """Store a file by requests that ``ask`` makes and retries."""
 
     def checksum(self, path: Path) -> str:

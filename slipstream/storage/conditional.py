@@ -31,7 +31,7 @@ class ConditionIgnored(UserError):
 
 
 @dataclass(frozen=True)
-class Creation:
+class ConditionalWrite:
     """Conditional write of one object."""
 
     uri: str

@@ -26,7 +26,15 @@ from gcsfs.retry import HttpError
 
 from slipstream.errors import UserError
 from slipstream.storage import retry
-from slipstream.storage.base import PAGE, PART_BYTES, AlreadyThere, Ask, MissingObject, ObjectStat, StorageUnavailable
+from slipstream.storage.base import (
+    PAGE,
+    PART_BYTES,
+    AlreadyThere,
+    MissingObject,
+    ObjectStat,
+    RetriedRequest,
+    StorageUnavailable,
+)
 from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
@@ -40,13 +48,13 @@ TRANSIENT_ERRORS = (
 )
 
 
-class Client(GCSFileSystem):
+class GoogleFilesystem(GCSFileSystem):
     """Client of gcsfs without its own retries, whose pauses would use Python's global random generator."""
 
     _request = GCSFileSystem._request.__wrapped__
 
 
-class FreshClient(Client):
+class FreshGoogleFilesystem(GoogleFilesystem):
     """Client that opens a new connection for every request."""
 
     async def _set_session(self) -> aiohttp.ClientSession:
@@ -55,34 +63,34 @@ class FreshClient(Client):
         return session
 
 
-def client() -> Client:
+def client() -> GoogleFilesystem:
     """Return the client of this process; connections and the event loop must not be shared across a fork."""
     return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
-def client_of(process: int, *, is_limited: bool = False) -> Client:
+def client_of(process: int, *, is_limited: bool = False) -> GoogleFilesystem:
     """Return the client for data requests, or for time-limited requests, with new connections."""
-    return (FreshClient if is_limited else Client)(
+    return (FreshGoogleFilesystem if is_limited else GoogleFilesystem)(
         token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default",
         requests_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
         skip_instance_cache=True,
     )
 
 
-class Response(NamedTuple):
+class GoogleResponse(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-def call(method: str, path: str, *parts: str, **options: object) -> Response:
+def call(method: str, path: str, *parts: str, **options: object) -> GoogleResponse:
     """Make one request; ``parts`` are quoted into ``path``, and options that gcsfs does not know become the query."""
     fs = client()
     limit = current_limit()
     timeout = limit.try_s if limit else None
     status, headers, _, body = sync(fs.loop, fs._request, method, path, *parts, timeout=timeout, **options)
-    return Response(status, headers, body)
+    return GoogleResponse(status, headers, body)
 
 
 def upload_path() -> str:
@@ -90,7 +98,7 @@ def upload_path() -> str:
 
 
 class GoogleBucket:
-    """Bucket of Google (a :class:`slipstream.storage.base.Bucket`); an object's version is its generation."""
+    """Bucket of Google (a :class:`slipstream.storage.base.RehearsalBucket`); an object's version is its generation."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -136,7 +144,7 @@ class GoogleBucket:
             data=(head + content).encode() + data + f"\r\n--{boundary}--\r\n".encode(),
         )
 
-    def put_file(self, key: str, path: Path, ask: Ask) -> None:
+    def put_file(self, key: str, path: Path, ask: RetriedRequest) -> None:
         size = path.stat().st_size
         if size <= PART_BYTES:
             ask(lambda: self.put_bytes(key, path.read_bytes(), fresh=False))
@@ -217,7 +225,7 @@ def object_stat(resource: Mapping[str, str]) -> ObjectStat:
     return ObjectStat(resource["name"], size, generation, resource.get("crc32c", ""), written)
 
 
-def arrived(answer: Response, size: int) -> int:
+def arrived(answer: GoogleResponse, size: int) -> int:
     """Return the number of bytes of a resumable upload, of ``size``, that the store has received.
 
     An unfinished upload is answered by 308 with a range, or without one if there are none.

@@ -24,7 +24,7 @@ SHORTEST_TRY_S = 0.01
 
 
 @dataclass(frozen=True)
-class Limit:
+class RequestTimeLimit:
     """Time limit shared by all requests of one call of :func:`within`."""
 
     seconds: float
@@ -41,10 +41,10 @@ class Limit:
         return max(SHORTEST_TRY_S, min(self.remaining_s, SHARE * self.seconds))
 
 
-_limit: ContextVar[Limit | None] = ContextVar("limit", default=None)
+_limit: ContextVar[RequestTimeLimit | None] = ContextVar("limit", default=None)
 
 
-def current_limit() -> Limit | None:
+def current_limit() -> RequestTimeLimit | None:
     """Return this thread's limit, set by :func:`within`; None for data requests."""
     return _limit.get()
 
@@ -55,7 +55,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     Raises ``StorageUnavailable`` at the deadline. ``work`` runs in its own thread, since no socket timeout ends a
     hanging name lookup or a trickling answer. At the deadline the thread is abandoned and starts no further try.
     """
-    limit, outer = Limit(seconds, time.monotonic() + seconds), current_limit()
+    limit, outer = RequestTimeLimit(seconds, time.monotonic() + seconds), current_limit()
     if outer is not None and outer.ends < limit.ends:
         limit = outer
     outcome: Future[T] = Future()

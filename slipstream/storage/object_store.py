@@ -23,16 +23,16 @@ from slipstream.storage.base import (
     GCS,
     PART_BYTES,
     AlreadyThere,
-    Bucket,
     MissingObject,
     ObjectInfo,
+    RehearsalBucket,
     StorageUnavailable,
     check_size,
     fetch_listed,
     holds,
     not_deleted,
 )
-from slipstream.storage.conditional import Creation
+from slipstream.storage.conditional import ConditionalWrite
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import retried
 
@@ -42,7 +42,7 @@ PACKAGES = {GCS: ("gcsfs", "gcs"), AZURE: ("adlfs", "azure")}
 T = TypeVar("T")
 
 
-def locate(uri: str) -> tuple[Bucket, str, str]:
+def locate(uri: str) -> tuple[RehearsalBucket, str, str]:
     """Return the bucket of a URI, the bucket's address with a final slash, and the key.
 
     Raises ``UserError`` if there is no bucket in it or the client is not installed.
@@ -58,7 +58,7 @@ def locate(uri: str) -> tuple[Bucket, str, str]:
         raise UserError(f"{uri}: {package} is missing ({error}); install Slipstream with the extra [{extra}]") from None
 
 
-def bucket_of(scheme: str, name: str) -> Bucket:
+def bucket_of(scheme: str, name: str) -> RehearsalBucket:
     if scheme == GCS:
         from slipstream.storage.gcs import GoogleBucket
 
@@ -68,7 +68,7 @@ def bucket_of(scheme: str, name: str) -> Bucket:
     return AzureContainer(name)
 
 
-def ask(bucket: Bucket, uri: str, request: Callable[[], T]) -> T:
+def ask(bucket: RehearsalBucket, uri: str, request: Callable[[], T]) -> T:
     """Make a request, retry it after transient errors, and return its result."""
     try:
         return retried(request, lambda error: isinstance(bucket.explain(uri, error), StorageUnavailable))
@@ -135,7 +135,7 @@ class ObjectStorage:
     def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
         uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
         write = partial(ask, self._bucket, uri, partial(self._bucket.put_bytes, name, data, fresh=True))
-        creation = Creation(uri, write, partial(holds, stat, fetch, uri, data), partial(self.delete, [key]))
+        creation = ConditionalWrite(uri, write, partial(holds, stat, fetch, uri, data), partial(self.delete, [key]))
         creation.run(exactly_one=exactly_one)
 
     def get(self, key: str, directory: Path) -> Path:

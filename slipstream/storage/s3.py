@@ -40,7 +40,7 @@ from slipstream.storage.base import (
     not_deleted,
     ranged_reader,
 )
-from slipstream.storage.conditional import Creation
+from slipstream.storage.conditional import ConditionalWrite
 from slipstream.storage.limits import current_limit
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import (
@@ -318,7 +318,7 @@ class S3Storage:
             with explained(uri):
                 client().put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*")
 
-        creation = Creation(uri, write, partial(holds, stat, fetch, uri, data), partial(self.delete, [key]))
+        creation = ConditionalWrite(uri, write, partial(holds, stat, fetch, uri, data), partial(self.delete, [key]))
         creation.run(exactly_one=exactly_one)
 
     def get(self, key: str, directory: Path) -> Path:

@@ -6,7 +6,7 @@ import click
 
 from slipstream.errors import UserError
 from slipstream.sweep.progress import in_words
-from slipstream.sweep.records import Trial
+from slipstream.sweep.records import TrialHistory
 from slipstream.sweep.space import untyped_parameters, words
 from slipstream.sweep.store import SweepStore, best_of
 from slipstream.text_table import age, aligned
@@ -38,7 +38,7 @@ def main(store: str) -> None:
     click.echo(f"{len(trials)} trials{': ' if counted else ''}{counted}")
 
 
-def row(trial: Trial, best: bool) -> list[str]:
+def row(trial: TrialHistory, best: bool) -> list[str]:
     ended = trial.ended
     if ended is None:
         at = f"{trial.reports[-1].progress / 1000:.1f}" if trial.reports else "-"

@@ -13,24 +13,24 @@ from slipstream.logs import logger
 from slipstream.models.base.fingerprint import fingerprint_origin
 from slipstream.settings import to_dict
 from slipstream.sweep import study
-from slipstream.sweep.records import Identity, Trial
-from slipstream.sweep.slots import Occupation
+from slipstream.sweep.records import SweepIdentity, TrialHistory
+from slipstream.sweep.slots import OccupiedSlots
 from slipstream.sweep.space import parameters_of, with_values
 from slipstream.sweep.store import SweepStore, best_of, refusal
-from slipstream.sweep.worker import POLL_S, Pod, Search, Worker
+from slipstream.sweep.worker import POLL_S, SweepSearch, SweepWorker, WorkerPod
 from slipstream.train.config import lasting
 
 LOG = logger("sweep")
 
 
-def identity_of(config: RunConfig, content: str) -> Identity:
+def identity_of(config: RunConfig, content: str) -> SweepIdentity:
     """Return the identity of a sweep on prepared data with the fingerprint ``content``."""
     sweep = config.sweep
     model = {**to_dict(config.model.without_addresses()), "base": fingerprint_origin(config.model)}
-    return Identity(content, model, lasting(config.for_training()), sweep.space, sweep.seed)
+    return SweepIdentity(content, model, lasting(config.for_training()), sweep.space, sweep.seed)
 
 
-def search_of(config: RunConfig, data: PreparedData) -> Search:
+def search_of(config: RunConfig, data: PreparedData) -> SweepSearch:
     """Return the search of a configuration: its parameters and rungs.
 
     Raises ``UserError`` if the space has unknown settings or invalid values.
@@ -41,7 +41,7 @@ def search_of(config: RunConfig, data: PreparedData) -> Search:
     training = config.for_training()
     epoch = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).steps_per_epoch
     evaluations = math.ceil(training.epochs * epoch / (training.evaluate_every or epoch))
-    return Search(config, parameters_of(config), study.rungs(training.epochs, evaluations))
+    return SweepSearch(config, parameters_of(config), study.rungs(training.epochs, evaluations))
 
 
 def begin(config: RunConfig, data: PreparedData, address: str) -> None:
@@ -62,10 +62,10 @@ def begin(config: RunConfig, data: PreparedData, address: str) -> None:
     LOG.info("the trials of this sweep are listed by: slipstream sweep %s", address)
 
 
-def work(config: RunConfig, address: str, pod: Pod) -> None:
+def work(config: RunConfig, address: str, pod: WorkerPod) -> None:
     """Train trials of the sweep at ``address`` until none is left for this worker.
 
-    Raises the errors of :meth:`~slipstream.sweep.worker.Worker.run`, and ``UserError`` if the store holds another
+    Raises the errors of :meth:`~slipstream.sweep.worker.SweepWorker.run`, and ``UserError`` if the store holds another
     sweep.
     """
     data = open_prepared(pod.prepared)
@@ -73,10 +73,10 @@ def work(config: RunConfig, address: str, pod: Pod) -> None:
     store = SweepStore(address, search.parameters)
     store.open(identity_of(config, data.artifact.content))
     pod.scratch.mkdir(parents=True, exist_ok=True)
-    Worker(store, search, pod).run()
+    SweepWorker(store, search, pod).run()
 
 
-def ended_trials(store: SweepStore, observer: Occupation) -> list[Trial]:
+def ended_trials(store: SweepStore, observer: OccupiedSlots) -> list[TrialHistory]:
     """Wait until no trial is running, and return all trials.
 
     Raises ``UserError`` if the first trials all failed or none is complete.

@@ -9,19 +9,19 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from slipstream.sweep.records import Ended, Trial
+from slipstream.sweep.records import TrialEnded, TrialHistory
 from slipstream.sweep.space import words
 from slipstream.sweep.store import best_of, loss_of
 
 
-class Progress:
+class TrialProgressDisplay:
     """Display of how many of at most ``trials`` trials have ended; not thread-safe."""
 
     def __init__(self, trials: int) -> None:
         self._trials = trials
         self._bar: tqdm | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> TrialProgressDisplay:
         tqdm.set_lock(RLock())  # tqdm's own is a multiprocessing lock, reported as leaked at exit
         self._bar = tqdm(total=self._trials, desc="sweep", unit="trial", disable=not sys.stderr.isatty(), leave=False)
         return self
@@ -32,11 +32,11 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def show(self, trials: Sequence[Trial]) -> None:
+    def show(self, trials: Sequence[TrialHistory]) -> None:
         if self._bar is not None:
             self._bar.update(sum(trial.ended is not None for trial in trials) - self._bar.n)
 
-    def ended(self, trial: Trial, how: Ended, trials: Sequence[Trial]) -> None:
+    def ended(self, trial: TrialHistory, how: TrialEnded, trials: Sequence[TrialHistory]) -> None:
         done, best = sum(each.ended is not None for each in trials), best_of(list(trials))
         beside = f"; best {loss_of(best.ended):.4g}, trial {best.number}" if best else ""
         line = (
@@ -47,7 +47,7 @@ class Progress:
         self.show(trials)
 
 
-def in_words(how: Ended) -> str:
+def in_words(how: TrialEnded) -> str:
     """Format a trial's end, such as ``pruned, loss 0.3121 after 2.0 epochs``."""
     if how.state == "failed":
         return f"failed: {how.reason}"

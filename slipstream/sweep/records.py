@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.records import decode_record, to_tree
-from slipstream.sweep.space import Parameter, objection
+from slipstream.sweep.space import SearchedParameter, objection
 
 State = Literal["complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """Evaluation after ``progress`` thousandths of an epoch.
 
     ``best`` is the smallest validation loss so far.
@@ -34,14 +34,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Proposed:
+class TrialProposed:
     """Start of a trial with ``values`` by setting path; {} for the unchanged configuration."""
 
     values: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Reported:
+class RungReported:
     """Report of a trial at a rung: its smallest loss so far, and whether it stops."""
 
     progress: int
@@ -50,7 +50,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Died:
+class TrialDied:
     """Unexpected end of a trial's process, by a signal or without a result.
 
     ``step`` is the step of its newest checkpoint.
@@ -61,7 +61,7 @@ class Died:
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrialEnded:
     """End of a trial.
 
     ``loss`` is its smallest validation loss; None if it failed for the given ``reason``. ``weights`` is the SHA-256 of
@@ -70,7 +70,7 @@ class Ended:
 
     state: State
     loss: float | None = None
-    curve: list[Point] = field(default_factory=list)
+    curve: list[CurvePoint] = field(default_factory=list)
     seconds: float = 0.0
     weights: str = ""
     reason: str = ""
@@ -85,7 +85,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Identity:
+class SweepIdentity:
     """Inputs and settings that all trials of a store share."""
 
     #: Fingerprint of the prepared data.
@@ -98,7 +98,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Started:
+class ExecutionStarted:
     """Start of an execution, ``at`` seconds since 1970.
 
     All its workers and attempts count ``sweep.minutes`` from ``at``.
@@ -108,15 +108,15 @@ class Started:
     at: float
 
 
-Record = Proposed | Reported | Died | Ended | Identity | Started
+Record = TrialProposed | RungReported | TrialDied | TrialEnded | SweepIdentity | ExecutionStarted
 #: Record types by the ``kind`` that is stored; stores of earlier versions contain these words.
 KINDS: dict[str, type[Record]] = {
-    "proposed": Proposed,
-    "reported": Reported,
-    "died": Died,
-    "ended": Ended,
-    "identity": Identity,
-    "started": Started,
+    "proposed": TrialProposed,
+    "reported": RungReported,
+    "died": TrialDied,
+    "ended": TrialEnded,
+    "identity": SweepIdentity,
+    "started": ExecutionStarted,
 }
 
 
@@ -131,14 +131,14 @@ class SealedRecord:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialHistory:
     """Trial assembled from its records."""
 
     number: int
     values: dict[str, Any]
-    reports: tuple[Reported, ...] = ()
-    deaths: tuple[Died, ...] = ()
-    ended: Ended | None = None
+    reports: tuple[RungReported, ...] = ()
+    deaths: tuple[TrialDied, ...] = ()
+    ended: TrialEnded | None = None
 
 
 def digest(tree: object) -> str:
@@ -165,18 +165,18 @@ def decode(content: bytes) -> Record | None:
 
 
 def trials_of(
-    found: Mapping[int, Sequence[Record]], parameters: Sequence[Parameter]
-) -> tuple[list[Trial], dict[int, str]]:
+    found: Mapping[int, Sequence[Record]], parameters: Sequence[SearchedParameter]
+) -> tuple[list[TrialHistory], dict[int, str]]:
     """Return the trials, and the reasons for ignored proposals, by trial number.
 
     ``found`` holds the records of every number, in order. Only the first proposal of a number counts, and only if it
     sets exactly the ``parameters`` to values that can be drawn. The first proposal without values is the unchanged
     configuration.
     """
-    trials: list[Trial] = []
+    trials: list[TrialHistory] = []
     ignored: dict[int, str] = {}
     for number in sorted(found):
-        values = next((record.values for record in found[number] if isinstance(record, Proposed)), None)
+        values = next((record.values for record in found[number] if isinstance(record, TrialProposed)), None)
         if values is None:
             continue
         given = given_of(trials)
@@ -191,24 +191,24 @@ def trials_of(
     return trials, ignored
 
 
-def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> Trial:
+def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> TrialHistory:
     """Return the trial with these ``values``.
 
     End records that lack a required field are ignored.
     """
-    reports: dict[int, Reported] = {}
+    reports: dict[int, RungReported] = {}
     for record in records:
-        if isinstance(record, Reported):
+        if isinstance(record, RungReported):
             reports.setdefault(record.progress, record)
-    return Trial(
+    return TrialHistory(
         number,
         values,
         tuple(reports[progress] for progress in sorted(reports)),
-        tuple(record for record in records if isinstance(record, Died)),
-        next((record for record in records if isinstance(record, Ended) and record.has_its_fields), None),
+        tuple(record for record in records if isinstance(record, TrialDied)),
+        next((record for record in records if isinstance(record, TrialEnded) and record.has_its_fields), None),
     )
 
 
-def given_of(trials: Sequence[Trial]) -> Trial | None:
+def given_of(trials: Sequence[TrialHistory]) -> TrialHistory | None:
     """Return the trial of the unchanged configuration; None before it is proposed."""
     return next((trial for trial in trials if not trial.values), None)

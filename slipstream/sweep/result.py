@@ -14,10 +14,10 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
 from slipstream.storage import STORES, download_all
 from slipstream.sweep import study
-from slipstream.sweep.records import Point, Trial
+from slipstream.sweep.records import CurvePoint, TrialHistory
 from slipstream.sweep.space import words
 from slipstream.sweep.store import SweepStore, best_of
-from slipstream.sweep.worker import Search
+from slipstream.sweep.worker import SweepSearch
 
 if TYPE_CHECKING:
     from slipstream.artifacts.prepared.data import PreparedData, Signature
@@ -28,7 +28,9 @@ CURVE_POINTS = 30
 LOG = logger("sweep")
 
 
-def sweep_of(store: SweepStore, search: Search, trials: Sequence[Trial], against: AgainstGiven | None) -> Sweep:
+def sweep_of(
+    store: SweepStore, search: SweepSearch, trials: Sequence[TrialHistory], against: AgainstGiven | None
+) -> Sweep:
     """Return a sweep's entry in the report; at least one trial must be complete."""
     best = best_of(list(trials))
     assert best, "one is complete"
@@ -44,7 +46,7 @@ def sweep_of(store: SweepStore, search: Search, trials: Sequence[Trial], against
     )
 
 
-def reported(trial: Trial) -> SweepTrial:
+def reported(trial: TrialHistory) -> SweepTrial:
     ended = trial.ended
     if ended is None:
         return SweepTrial(trial.number, "unfinished", words(trial.values))
@@ -59,7 +61,7 @@ def reported(trial: Trial) -> SweepTrial:
     )
 
 
-def thinned(curve: Sequence[Point]) -> Sequence[Point]:
+def thinned(curve: Sequence[CurvePoint]) -> Sequence[CurvePoint]:
     """Return at most :data:`CURVE_POINTS` points, including the last."""
     every = -(-len(curve) // CURVE_POINTS) or 1
     return curve[::-1][::every][::-1]

@@ -11,8 +11,8 @@ from filelock import FileLock
 from slipstream.artifacts.homes import Holder
 from slipstream.storage import storage_for
 from slipstream.sweep.store import SweepStore
-from slipstream.train.checkpoint.home import CLAIMS, Home, newest
-from slipstream.train.checkpoint.lease import Lease, Sign, Watch, process_lock, within_timeout
+from slipstream.train.checkpoint.home import CLAIMS, CheckpointDirectory, newest
+from slipstream.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, process_lock, within_timeout
 
 #: Attempts to take a local lock, and the pause between them in seconds. Another process may hold the lock briefly just
 #: to see whether it is free.
@@ -23,7 +23,7 @@ GLANCE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedTrial:
     """Number of a trial's last attempt, and whether it is running, at time ``at`` (``time.monotonic``).
 
     ``held`` is None until a heartbeat, or its absence, shows whether the trial is running.
@@ -35,16 +35,16 @@ class Seen:
 
 
 @dataclass
-class Occupation:
+class OccupiedSlots:
     """One worker's record of running trials; ``holder`` is this worker."""
 
     store: SweepStore
     holder: Holder
     #: By trial number.
-    watches: dict[int, Watch] = field(default_factory=dict)
-    seen: dict[int, Seen] = field(default_factory=dict)
+    watches: dict[int, LeaseObserver] = field(default_factory=dict)
+    seen: dict[int, ObservedTrial] = field(default_factory=dict)
 
-    def look(self, trial: int) -> Seen:
+    def look(self, trial: int) -> ObservedTrial:
         """Return whether another worker is running a trial.
 
         Remote stores are read only every :data:`GLANCE_S`, since hundreds of trials may be running.
@@ -52,37 +52,37 @@ class Occupation:
         before, now = self.seen.get(trial), time.monotonic()
         if before and before.held is not False and now - before.at < GLANCE_S:
             return before
-        home = Home(storage_for(self.store.home(trial)))
-        self.seen[trial] = within_timeout(home, Sign().silence_s, lambda: self._look(trial, home, now))
+        home = CheckpointDirectory(storage_for(self.store.home(trial)))
+        self.seen[trial] = within_timeout(home, Heartbeat().silence_s, lambda: self._look(trial, home, now))
         return self.seen[trial]
 
-    def _look(self, trial: int, home: Home, now: float) -> Seen:
+    def _look(self, trial: int, home: CheckpointDirectory, now: float) -> ObservedTrial:
         attempt = newest(home.storage.list(CLAIMS))
-        watch = self.watches.setdefault(trial, Watch(home))
+        watch = self.watches.setdefault(trial, LeaseObserver(home))
         seen = watch.look()
         if seen is None or self.holder.succeeds(home.holder_of(seen[0])):
-            return Seen(attempt, held=False, at=now)
+            return ObservedTrial(attempt, held=False, at=now)
         if home.is_local:  # where a look costs nothing
-            return Seen(attempt, held=True, at=now - GLANCE_S)
-        return Seen(attempt, held=True if watch.alive else None, at=now)
+            return ObservedTrial(attempt, held=True, at=now - GLANCE_S)
+        return ObservedTrial(attempt, held=True if watch.alive else None, at=now)
 
     def take(self, trial: int, after: int, leaving: Callable[[], bool], lost: Callable[[str], None]) -> Lease | None:
         """Start the attempt after the attempt number ``after``; None if another worker was first.
 
         ``leaving`` and ``lost`` are passed to :class:`Lease`.
         """
-        home = Home(storage_for(self.store.home(trial)))
+        home = CheckpointDirectory(storage_for(self.store.home(trial)))
         lock = lock_of(home)
         taken = False
         try:
-            taken = within_timeout(home, Sign().silence_s, lambda: home.claim_exactly(after + 1, self.holder))
+            taken = within_timeout(home, Heartbeat().silence_s, lambda: home.claim_exactly(after + 1, self.holder))
             return Lease(home, after + 1, leaving, lost, lock=lock) if taken else None
         finally:
             if lock is not None and not taken:
                 lock.release()
 
 
-def lock_of(home: Home) -> FileLock | None:
+def lock_of(home: CheckpointDirectory) -> FileLock | None:
     for _ in range(LOCK_ATTEMPTS if home.is_local else 1):
         if lock := process_lock(home.storage):
             return lock

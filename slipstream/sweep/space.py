@@ -22,7 +22,7 @@ FREE = "model.arguments"
 
 
 @dataclass(frozen=True)
-class Parameter:
+class SearchedParameter:
     """Searched setting; ``whole`` is True if its range has integers only.
 
     This follows from the setting's type; for model arguments, which have none here, from the types of low and high.
@@ -55,7 +55,7 @@ def choice_text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def objection(values: Values, parameters: Sequence[Parameter]) -> str:
+def objection(values: Values, parameters: Sequence[SearchedParameter]) -> str:
     """Return why the sampler would never propose ``values``; "" if it could.
 
     ``values`` come from a store and are untrusted: they must set exactly the paths of the space.
@@ -71,7 +71,7 @@ def objection(values: Values, parameters: Sequence[Parameter]) -> str:
     return ""
 
 
-def parameters_of(config: RunConfig) -> list[Parameter]:
+def parameters_of(config: RunConfig) -> list[SearchedParameter]:
     """Return the parameters of ``config.sweep.space``, sorted by path.
 
     Raises ``UserError`` for a path that is not a setting of training, and for values that the setting rejects.
@@ -82,20 +82,22 @@ def parameters_of(config: RunConfig) -> list[Parameter]:
     return [parameter_of(config, path, ranges[path]) for path in sorted(ranges)]
 
 
-def untyped_parameters(space: dict[str, Any]) -> list[Parameter]:
+def untyped_parameters(space: dict[str, Any]) -> list[SearchedParameter]:
     """Return the parameters of a space without a configuration, so with unknown types.
 
     Raises ``UserError`` for an invalid path or range.
     """
     ranges = SweepConfig(space=space).ranges()
-    return [Parameter(path, ranges[path], whole=False) for path in sorted(ranges)]
+    return [SearchedParameter(path, ranges[path], whole=False) for path in sorted(ranges)]
 
 
-def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> Parameter:
+def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> SearchedParameter:
     where = f"sweep.space[{path}]"
     if path.startswith(f"{FREE}."):
         written = config.sweep.space[path]
-        return Parameter(path, of, whole=isinstance(written.get("low"), int) and isinstance(written.get("high"), int))
+        return SearchedParameter(
+            path, of, whole=isinstance(written.get("low"), int) and isinstance(written.get("high"), int)
+        )
     value = setting_at(config, path)
     section, name = path.split(".")[:2]
     if section == "training" and name not in lasting(TrainingConfig()):
@@ -108,7 +110,7 @@ def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> Parameter:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if whole and not of.choices and not all(float(each or 0).is_integer() for each in (of.low, of.high)):
         raise UserError(f"{where}: takes whole numbers; expected whole numbers as low and high")
-    parameter = Parameter(path, of, whole)
+    parameter = SearchedParameter(path, of, whole)
     for extreme in parameter.extremes:
         try:
             with_values(config, {path: extreme})

@@ -29,18 +29,18 @@ from slipstream.storage import MissingObject, Storage, create_next, open_reader,
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.names import number_as_name, number_in_name
 from slipstream.sweep.records import (
-    Ended,
-    Identity,
-    Proposed,
+    ExecutionStarted,
     Record,
-    Started,
-    Trial,
+    SweepIdentity,
+    TrialEnded,
+    TrialHistory,
+    TrialProposed,
     decode,
     encode,
     given_of,
     trials_of,
 )
-from slipstream.sweep.space import Parameter
+from slipstream.sweep.space import SearchedParameter
 from slipstream.train.config import TrainingConfig
 
 RECORDS, TRIALS = "records/", "trials/"
@@ -59,14 +59,14 @@ class SweepStore:
     Methods raise ``UserError`` and ``StorageUnavailable`` as the storage does.
     """
 
-    def __init__(self, address: str, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, address: str, parameters: Sequence[SearchedParameter]) -> None:
         self.address = address
         self._parameters = parameters
         self.storage: Storage = storage_for(address)
         #: All records read, by directory and number; None for invalid ones.
         self._read: dict[str, dict[int, Record | None]] = {}
 
-    def open(self, identity: Identity) -> None:
+    def open(self, identity: SweepIdentity) -> None:
         """Start or resume the sweep.
 
         Raises ``UserError`` if the store holds another sweep.
@@ -82,25 +82,27 @@ class SweepStore:
             what = {"data": "other data", "training": "other training settings"}.get(name, f"another {name}")
             raise UserError(f"sweep.store: {self.address} holds a sweep of {what}; choose another, or leave it empty")
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> SweepIdentity | None:
         """Return the identity of the sweep in the store; None if it is new."""
         self._read_below(SWEEP)
-        return next((each for each in self._of(SWEEP) if isinstance(each, Identity)), None)
+        return next((each for each in self._of(SWEEP) if isinstance(each, SweepIdentity)), None)
 
     def started(self, execution: str, now: float) -> float:
         """Return the start of this execution in seconds since 1970; record ``now`` if it has none."""
         self._read_below(SWEEP)
-        begun = [each.at for each in self._of(SWEEP) if isinstance(each, Started) and each.execution == execution]
+        begun = [
+            each.at for each in self._of(SWEEP) if isinstance(each, ExecutionStarted) and each.execution == execution
+        ]
         if not begun:
-            self._append(SWEEP, Started(execution, now))
+            self._append(SWEEP, ExecutionStarted(execution, now))
         return min(begun, default=now)
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialHistory]:
         """Return all trials, by number, including new records."""
         self._read_below(RECORDS)
         return self.known()
 
-    def known(self) -> list[Trial]:
+    def known(self) -> list[TrialHistory]:
         """Return the trials known so far, without accessing the store."""
         found = {number_of(directory): self._of(directory) for directory in self._read if directory != SWEEP}
         trials, ignored = trials_of(found, self._parameters)
@@ -111,7 +113,7 @@ class SweepStore:
     def append(self, trial: int, record: Record) -> None:
         self._append(records_of(trial), record)
 
-    def propose(self, propose: Callable[[list[Trial]], Proposed]) -> Trial | None:
+    def propose(self, propose: Callable[[list[TrialHistory]], TrialProposed]) -> TrialHistory | None:
         """Start and return the next trial; None if another worker started it first.
 
         ``propose`` chooses its values, given all trials.
@@ -122,7 +124,7 @@ class SweepStore:
         if not try_create(self.storage, f"{records_of(number)}0001.json", encode(record)):
             return None
         self._read[records_of(number)] = {1: record}
-        return Trial(number, record.values)
+        return TrialHistory(number, record.values)
 
     def _of(self, directory: str) -> list[Record]:
         read = self._read.get(directory, {})
@@ -182,7 +184,7 @@ class SweepStore:
             self.storage.put(f"{TRIALS}{trial:04d}/log.txt", log.read_bytes())
 
 
-def completed(identity: Identity) -> Identity:
+def completed(identity: SweepIdentity) -> SweepIdentity:
     """Return the identity with defaults for settings that older sweeps lack."""
     model = with_defaults(to_dict(ModelConfig()), identity.model)
     training = with_defaults(to_dict(TrainingConfig()), identity.training)
@@ -214,7 +216,7 @@ def warn_once(where: str, why: str) -> None:
     )
 
 
-def refusal(trials: list[Trial]) -> str:
+def refusal(trials: list[TrialHistory]) -> str:
     """Return why the sweep must end, if its first trials all failed; "" otherwise."""
     given = given_of(trials)
     if given is None or any(trial.ended.state != "failed" for trial in trials if trial.ended):
@@ -226,7 +228,7 @@ def refusal(trials: list[Trial]) -> str:
     return f"sweep: the first {FAILURES} trials failed; trial {given.number}: {given.ended.reason}"
 
 
-def best_of(trials: list[Trial]) -> Trial | None:
+def best_of(trials: list[TrialHistory]) -> TrialHistory | None:
     """Return the complete trial with the smallest loss, or None.
 
     If losses are equal, the earlier trial wins.
@@ -235,6 +237,6 @@ def best_of(trials: list[Trial]) -> Trial | None:
     return min(complete, key=lambda trial: (loss_of(trial.ended), trial.number), default=None)
 
 
-def loss_of(ended: Ended | None) -> float:
+def loss_of(ended: TrialEnded | None) -> float:
     assert ended and ended.loss is not None, "a complete trial has a loss"
     return ended.loss

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream.sweep.config import SweepConfig
-from slipstream.sweep.records import Proposed, Reported, Trial, given_of
-from slipstream.sweep.space import Parameter, choice_text
+from slipstream.sweep.records import RungReported, TrialHistory, TrialProposed, given_of
+from slipstream.sweep.space import SearchedParameter, choice_text
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -41,22 +41,26 @@ def rungs(epochs: int, evaluations: int) -> list[int]:
     return [first * REDUCTION**power for power in range(number)]
 
 
-def is_due(places: Sequence[int], trial: Trial, progress: int) -> bool:
+def is_due(places: Sequence[int], trial: TrialHistory, progress: int) -> bool:
     """Return True if a trial has reached a rung that it has not reported."""
     before = max((report.progress for report in trial.reports), default=0)
     return any(before < place <= progress for place in places)
 
 
-def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Proposed:
+def propose(
+    sweep: SweepConfig, parameters: Sequence[SearchedParameter], trials: Sequence[TrialHistory]
+) -> TrialProposed:
     """Return the next trial: the unchanged configuration first, then sampled values."""
     if given_of(trials) is None:
-        return Proposed({})
+        return TrialProposed({})
     study = study_of(trials, parameters, sampler_of(sweep, len(trials)))
     asked = study.ask({each.path: distribution_of(each) for each in parameters})
-    return Proposed({each.path: value_of(each, asked.params[each.path]) for each in parameters})
+    return TrialProposed({each.path: value_of(each, asked.params[each.path]) for each in parameters})
 
 
-def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], now: Trial, report: Reported) -> bool:
+def stops(
+    sweep: SweepConfig, places: Sequence[int], trials: Sequence[TrialHistory], now: TrialHistory, report: RungReported
+) -> bool:
     """Return True if the trial ``now``, one of ``trials``, stops at this report.
 
     The unchanged configuration never stops, because the best trial is compared with it in the end.
@@ -74,7 +78,7 @@ def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], no
     return bool(pruner.prune(study, study.trials[-1]))
 
 
-def at_rungs(trial: Trial, places: Sequence[int]) -> dict[str, float]:
+def at_rungs(trial: TrialHistory, places: Sequence[int]) -> dict[str, float]:
     """Return a trial's losses at rungs, under the keys of Optuna's pruner."""
     found = {}
     for rung, place in enumerate(places):
@@ -83,7 +87,7 @@ def at_rungs(trial: Trial, places: Sequence[int]) -> dict[str, float]:
     return found
 
 
-def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict[str, float]:
+def importance(parameters: Sequence[SearchedParameter], trials: Sequence[TrialHistory]) -> dict[str, float]:
     """Return, by path, the fraction of the loss's variance that each setting explains, largest first.
 
     Computed from complete trials; fractions sum to 1. Empty if there are too few trials. Source: Hutter, Hoos and
@@ -102,7 +106,7 @@ def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict
 # Optuna's side
 
 
-def study_of(trials: Sequence[Trial], parameters: Sequence[Parameter], sampler: Any = None) -> Study:
+def study_of(trials: Sequence[TrialHistory], parameters: Sequence[SearchedParameter], sampler: Any = None) -> Study:
     """Return an Optuna study of the trials.
 
     It excludes the unchanged configuration, whose values are not part of the space.
@@ -118,7 +122,9 @@ def study_of(trials: Sequence[Trial], parameters: Sequence[Parameter], sampler: 
     return study
 
 
-def as_optuna(trial: Trial, parameters: Sequence[Parameter], distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+def as_optuna(
+    trial: TrialHistory, parameters: Sequence[SearchedParameter], distributions: dict[str, BaseDistribution]
+) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
     ended = trial.ended
@@ -153,7 +159,7 @@ def sampler_of(sweep: SweepConfig, number: int) -> Any:
         return TPESampler(seed=seed, constant_liar=True)
 
 
-def distribution_of(parameter: Parameter) -> BaseDistribution:
+def distribution_of(parameter: SearchedParameter) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if parameter.range.choices:
@@ -163,7 +169,7 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
     return kind(low, high, log=parameter.range.log)
 
 
-def value_of(parameter: Parameter, drawn: Any) -> Any:
+def value_of(parameter: SearchedParameter, drawn: Any) -> Any:
     """Convert Optuna's value to the setting's; choices are JSON texts, as Optuna accepts no lists."""
     if parameter.range.choices:
         return json.loads(drawn)
@@ -171,5 +177,5 @@ def value_of(parameter: Parameter, drawn: Any) -> Any:
     return min(max(drawn, low), high)  # the exponential of a logarithm may be off by its last bit
 
 
-def optuna_value(parameter: Parameter, value: Any) -> Any:
+def optuna_value(parameter: SearchedParameter, value: Any) -> Any:
     return choice_text(value) if parameter.range.choices else value

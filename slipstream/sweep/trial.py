@@ -19,7 +19,7 @@ from slipstream.distributed.child_processes import end_with_parent
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.storage import StorageUnavailable
-from slipstream.sweep.records import Point
+from slipstream.sweep.records import CurvePoint
 
 #: File name of the best weights in a trained model.
 WEIGHTS = "best.safetensors"
@@ -45,7 +45,7 @@ class TrialJob:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """How an attempt ended.
 
     Only the first three states end the trial. The others mean: this machine is preempted, another attempt has started,
@@ -62,7 +62,8 @@ class Outcome:
 def train_trial(link: Connection, job: TrialJob) -> None:
     """Run a trial's process.
 
-    It sends lists of :class:`Point`, receives after each list whether to stop, and finally sends an :class:`Outcome`.
+    It sends lists of :class:`CurvePoint`, receives after each list whether to stop, and finally sends a
+    :class:`TrialOutcome`.
     """
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides
@@ -74,7 +75,7 @@ def train_trial(link: Connection, job: TrialJob) -> None:
     link.send(attempt(link, job))
 
 
-def attempt(link: Connection, job: TrialJob) -> Outcome:
+def attempt(link: Connection, job: TrialJob) -> TrialOutcome:
     from slipstream.train.identity import identity
     from slipstream.train.loop.train_loop import Stopped
     from slipstream.train.run import run
@@ -103,27 +104,27 @@ def attempt(link: Connection, job: TrialJob) -> Outcome:
             told=told,
         )
         run(request)
-        return Outcome("complete", weights=Artifact.open(job.directory, KIND).files[WEIGHTS].sha256)
+        return TrialOutcome("complete", weights=Artifact.open(job.directory, KIND).files[WEIGHTS].sha256)
     except Stopped:
-        return Outcome("pruned")
+        return TrialOutcome("pruned")
     except Preempted as error:
-        return Outcome("preempted", str(error))
+        return TrialOutcome("preempted", str(error))
     except OutOfMemory as error:
-        return Outcome("out of memory", str(error), micro_batches=error.micro_batches)
+        return TrialOutcome("out of memory", str(error), micro_batches=error.micro_batches)
     except Interrupted as error:
-        return Outcome("superseded", str(error))
+        return TrialOutcome("superseded", str(error))
     except StorageUnavailable as error:
-        return Outcome("unavailable", str(error))
+        return TrialOutcome("unavailable", str(error))
     except Exception as error:
         traceback.print_exc()
         mistake = error if isinstance(error, UserError) else explained(error)
-        return Outcome("failed", mistake.message if mistake else f"{type(error).__name__}: {error}")
+        return TrialOutcome("failed", mistake.message if mistake else f"{type(error).__name__}: {error}")
 
 
-def curve_of(evaluations: Sequence[ValidationPoint]) -> list[Point]:
+def curve_of(evaluations: Sequence[ValidationPoint]) -> list[CurvePoint]:
     """Return the evaluations as points of a loss curve."""
     best, points = float("inf"), []
     for each in evaluations:
         best = min(best, each.loss)
-        points.append(Point(round(1000 * each.epoch), each.loss, best))
+        points.append(CurvePoint(round(1000 * each.epoch), each.loss, best))
     return points

@@ -29,12 +29,12 @@ from slipstream.logs import logger
 from slipstream.machine.out_of_memory import memory_counters, what_was_killed
 from slipstream.storage import StorageUnavailable, storage_for
 from slipstream.sweep import study
-from slipstream.sweep.progress import Progress
-from slipstream.sweep.records import Died, Ended, Point, Reported, Trial
-from slipstream.sweep.slots import Occupation
-from slipstream.sweep.space import Parameter, trial_config
+from slipstream.sweep.progress import TrialProgressDisplay
+from slipstream.sweep.records import CurvePoint, RungReported, TrialDied, TrialEnded, TrialHistory
+from slipstream.sweep.slots import OccupiedSlots
+from slipstream.sweep.space import SearchedParameter, trial_config
 from slipstream.sweep.store import SweepStore, refusal
-from slipstream.sweep.trial import Outcome, TrialJob, train_trial
+from slipstream.sweep.trial import TrialJob, TrialOutcome, train_trial
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from slipstream.train.checkpoint.lease import Lease
 
@@ -48,16 +48,16 @@ LOG = logger("sweep")
 
 
 @dataclass(frozen=True)
-class Search:
+class SweepSearch:
     """User's configuration, searched parameters, and rungs (:func:`slipstream.sweep.study.rungs`)."""
 
     config: RunConfig
-    parameters: list[Parameter]
+    parameters: list[SearchedParameter]
     rungs: list[int]
 
 
 @dataclass(frozen=True)
-class Pod:
+class WorkerPod:
     """A worker's resources and identity: prepared data, scratch directory, number of processes, lease holder.
 
     Further fields: execution, and mode and grace period of preemption notices.
@@ -73,10 +73,10 @@ class Pod:
 
 
 @dataclass
-class Taken:
+class LeasedTrial:
     """Trial whose lease a slot holds."""
 
-    trial: Trial
+    trial: TrialHistory
     lease: Lease
     process: BaseProcess | None = None
     #: True if another worker has taken over the lease.
@@ -89,19 +89,19 @@ class Taken:
             self.process.kill()
 
 
-class Worker:
+class SweepWorker:
     """Worker of a sweep; :meth:`run` returns when there is no trial left to start or resume."""
 
-    def __init__(self, store: SweepStore, search: Search, pod: Pod) -> None:
+    def __init__(self, store: SweepStore, search: SweepSearch, pod: WorkerPod) -> None:
         self._store, self._search, self._pod = store, search, pod
-        self._occupation = Occupation(store, pod.holder)
+        self._occupation = OccupiedSlots(store, pod.holder)
         #: Guards the store and the slots' trials.
         self._lock = threading.RLock()
-        self._taken: dict[int, Taken] = {}
+        self._taken: dict[int, LeasedTrial] = {}
         #: Whether this machine is being preempted, and whether the slots must end at once.
         self._leaving, self._over = False, threading.Event()
         self._deadline = float("inf")
-        self._progress = Progress(search.config.sweep.trials)
+        self._progress = TrialProgressDisplay(search.config.sweep.trials)
 
     def run(self) -> None:
         """Train trials until none is left.
@@ -138,7 +138,7 @@ class Worker:
 
     # Which trial comes next
 
-    def _next(self) -> Taken | None:
+    def _next(self) -> LeasedTrial | None:
         """Wait for a trial to train; None if this worker can start or resume no other."""
         while not self._over.is_set() and not self._leaving:
             with self._lock:
@@ -148,7 +148,7 @@ class Worker:
             self._over.wait(POLL_S)
         return None
 
-    def _try_to_take(self) -> tuple[Taken | None, bool]:
+    def _try_to_take(self) -> tuple[LeasedTrial | None, bool]:
         """Return a trial or None, and whether a later call may return one."""
         trials = self._store.trials()
         self._progress.show(trials)
@@ -170,8 +170,8 @@ class Worker:
         )
         return (self._take(proposed, 0) if proposed else None), True
 
-    def _take(self, trial: Trial, after: int) -> Taken | None:
-        found: list[Taken] = []
+    def _take(self, trial: TrialHistory, after: int) -> LeasedTrial | None:
+        found: list[LeasedTrial] = []
 
         def lost(why: str) -> None:
             for each in found:
@@ -180,19 +180,19 @@ class Worker:
         lease = self._occupation.take(trial.number, after, lambda: self._leaving, lost)
         if lease is None:
             return None
-        taken = Taken(trial, lease)
+        taken = LeasedTrial(trial, lease)
         found.append(taken)
         self._taken[trial.number] = taken
         return taken
 
     # The work on a trial
 
-    def _work(self, taken: Taken, slot: int) -> None:
+    def _work(self, taken: LeasedTrial, slot: int) -> None:
         """Train a trial, from its checkpoint if it has one, and record its end."""
         with TemporaryDirectory(prefix=f"trial-{taken.trial.number:04d}-", dir=self._pod.scratch) as scratch:
             self._train(taken, slot, Path(scratch))
 
-    def _train(self, taken: Taken, slot: int, scratch: Path) -> None:
+    def _train(self, taken: LeasedTrial, slot: int, scratch: Path) -> None:
         number, started = taken.trial.number, time.perf_counter()
         job = TrialJob(
             prepared=self._pod.prepared,
@@ -211,7 +211,7 @@ class Worker:
             return
         if outcome is None:
             killed = what_was_killed(killed_before, memory_counters())
-            outcome = Outcome("failed", killed) if killed else self._died(taken)
+            outcome = TrialOutcome("failed", killed) if killed else self._died(taken)
         if outcome is None or outcome.state == "superseded":
             return
         if outcome.state == "preempted":
@@ -223,7 +223,7 @@ class Worker:
         best = curve[-1].best if curve else None
         seconds = round(time.perf_counter() - started, 3)
         loss = None if outcome.state == "failed" else best
-        ended = Ended(outcome.state, loss, curve, seconds, outcome.weights, outcome.reason)
+        ended = TrialEnded(outcome.state, loss, curve, seconds, outcome.weights, outcome.reason)
         with self._lock:
             if not taken.trial.values and outcome.state == "complete":
                 self._store.keep_model(number, job.directory, Artifact.open(job.directory, KIND).files)
@@ -233,7 +233,7 @@ class Worker:
             self._store.drop_checkpoints(number)
             self._progress.ended(taken.trial, ended, self._store.known())
 
-    def _follow_until_it_fits(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
+    def _follow_until_it_fits(self, taken: LeasedTrial, job: TrialJob) -> tuple[TrialOutcome | None, list[CurvePoint]]:
         """Run a trial's process, again with smaller micro-batches after running out of memory.
 
         The trial fails if memory runs out twice with the same micro-batch count, since a larger one had no effect.
@@ -248,12 +248,12 @@ class Worker:
                 return replace(outcome, state="failed"), curve
             ran_out.add(outcome.micro_batches)
 
-    def _follow(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
+    def _follow(self, taken: LeasedTrial, job: TrialJob) -> tuple[TrialOutcome | None, list[CurvePoint]]:
         """Run a trial's process and answer its reports.
 
         Returns its outcome (None if it ended without one) and its evaluations.
         """
-        curve: list[Point] = []
+        curve: list[CurvePoint] = []
         here, there = fork_server.CONTEXT.Pipe()
         with self._lock:  # starting a process changes this one's main module for a moment
             if self._over.is_set():
@@ -269,7 +269,7 @@ class Worker:
                 if not here.poll():
                     return None, curve
                 said: Any = here.recv()
-                if isinstance(said, Outcome):
+                if isinstance(said, TrialOutcome):
                     return said, curve
                 curve = said
                 here.send(self._stops(taken.trial.number, curve[-1]))
@@ -279,7 +279,7 @@ class Worker:
             here.close()
             process.join()
 
-    def _stops(self, number: int, point: Point) -> bool:
+    def _stops(self, number: int, point: CurvePoint) -> bool:
         """Return whether the trial stops; at a rung also record its report."""
         sweep, rungs = self._search.config.sweep, self._search.rungs
         if sweep.pruning == "none":
@@ -293,12 +293,12 @@ class Worker:
             told = next((report.stops for report in trial.reports if report.progress == point.progress), None)
             if told is not None or not study.is_due(rungs, trial, point.progress):
                 return bool(told)
-            report = Reported(point.progress, point.best, stops=False)
-            report = Reported(point.progress, point.best, study.stops(sweep, rungs, trials, trial, report))
+            report = RungReported(point.progress, point.best, stops=False)
+            report = RungReported(point.progress, point.best, study.stops(sweep, rungs, trials, trial, report))
             self._store.append(number, report)
             return report.stops
 
-    def _died(self, taken: Taken) -> Outcome | None:
+    def _died(self, taken: LeasedTrial) -> TrialOutcome | None:
         """Record a trial process's death; return a failure after :data:`DEATHS` deaths at the same step."""
         number = taken.trial.number
         process = taken.process
@@ -307,13 +307,13 @@ class Worker:
         storage = storage_for(self._store.checkpoints(number))
         step = max((each.step for each in complete(storage.list(CHECKPOINTS))), default=0)
         with self._lock:
-            self._store.append(number, Died(step, how))
+            self._store.append(number, TrialDied(step, how))
             trial = next(each for each in self._store.known() if each.number == number)
         deaths = sum(each.step == step for each in trial.deaths)
         LOG.warning("trial %d: its process ended with %s; it resumes from step %d", number, how, step)
         if deaths < DEATHS:
             return None
-        return Outcome(
+        return TrialOutcome(
             "failed",
             f"its process ended {deaths} times after step {step} without an error message, the last time with {how}",
         )

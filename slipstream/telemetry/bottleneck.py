@@ -26,12 +26,12 @@ from slipstream.artifacts.results.bottleneck import (
     LAUNCH,
     STRAGGLER,
     THROTTLED,
+    AttemptLosses,
     Bottleneck,
-    Observed,
 )
 from slipstream.telemetry.records import COMPUTE, EXCHANGE, OPTIMIZER, PHASES, REST
 from slipstream.telemetry.records import DATA as DATA_PHASE
-from slipstream.telemetry.step_blocks import LOADER, PER_EXCHANGE, PER_STEP, Block, StepBlocks
+from slipstream.telemetry.step_blocks import LOADER, PER_EXCHANGE, PER_STEP, StepBlock, StepBlocks
 
 #: Minimum fractions of the training's time: of the diagnosed cause, and of other causes that are reported.
 DECISIVE, WORTH_A_LOOK = 0.2, 0.1
@@ -65,7 +65,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Around:
+class AttemptMeasurements:
     """Measurements of one attempt beyond its step times."""
 
     #: Seconds of evaluations, of steps blocked by checkpoints, and of rank 0's pod waiting for other pods.
@@ -85,7 +85,7 @@ class Around:
     threads: int = 1
 
 
-def observe(blocks: StepBlocks, around: Around) -> Observed | None:
+def observe(blocks: StepBlocks, around: AttemptMeasurements) -> AttemptLosses | None:
     """Return the seconds lost to every cause in one attempt, with evidence; None if it finished no step."""
     total = blocks.total
     if total is None:
@@ -123,7 +123,7 @@ def observe(blocks: StepBlocks, around: Around) -> Observed | None:
     lost[THROTTLED], evidence[THROTTLED] = throttled(blocks.beside, columns["processor_wait"], around.threads)
     whole = steps_s + around.evaluation + around.checkpoint
     most = dict.fromkeys(lost, whole) | {LATE_PODS: around.late_pods}
-    return Observed(
+    return AttemptLosses(
         seconds=whole,
         steps=total.steps,
         phases=phases,
@@ -150,7 +150,7 @@ def largest_of_loader(beside: np.ndarray) -> str:
     return max(LOADER, key=lambda name: seconds[name])
 
 
-def straggler(blocks: Sequence[Block], step_s: float) -> tuple[float, str]:
+def straggler(blocks: Sequence[StepBlock], step_s: float) -> tuple[float, str]:
     """Return the seconds that the slowest rank delayed the others, and a sentence about it.
 
     A rank's extra time is its own work less the median of the others, without waits for data or a processor. The result
@@ -174,7 +174,7 @@ def straggler(blocks: Sequence[Block], step_s: float) -> tuple[float, str]:
     return mean * steps, f"rank {slowest} works {1e3 * mean:.3g} ms longer on each step than the others"
 
 
-def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> tuple[float, str]:
+def launch(total: StepBlock, columns: Mapping[str, np.ndarray], around: AttemptMeasurements) -> tuple[float, str]:
     """Return the seconds of passes that do not depend on their rows, and a sentence about them.
 
     The host spends this time on launching kernels.
@@ -209,7 +209,7 @@ def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[flo
     ), f"the CPU quota throttled the pod in {100 * stopped[rank]:.0f} % of its periods"
 
 
-def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
+def judge(attempts: Sequence[AttemptLosses]) -> Bottleneck | None:
     """Return the diagnosis over all attempts of a training; None if no attempt finished a step."""
     seconds = sum(each.seconds for each in attempts)
     if not attempts or seconds <= 0:
@@ -260,7 +260,7 @@ def weigh(shares: Mapping[str, float]) -> tuple[str, list[str]]:
     return verdict, [cause for cause in ordered if cause != verdict and shares[cause] >= WORTH_A_LOOK]
 
 
-def describe(cause: str, share: float, gain: float, its: Observed) -> str:
+def describe(cause: str, share: float, gain: float, its: AttemptLosses) -> str:
     remedy = REMEDIES[cause]
     if isinstance(remedy, dict):
         remedy = next(what for part, what in remedy.items() if its.evidence[cause].endswith(part))

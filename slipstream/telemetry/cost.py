@@ -17,7 +17,7 @@ HOUR = 3600
 
 
 @dataclass(frozen=True)
-class Usage:
+class AttemptUsage:
     """Resource usage of one attempt at a stage.
 
     Prices are dollars per hour of one pod, None if unknown.
@@ -71,7 +71,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Row:
+class AttemptCost:
     """Cost of one attempt."""
 
     stage: str
@@ -83,22 +83,22 @@ class Row:
 class Bill:
     """Costs per attempt, per stage and in total; rows are grouped by stage."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[AttemptCost, ...]
     stages: dict[str, Cost]
     total: Cost
 
 
-def bill(usages: Iterable[Usage]) -> Bill:
+def bill(usages: Iterable[AttemptUsage]) -> Bill:
     """Return the costs per attempt, per stage and in total."""
     used = list(usages)
     order = list(dict.fromkeys(usage.stage for usage in used))
     used.sort(key=lambda usage: order.index(usage.stage))
-    rows = tuple(Row(usage.stage, usage.attempt, cost) for usage, cost in zip(used, costs(used), strict=True))
+    rows = tuple(AttemptCost(usage.stage, usage.attempt, cost) for usage, cost in zip(used, costs(used), strict=True))
     stages = {stage: together([row.cost for row in rows if row.stage == stage]) for stage in order}
     return Bill(rows, stages, together([row.cost for row in rows]))
 
 
-def costs(used: Sequence[Usage]) -> Iterator[Cost]:
+def costs(used: Sequence[AttemptUsage]) -> Iterator[Cost]:
     """Yield the cost of every attempt, rounded by running sums."""
     useful, lost, saved = zip(*map(parts, used), strict=True) if used else ((), (), ())
     cents = in_cents([*useful, *lost, *saved])
@@ -121,7 +121,7 @@ def costs(used: Sequence[Usage]) -> Iterator[Cost]:
         )
 
 
-def parts(usage: Usage) -> tuple[Fraction, Fraction, Fraction]:
+def parts(usage: AttemptUsage) -> tuple[Fraction, Fraction, Fraction]:
     """Return exact dollars: for useful work, for lost work, and saved against on-demand."""
     hours = Fraction(usage.seconds) * usage.pods / HOUR
     lost_hours = min(Fraction(usage.lost_seconds) * usage.pods / HOUR, hours)

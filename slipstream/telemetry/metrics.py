@@ -25,7 +25,7 @@ STEP = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST)
 
 
 @dataclass(frozen=True)
-class Labels:
+class MetricLabels:
     """Labels of all metrics of a pod."""
 
     execution: str
@@ -39,7 +39,7 @@ Line = tuple[str, dict[str, object], float]
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricFamily:
     """Metric with all its lines."""
 
     metric: Metric
@@ -50,7 +50,7 @@ def exposition(
     sample: Sample | None,
     node: NodeTotals,
     ranks: Sequence[RankTotals],
-    labels: Labels,
+    labels: MetricLabels,
     counters_only: bool = False,
 ) -> str:
     """Return the exposition text, which ends with a line break.
@@ -62,7 +62,7 @@ def exposition(
     return "".join(text_of(family, asdict(labels)) for family in wanted)
 
 
-def pod_families(sample: Sample) -> Iterator[Family]:
+def pod_families(sample: Sample) -> Iterator[MetricFamily]:
     """Yield the sampled metrics of devices and host."""
     devices, host = sample.devices, sample.host
     yield each_device(names.GPU_BUSY, devices, lambda gpu: gpu.busy)
@@ -78,43 +78,45 @@ def pod_families(sample: Sample) -> Iterator[Family]:
         for gpu in devices
         for (link, direction), value in gpu.io_bytes.items()
     ]
-    yield Family(names.GPU_IO, io)
+    yield MetricFamily(names.GPU_IO, io)
     called: list[Line] = [("", {"gpu_uuid": gpu.uuid, "index": gpu.index, "name": gpu.name}, 1) for gpu in devices]
-    yield Family(names.GPU_INFO, called)
+    yield MetricFamily(names.GPU_INFO, called)
     yield one(names.CPU_WAIT, host.cpu_wait_seconds)
     yield one(names.CPU_THROTTLED, host.throttled_seconds)
     yield one(names.MEMORY_USED, host.memory_used_bytes)
     yield one(names.MEMORY_LIMIT, host.memory_limit_bytes)
 
 
-def node_families(node: NodeTotals) -> Iterator[Family]:
+def node_families(node: NodeTotals) -> Iterator[MetricFamily]:
     """Yield energy, throttling, GPU time and cost on this node."""
-    yield Family(names.GPU_ENERGY, [("", {"gpu_uuid": uuid}, joules) for uuid, joules in node.energy_joules.items()])
+    yield MetricFamily(
+        names.GPU_ENERGY, [("", {"gpu_uuid": uuid}, joules) for uuid, joules in node.energy_joules.items()]
+    )
     throttled: list[Line] = [
         ("", {"gpu_uuid": uuid, "reason": reason}, seconds)
         for uuid, reasons in node.throttled_seconds.items()
         for reason, seconds in reasons.items()
     ]
-    yield Family(names.GPU_THROTTLED, throttled)
+    yield MetricFamily(names.GPU_THROTTLED, throttled)
     yield one(names.GPU_SECONDS, node.gpu_seconds or None)
-    yield Family(names.COST, [("", {"price": price}, spent) for price, spent in node.cost_dollars.items()])
+    yield MetricFamily(names.COST, [("", {"price": price}, spent) for price, spent in node.cost_dollars.items()])
 
 
-def rank_families(ranks: Sequence[RankTotals]) -> Iterator[Family]:
+def rank_families(ranks: Sequence[RankTotals]) -> Iterator[MetricFamily]:
     """Yield the progress of the ranks on this node."""
     phases: list[Line] = [
         ("", {"phase": phase, **names_of(rank)}, seconds)
         for rank in ranks
         for phase, seconds in rank.phase_seconds.items()
     ]
-    yield Family(names.PHASE, phases)
+    yield MetricFamily(names.PHASE, phases)
     yield each_rank(names.STEPS, ranks, lambda rank: rank.steps)
     yield each_rank(names.SAMPLES, ranks, lambda rank: rank.samples)
-    yield Family(names.STEP, [line for rank in ranks for line in histogram(rank)])
+    yield MetricFamily(names.STEP, [line for rank in ranks for line in histogram(rank)])
     yield each_rank(names.LAST_STEP, ranks, lambda rank: rank.last_step_at)
-    yield Family(names.GOODPUT, [("", {}, rank.goodput) for rank in ranks if rank.goodput is not None])
+    yield MetricFamily(names.GOODPUT, [("", {}, rank.goodput) for rank in ranks if rank.goodput is not None])
     causes: list[Line] = [("", {"cause": cause}, share) for rank in ranks for cause, share in rank.bottlenecks.items()]
-    yield Family(names.BOTTLENECK, causes)
+    yield MetricFamily(names.BOTTLENECK, causes)
 
 
 def histogram(rank: RankTotals) -> Iterator[Line]:
@@ -131,20 +133,20 @@ def names_of(rank: RankTotals) -> dict[str, object]:
 
 def each_device(
     metric: Metric, devices: Iterable[DeviceReading], value_of: Callable[[DeviceReading], float | None]
-) -> Family:
+) -> MetricFamily:
     values = ((device.uuid, value_of(device)) for device in devices)
-    return Family(metric, [("", {"gpu_uuid": uuid}, value) for uuid, value in values if value is not None])
+    return MetricFamily(metric, [("", {"gpu_uuid": uuid}, value) for uuid, value in values if value is not None])
 
 
-def each_rank(metric: Metric, ranks: Iterable[RankTotals], value_of: Callable[[RankTotals], float]) -> Family:
-    return Family(metric, [("", names_of(rank), value_of(rank)) for rank in ranks])
+def each_rank(metric: Metric, ranks: Iterable[RankTotals], value_of: Callable[[RankTotals], float]) -> MetricFamily:
+    return MetricFamily(metric, [("", names_of(rank), value_of(rank)) for rank in ranks])
 
 
-def one(metric: Metric, value: float | None) -> Family:
-    return Family(metric, [] if value is None else [("", {}, value)])
+def one(metric: Metric, value: float | None) -> MetricFamily:
+    return MetricFamily(metric, [] if value is None else [("", {}, value)])
 
 
-def text_of(family: Family, common: dict[str, object]) -> str:
+def text_of(family: MetricFamily, common: dict[str, object]) -> str:
     metric = family.metric
     lines = (f"{metric.name}{suffix}{{{labels_of(common | own)}}} {value!r}\n" for suffix, own, value in family.lines)
     return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n{''.join(lines)}"

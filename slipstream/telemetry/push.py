@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from slipstream.logs import logger
-from slipstream.telemetry.metrics import Labels, exposition
+from slipstream.telemetry.metrics import MetricLabels, exposition
 from slipstream.telemetry.totals import read_node, read_totals
 
 VARIABLE = "SLIPSTREAM_PUSHGATEWAY"
@@ -27,7 +27,7 @@ log = logger("telemetry")
 
 
 @dataclass(frozen=True)
-class Gateway:
+class PushGateway:
     """Address of a Pushgateway for messages, and its secrets in separate fields."""
 
     address: str
@@ -36,7 +36,7 @@ class Gateway:
     authorization: str = field(repr=False)
 
     @classmethod
-    def of(cls, url: str) -> Gateway:
+    def of(cls, url: str) -> PushGateway:
         """Parse a URL.
 
         Raises ``ValueError``, whose message may quote the URL, if it is not a gateway's. An unquoted / or ? in a
@@ -63,13 +63,13 @@ class Gateway:
         return cls(address, quote(parts.query, safe=SAFE), authorization)
 
 
-def push(url: str, directory: Path, labels: Labels, within: float = WITHIN_S) -> None:
+def push(url: str, directory: Path, labels: MetricLabels, within: float = WITHIN_S) -> None:
     """Replace the gateway's totals of these labels by those in ``directory``.
 
     Failure or timeout is logged as one warning.
     """
     try:
-        gateway = Gateway.of(url)
+        gateway = PushGateway.of(url)
     except ValueError:
         log.warning(
             "%s: cannot be parsed; expected the URL of a gateway, such as http://pushgateway:9091; percent-encode / "
@@ -83,7 +83,7 @@ def push(url: str, directory: Path, labels: Labels, within: float = WITHIN_S) ->
         log.warning("%s=%s: %s; the attempt's totals were not sent", VARIABLE, gateway.address, problem)
 
 
-def path_of(labels: Labels) -> str:
+def path_of(labels: MetricLabels) -> str:
     """Return the URL path of the labels; values with "/" and empty ones are in base64."""
     parts = ["/metrics/job", JOB]
     for name, value in asdict(labels).items():
@@ -97,7 +97,7 @@ def encoded(text: str) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode() or "="
 
 
-def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
+def put(gateway: PushGateway, path: str, content: bytes, within: float) -> str:
     """Send ``content`` and return a description of the failure; "" on success.
 
     A thread that is still waiting after ``within`` seconds is abandoned.

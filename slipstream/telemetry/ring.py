@@ -64,7 +64,7 @@ LATEST, LARGEST = 253_402_300_800.0, float(1 << 63)
 # Writing
 
 
-class Ring:
+class SampleRing:
     """Writer of samples to ``directory``, which is created.
 
     Every method may raise ``OSError``; later calls may succeed again.
@@ -166,10 +166,10 @@ def read(directory: Path) -> list[Sample]:
 
     A minute's sample is dated as its last second. If times are equal, the seconds file's sample is returned.
     """
-    return Reader(directory).read()
+    return RingReader(directory).read()
 
 
-class Reader:
+class RingReader:
     """Reader of a directory that, if called again, reads only files that have grown."""
 
     def __init__(self, directory: Path) -> None:

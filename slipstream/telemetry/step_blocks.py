@@ -23,7 +23,7 @@ BLOCK_STEPS, BLOCKS = 16, 512
 
 
 @dataclass
-class Block:
+class StepBlock:
     """Sums over a block of consecutive steps.
 
     ``sums`` is float64 ``[ranks, PER_STEP]``. A rank's local work is its step without the exchange. The other fields
@@ -39,15 +39,15 @@ class Block:
     #: Seconds of exchange of every step's rank that waited least for others.
     least_exchange: float
 
-    def __add__(self, other: Block) -> Block:
-        return Block(*(mine + its for mine, its in zip(vars(self).values(), vars(other).values(), strict=True)))
+    def __add__(self, other: StepBlock) -> StepBlock:
+        return StepBlock(*(mine + its for mine, its in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 class StepBlocks:
     """Accumulator of the step times of all ranks."""
 
     def __init__(self, ranks: int) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[StepBlock] = []
         #: Sums of the ``PER_EXCHANGE`` amounts; float64 ``[ranks, PER_EXCHANGE]``.
         self.beside = np.zeros((ranks, len(PER_EXCHANGE)))
         self._least_steps = BLOCK_STEPS
@@ -60,7 +60,7 @@ class StepBlocks:
         slowest, without = local.max(axis=0), (local - columns[DATA]).max(axis=0)
         least = columns[EXCHANGE].min(axis=0)
         for number, count in enumerate(steps):
-            block = Block(
+            block = StepBlock(
                 count,
                 times[:, number].copy(),
                 float(slowest[number]),
@@ -76,7 +76,7 @@ class StepBlocks:
             self._least_steps *= 2
 
     @property
-    def total(self) -> Block | None:
+    def total(self) -> StepBlock | None:
         """Sum of all blocks; None without steps."""
         if not self.blocks:
             return None

@@ -16,7 +16,7 @@ from typing import IO
 
 import slipstream
 from slipstream.logs import logger
-from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.push import VARIABLE, push
 
 #: Name of the directory of samples, which has a subdirectory per stage.
@@ -29,7 +29,7 @@ log = logger("telemetry")
 
 @contextmanager
 def watching(
-    directory: Path, labels: Labels, prices: Mapping[str, float] = NO_PRICES, after_s: float = 0.0
+    directory: Path, labels: MetricLabels, prices: Mapping[str, float] = NO_PRICES, after_s: float = 0.0
 ) -> Iterator[None]:
     """Sample this pod into ``directory`` while the body runs.
 
@@ -60,7 +60,7 @@ def watching(
             push(os.environ[VARIABLE], directory, labels, until - time.monotonic())
 
 
-def start(directory: Path, labels: Labels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
+def start(directory: Path, labels: MetricLabels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
     """Start the sampler; log a warning and return None on failure.
 
     It inherits no open file. Otherwise a sampler that a driver blocks in the kernel would keep this process's output

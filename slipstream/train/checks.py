@@ -17,7 +17,7 @@ from torch import nn
 
 from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.artifacts.prepared.streamed import open_prepared
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.distributed.user_errors import backend_of
 from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
@@ -31,9 +31,9 @@ from slipstream.telemetry.preflight import memory_of_gpu, refuse_if_too_small
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.loop.probe import Traits, probe
+from slipstream.train.loop.probe import ModelTraits, probe
 from slipstream.train.loop.step import micro_batches, padded_rows
-from slipstream.train.memory.lasting import ModelState, Room, refuse_what_cannot_fit, room_of_host
+from slipstream.train.memory.lasting import MemoryCapacity, ModelState, refuse_what_cannot_fit, room_of_host
 from slipstream.train.parallel.layout import check_plan, nodes
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import check_exchange
@@ -93,7 +93,7 @@ def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
     return Signature((tokens,), "next token", "next token", buckets=vocabulary, document_end=end)
 
 
-def traits_of(predictor: Predictor, device: torch.device) -> Traits:
+def traits_of(predictor: Predictor, device: torch.device) -> ModelTraits:
     """Return a model's traits, probed on ``device``, or on the meta device if any parameter is there."""
     return probe(predictor, META if any(parameter.is_meta for parameter in predictor.parameters()) else device)
 
@@ -135,7 +135,7 @@ def check_pipeline(training: TrainingConfig, *, gpu: bool) -> None:
         )
 
 
-def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
+def check_divisible(training: TrainingConfig, traits: ModelTraits, precision: str) -> None:
     """Raise ``UserError`` if the model cannot be divided or compiled, or the precision does not fit a division."""
     if training.compile and traits.has_batch_statistics:
         raise UserError(
@@ -195,7 +195,7 @@ def check_compiler(gpu: bool) -> None:
         )
 
 
-def check_memory(predictor: Predictor, training: TrainingConfig, group: Group, precision: str) -> None:
+def check_memory(predictor: Predictor, training: TrainingConfig, group: RankContext, precision: str) -> None:
     """Raise ``UserError`` if parameters, gradients and optimiser state do not fit this process's device.
 
     Also checks free memory of this process's GPU, but not of other GPUs, whose processes may have started.
@@ -205,5 +205,5 @@ def check_memory(predictor: Predictor, training: TrainingConfig, group: Group, p
     if group.device.type == "cpu":
         refuse_what_cannot_fit(state, *layout, room_of_host(group.world // on))
     elif gpu := memory_of_gpu(str(torch.cuda.get_device_properties(group.device).uuid)):
-        refuse_what_cannot_fit(state, *layout, Room(gpu.total_bytes, gpu.label))
+        refuse_what_cannot_fit(state, *layout, MemoryCapacity(gpu.total_bytes, gpu.label))
         refuse_if_too_small(gpu, state.of_process(*layout))

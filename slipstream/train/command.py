@@ -27,7 +27,7 @@ from slipstream.logs import logger
 from slipstream.models.base.fingerprint import fingerprint_origin
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES
-from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.watch import watching
 from slipstream.train.checkpoint.home import Superseded
 from slipstream.train.checkpoint.lease import wait_for_others
@@ -96,7 +96,7 @@ def sampled_machine(request: TrainingRequest) -> Iterator[None]:
     if request.sampled is None or os.environ.get("LOCAL_RANK", "0") != "0":
         yield
         return
-    labels = Labels(request.holder.execution or "torchrun", KIND, request.holder.attempt, socket.gethostname())
+    labels = MetricLabels(request.holder.execution or "torchrun", KIND, request.holder.attempt, socket.gethostname())
     with watching(request.sampled, labels):
         yield
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.prepared.data import Block, PreparedData, Signature
 from slipstream.artifacts.prepared.streamed import StreamedData
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
 from slipstream.train.device_clock import wait_for
 from slipstream.train.gpu_threads import same_gpu
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
 def training_batches(  # noqa: PLR0913 - the data to read, and options of its consumer
     prepared: PreparedData,
     order: GlobalOrder,
-    group: Group,
+    group: RankContext,
     start: int = 0,
     stop: int | None = None,
     *,
@@ -90,7 +90,7 @@ def evaluation_batches(
     prepared: PreparedData,
     split: str,
     batch_size: int,
-    group: Group,
+    group: RankContext,
     *,
     padded: int = 0,
     rounds: int = 0,

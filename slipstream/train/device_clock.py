@@ -9,14 +9,14 @@ from typing import NamedTuple, Protocol
 import torch
 
 
-class Mark(Protocol):
+class DeviceMark(Protocol):
     """Position in the device's queue of work."""
 
     def wait(self) -> float:
         """Wait until the device reaches this position; return the time, in seconds of ``time.perf_counter``."""
 
 
-class Past(NamedTuple):
+class PassedMark(NamedTuple):
     """Position that the device has passed, with the time ``at``."""
 
     at: float
@@ -28,9 +28,9 @@ class Past(NamedTuple):
 class DeviceClock:
     """Clock of a device that works synchronously, like a CPU."""
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceMark:
         """Mark the end of the work enqueued so far."""
-        return Past(time.perf_counter())
+        return PassedMark(time.perf_counter())
 
 
 class CudaClock(DeviceClock):
@@ -45,7 +45,7 @@ class CudaClock(DeviceClock):
         torch.cuda.synchronize(device)
         self._last, self._at = self._event(), time.perf_counter()
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceMark:
         return CudaMark(self, self._event())
 
     def _event(self) -> torch.cuda.Event:

@@ -20,7 +20,7 @@ from slipstream.artifacts.results.training import Attempt, History, ProcessGroup
 from slipstream.artifacts.versions import code_version
 from slipstream.distributed.child_processes import end_with_torch_elastic
 from slipstream.distributed.farewell import leave_after_rank_0
-from slipstream.distributed.process_group import Group, Peers, host_group, meeting_store, process_group
+from slipstream.distributed.process_group import Peers, RankContext, host_group, meeting_store, process_group
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import Preempted
 from slipstream.logs import logger
@@ -31,22 +31,22 @@ from slipstream.storage.local import cannot_write
 from slipstream.telemetry.node import read_facts
 from slipstream.train.applied_tuning import agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
-from slipstream.train.checkpoint.manager import Checkpoints, Restored
+from slipstream.train.checkpoint.manager import Checkpoints, RestoredCheckpoint
 from slipstream.train.checkpoint.restore import ResumePolicy, newest_identity
 from slipstream.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.device_clock import clock_of
-from slipstream.train.fault_tolerance.consensus import Interval
+from slipstream.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import Watcher, metadata_servers
+from slipstream.train.fault_tolerance.notices import NoticeWatcher, metadata_servers
 from slipstream.train.identity import describe_other_code, identity, in_older_form, training_code
 from slipstream.train.loop.precision import kernels
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.loop.train_loop import RanOutOfMemory, TrainLoop
-from slipstream.train.memory.decision import MadeFor, with_micro_batches
+from slipstream.train.memory.decision import DecisionConditions, with_micro_batches
 from slipstream.train.memory.running_out import after_running_out
 from slipstream.train.profiler import StepProfiler
 from slipstream.train.setup import Setup, TrainingRequest, describe_changes
@@ -79,7 +79,7 @@ def run(request: TrainingRequest) -> None:
     applied = agree_on_tuning(training, tuning_of_checkpoint, store, os.environ)
     exchange = applied.exchange(training.gradients)
     with (
-        Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
+        NoticeWatcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
         kernels(training),
         process_group(store=dist.PrefixStore("training", store), backend=training.backend) as group,
     ):
@@ -141,7 +141,7 @@ def train(
     guard: Guard,
     checkpoints: Checkpoints,
     request: TrainingRequest,
-    made_for: MadeFor,
+    made_for: DecisionConditions,
 ) -> dict[str, bytes]:
     """Train to the end, from the newest checkpoint if there is one, and return the record files by name.
 
@@ -158,7 +158,7 @@ def train(
             log_resumption(restored, state, checkpoints.policy)
     checkpoints.prepare(state.to_save())
 
-    def restore(least: int, most: int) -> Restored | None:
+    def restore(least: int, most: int) -> RestoredCheckpoint | None:
         # Use only regular checkpoints: a run without this preemption would not have the extra checkpoint.
         regular = guard.interval.steps or 1
         return checkpoints.restore(
@@ -213,7 +213,7 @@ def train(
     return files | (profiler.files if profiler else {})
 
 
-def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) -> None:
+def describe_machine(record: AttemptRecord, sampled: Path | None, group: RankContext) -> None:
     """Record device, pods, node and spot capacity of this attempt.
 
     Without a sampler, the node is the host name.
@@ -225,7 +225,7 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) 
     record.node, record.spot = (facts.node, facts.spot) if facts else (socket.gethostname(), None)
 
 
-def log_resumption(restored: Restored, state: TrainingState, policy: ResumePolicy) -> None:
+def log_resumption(restored: RestoredCheckpoint, state: TrainingState, policy: ResumePolicy) -> None:
     """Log the checkpoint that training resumes from, and reasons why results may differ."""
     LOG.info("training resumes from step %d (%s)", restored.step, restored.source)
     if not restored.trained_by:
@@ -238,12 +238,12 @@ def log_resumption(restored: Restored, state: TrainingState, policy: ResumePolic
         LOG.warning("%s", changes)
 
 
-def interval_of(training: TrainingConfig, data: PreparedData) -> Interval:
+def interval_of(training: TrainingConfig, data: PreparedData) -> CheckpointInterval:
     """Return the checkpoint interval from the settings; by default one epoch."""
     if training.checkpoint_seconds or training.mean_time_between_failures:
-        return Interval(0, training.checkpoint_seconds, training.mean_time_between_failures)
+        return CheckpointInterval(0, training.checkpoint_seconds, training.mean_time_between_failures)
     epoch = math.ceil(sum(data.segment_rows("train")) / training.batch_size)
-    return Interval(steps=training.checkpoint_every or epoch)
+    return CheckpointInterval(steps=training.checkpoint_every or epoch)
 
 
 def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: AttemptRecord) -> Throughput | None:
@@ -260,7 +260,7 @@ def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: A
     )
 
 
-def history(state: TrainingState, group: Group, precision: str) -> History:
+def history(state: TrainingState, group: RankContext, precision: str) -> History:
     """Return the contents of ``history.json``."""
     progress = state.progress
     assert progress.best, "training ends with an evaluation"

@@ -24,7 +24,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.results.training import ValidationPoint
-from slipstream.distributed.process_group import Group, Peers
+from slipstream.distributed.process_group import Peers, RankContext
 from slipstream.distributed.user_errors import AgreedUserError, same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
@@ -53,7 +53,7 @@ from slipstream.train.device_clock import clock_of
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
 from slipstream.train.parallel.compiled import CompiledTraining, compile_blocks
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
@@ -181,12 +181,12 @@ class Setup:
     """Setup of an attempt, equal on all ranks except for layout coordinates and the rank's part of the model."""
 
     training: TrainingConfig
-    group: Group
+    group: RankContext
     data: PreparedData
     lineage: Lineage
     architecture: Architecture
     precision: str
-    traits: Traits
+    traits: ModelTraits
     layout: Layout
     parallel: ParallelModel
     #: Compiled blocks; None unless ``training.compile`` is set.
@@ -200,7 +200,7 @@ class Setup:
 
     @classmethod
     def begin(
-        cls, request: TrainingRequest, group: Group, exchange: GradientsConfig, on_host: dist.ProcessGroup | None
+        cls, request: TrainingRequest, group: RankContext, exchange: GradientsConfig, on_host: dist.ProcessGroup | None
     ) -> Setup:
         """Build the model and divide or replicate it.
 
@@ -308,7 +308,7 @@ class Setup:
         )
 
 
-def first_of_machine(group: Group) -> bool:
+def first_of_machine(group: RankContext) -> bool:
     """Return True for the first process of a machine or pod, which does work needed once per machine.
 
     Rank 0 always counts, because a single process may have its GPU's number as local rank.
@@ -331,7 +331,9 @@ def same_origin(address: str, digests: Sequence[str]) -> str:
     return found.pop()
 
 
-def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str, group: Group) -> CompiledTraining:
+def compile_for(
+    parallel: ParallelModel, pieces: Sequence[slice], precision: str, group: RankContext
+) -> CompiledTraining:
     """Compile this rank's part of the model for the micro-batches ``pieces``, and log the speedup."""
     batch = padding(pieces[-1].stop, parallel.model.signature, group.device)
     found = compile_blocks(parallel, batch, pieces, partial(autocast, precision, group.device))
@@ -343,7 +345,7 @@ def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str
     return found
 
 
-def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
+def conditions(training: TrainingConfig, group: RankContext) -> dict[str, object]:
     """Return the conditions, beyond the identity, under which a resumed run is bit-identical."""
     gpu = group.device.type == "cuda"
     return {

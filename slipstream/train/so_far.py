@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipstream.artifacts.records import decode_record, to_json
 from slipstream.artifacts.results.ledger import DATA_WAIT, KILLED, STALL, STEPS, AttemptRecord, read_attempts
-from slipstream.artifacts.results.so_far import AttemptSoFar, TrainingSoFar
+from slipstream.artifacts.results.so_far import LiveAttempt, LiveProgress
 from slipstream.storage import storage_for
 from slipstream.train.periodically import periodically
 
@@ -20,7 +20,7 @@ PERIOD_S = 5.0
 
 
 @contextmanager
-def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[None]:
+def written(path: Path | None, look: Callable[[], LiveProgress]) -> Iterator[None]:
     """Write the results of ``look`` to ``path`` during the block and once at its end; nothing if ``path`` is None."""
     if path is None:
         yield
@@ -31,14 +31,14 @@ def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[No
         yield
 
 
-def write(path: Path, so_far: TrainingSoFar) -> None:
+def write(path: Path, so_far: LiveProgress) -> None:
     """Replace the file at ``path`` atomically."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_bytes(to_json(so_far))
     beside.replace(path)
 
 
-def read(path: Path, home: str, batch_size: int, *, running: bool) -> TrainingSoFar | None:
+def read(path: Path, home: str, batch_size: int, *, running: bool) -> LiveProgress | None:
     """Return the progress that rank 0 wrote last, with all attempts in the checkpoint directory ``home``.
 
     None if rank 0 runs on another machine or has written nothing yet, or if the file is damaged. Raises the store's
@@ -46,20 +46,20 @@ def read(path: Path, home: str, batch_size: int, *, running: bool) -> TrainingSo
     """
     if not path.exists():
         return None
-    so_far = decode_record(path.read_bytes(), TrainingSoFar)
+    so_far = decode_record(path.read_bytes(), LiveProgress)
     if so_far is None:
         return None
     return dataclasses.replace(so_far, attempts=attempts(read_attempts(storage_for(home)), batch_size, running))
 
 
-def attempts(records: Sequence[AttemptRecord], batch_size: int, running: bool) -> list[AttemptSoFar]:
+def attempts(records: Sequence[AttemptRecord], batch_size: int, running: bool) -> list[LiveAttempt]:
     """Return the progress of all attempts, oldest first; the last is unfinished if ``running``."""
     found = []
     for record in records:
         seconds = sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL))
         runs = running and record is records[-1] and record.ended == KILLED
         found.append(
-            AttemptSoFar(
+            LiveAttempt(
                 record.attempt,
                 record.world,
                 record.first_step,

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.artifacts.results.training import Throughput
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.machine.peaks import data_sheet_peak
 
 #: Width of the square matrices in timed matmuls (on a CPU, on a GPU), and number of matmuls.
@@ -24,7 +24,7 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 
 
 def throughput(
-    *, rows: int, seconds: float, tokens_per_row: int, flops_per_row: float, kind: str, group: Group
+    *, rows: int, seconds: float, tokens_per_row: int, flops_per_row: float, kind: str, group: RankContext
 ) -> Throughput | None:
     """Return the throughput of ``rows`` that all ranks trained on in ``seconds``; None without rows.
 

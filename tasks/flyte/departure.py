@@ -38,7 +38,7 @@ from tasks.flyte.failures import PodPreempted, SmallerMicroBatches
 ERROR, OUTPUTS = "error.pb", "outputs.pb"
 
 
-class Verdict(Enum):
+class JobResult(Enum):
     """Result of the job that is recorded at the output prefix."""
 
     NONE = "nothing yet"
@@ -53,16 +53,16 @@ class OutputPrefix:
 
     uri: str
 
-    def look(self) -> Verdict:
+    def look(self) -> JobResult:
         """Return the recorded result of any pod; a cause precedes a consequence, and both precede outputs."""
         keys = storage_for(self.uri).list()
         errors = [key for key in keys if key.startswith("error") and key.endswith(".pb")]
         kinds = {self._kind(key) for key in errors}
         if ContainerError.NON_RECOVERABLE in kinds:
-            return Verdict.CAUSE
+            return JobResult.CAUSE
         if kinds:
-            return Verdict.CONSEQUENCE
-        return Verdict.SUCCESS if OUTPUTS in keys else Verdict.NONE
+            return JobResult.CONSEQUENCE
+        return JobResult.SUCCESS if OUTPUTS in keys else JobResult.NONE
 
     def leave(self, error: Exception) -> None:
         """Record ``error`` as the job's result.
@@ -128,30 +128,30 @@ def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
     Once a result is recorded at ``prefix``, an error of the block is replaced by ``IgnoreOutputs``, for which flytekit
     exits with 0 and writes nothing.
     """
-    if prefix.look() is not Verdict.NONE:
+    if prefix.look() is not JobResult.NONE:
         raise IgnoreOutputs("this attempt has ended; the operator replaced one of its deleted pods")
     try:
         yield
     except IgnoreOutputs:
-        if wait_for(prefix, RESULT_S, lambda found: found is not Verdict.NONE) is Verdict.NONE:
+        if wait_for(prefix, RESULT_S, lambda found: found is not JobResult.NONE) is JobResult.NONE:
             LOG.warning("rank 0's pod left no outcome at %s within %.0f s; this pod ends", prefix.uri, RESULT_S)
         raise
     except Exception as error:
         LOG.error("%s: %s", type(error).__name__, error)
         blind = not is_cause(error) and not isinstance(error, (PodPreempted, SmallerMicroBatches))
-        found = wait_for(prefix, CAUSE_S if blind else 0.0, lambda found: found in (Verdict.CAUSE, Verdict.SUCCESS))
+        found = wait_for(prefix, CAUSE_S if blind else 0.0, lambda found: found in (JobResult.CAUSE, JobResult.SUCCESS))
         # Flyte would prefer an error to a result that is complete.
-        if found is not Verdict.SUCCESS and not persistently(partial(prefix.leave, error), STORE_S):
+        if found is not JobResult.SUCCESS and not persistently(partial(prefix.leave, error), STORE_S):
             raise
         raise IgnoreOutputs(f"the outcome of this job is recorded at {prefix.uri}") from error
 
 
-def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[Verdict], bool]) -> Verdict:
+def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[JobResult], bool]) -> JobResult:
     """Poll the prefix for ``seconds`` or until ``enough`` accepts its result; return the last result.
 
     Errors of the store are logged and do not end the wait.
     """
-    deadline, found = time.monotonic() + seconds, Verdict.NONE
+    deadline, found = time.monotonic() + seconds, JobResult.NONE
     while True:
         try:
             found = prefix.look()

@@ -46,10 +46,10 @@ from tasks.flyte.before_start import check_pod
 from tasks.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
 from tasks.flyte.failures import (
     GROUP_ENDED,
-    Outcome,
+    FailureReport,
     PodPreempted,
-    Report,
     SmallerMicroBatches,
+    WorkerExit,
     as_seen_by_flyte,
     clear_report,
     collect_reports,
@@ -72,7 +72,7 @@ TaskInputs: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Refusal:
+class AgreedRefusal:
     """User's mistake on which all workers agreed, as a return value."""
 
     message: str
@@ -103,18 +103,18 @@ class Workspace:
     def work(self, body: Callable[[], bool | None]) -> Any:
         """Run ``body`` in a worker and write a report of how it ended.
 
-        Returns :class:`Made`, marked as reused if ``body`` returns True, or the :class:`Refusal` on which all workers
-        agreed. The agent uses this return value.
+        Returns :class:`Made`, marked as reused if ``body`` returns True, or the :class:`AgreedRefusal` on which all
+        workers agreed. The agent uses this return value.
         """
         clear_report(self.directory)
         try:
             reused = bool(body())
         except Exception as error:
             seen = as_seen_by_flyte(error)
-            report = Report.of(seen)
+            report = FailureReport.of(seen)
             report.leave(self.directory)
             if isinstance(error, UserError) and not group_stands():
-                return Refusal(error.message)
+                return AgreedRefusal(error.message)
             if isinstance(seen, Interrupted):
                 if not isinstance(seen, Preempted):
                     # The agent blames the first worker that it sees fail. This delay lets it see the lost peer first.
@@ -122,7 +122,7 @@ class Workspace:
                 raise FlyteRecoverableException(report.message) from error
             # Only this rank failed and the others wait for it: the agent ends them and uses the report.
             raise
-        Report(this_rank(), Outcome.FINISHED).leave(self.directory)
+        FailureReport(this_rank(), WorkerExit.FINISHED).leave(self.directory)
         return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=reused))
 
 
@@ -163,7 +163,7 @@ def as_made(made: Made) -> Made:
 Watch = Callable[[Workspace, TaskInputs, bool], str]
 
 
-class Unfinished(Protocol):
+class UnfinishedStage(Protocol):
     """Handling of a stage's checkpoints, which later attempts and executions resume from; used by the agent."""
 
     def lasting(self, inputs: TaskInputs) -> TaskInputs:
@@ -198,7 +198,7 @@ class Distributed(Elastic):
     fetch: Fetch = fetch_all
     check: Check = nothing_to_check
     returns: Callable[[Made], object] = as_made
-    unfinished: Unfinished | None = None
+    unfinished: UnfinishedStage | None = None
     starts_processes: bool = False
     watch: Watch | None = None
     patience: Patience = as_long_as_torch_does
@@ -209,7 +209,7 @@ def distributed(
     fetch: Fetch = fetch_all,
     check: Check = nothing_to_check,
     returns: Callable[[Made], object] = as_made,
-    unfinished: Unfinished | None = None,
+    unfinished: UnfinishedStage | None = None,
     *,
     starts_processes: bool = False,
     watch: Watch | None = None,
@@ -266,7 +266,7 @@ class DistributedTask(PytorchElasticFunctionTask):
     def _let_go(self, outputs: LiteralMap) -> None:
         """Pass the address of the uploaded result to the function that releases the lease.
 
-        :meth:`Unfinished.deliver` returned this function; ``outputs`` has the address.
+        :meth:`UnfinishedStage.deliver` returned this function; ``outputs`` has the address.
         """
         if self._delivered is None:
             return
@@ -398,12 +398,12 @@ class DistributedTask(PytorchElasticFunctionTask):
             if not local:
                 outlive_sigterm()
             reports = collect_reports(workspace.directory)
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, AgreedRefusal):
             raise UserError(outcome.message)
         if ended is None:
             assert outcome is not None, "the plugin returns what rank 0 returned, or raises"
             return bool(outcome.run.reused)
-        if len(reports) == processes and reports[0].outcome is Outcome.FINISHED:
+        if len(reports) == processes and reports[0].outcome is WorkerExit.FINISHED:
             # The work is done; only the shutdown of the agents failed.
             if all(report.rank for report in reports):
                 raise IgnoreOutputs("rank 0's pod returns the result")

@@ -25,13 +25,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.artifacts.records import decode_record, to_json
-from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.storage import StorageUnavailable
 
 
-class Outcome(IntEnum):
+class WorkerExit(IntEnum):
     """How a worker ended, worst first."""
 
     REFUSED = 0
@@ -43,26 +43,26 @@ class Outcome(IntEnum):
 
 
 @dataclass(frozen=True)
-class Report:
+class FailureReport:
     """Record of how and why one worker ended, written for the agent."""
 
     rank: int
-    outcome: Outcome
+    outcome: WorkerExit
     message: str = ""
     #: Number of micro-batches per step when a step ran out of memory, else 0.
     micro_batches: int = 0
 
     @classmethod
-    def of(cls, error: Exception) -> Report:
+    def of(cls, error: Exception) -> FailureReport:
         rank = this_rank()
         if isinstance(error, UserError):
-            return cls(rank, Outcome.REFUSED, error.message)
+            return cls(rank, WorkerExit.REFUSED, error.message)
         if isinstance(error, Interrupted):
-            kinds = {OutOfMemory: Outcome.OUT_OF_MEMORY, Preempted: Outcome.PREEMPTED}
+            kinds = {OutOfMemory: WorkerExit.OUT_OF_MEMORY, Preempted: WorkerExit.PREEMPTED}
             known = (outcome for kind, outcome in kinds.items() if isinstance(error, kind))
             ran_out = error.micro_batches if isinstance(error, OutOfMemory) else 0
-            return cls(rank, next(known, Outcome.INTERRUPTED), str(error), ran_out)
-        return cls(rank, Outcome.FAILED, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
+            return cls(rank, next(known, WorkerExit.INTERRUPTED), str(error), ran_out)
+        return cls(rank, WorkerExit.FAILED, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
 
     def leave(self, directory: str) -> None:
         """Write this worker's report to a file next to ``directory``."""
@@ -93,21 +93,21 @@ def clear_report(directory: str) -> None:
     report_file(directory).unlink(missing_ok=True)
 
 
-def ran_out_of_memory(error: Exception, reports: list[Report]) -> bool:
+def ran_out_of_memory(error: Exception, reports: list[FailureReport]) -> bool:
     """Return True if a step ran out of memory and smaller micro-batches are possible."""
-    return bool(reports) and reports[0].outcome is Outcome.OUT_OF_MEMORY and not told_to_end(error)
+    return bool(reports) and reports[0].outcome is WorkerExit.OUT_OF_MEMORY and not told_to_end(error)
 
 
-def read_reports(directory: str) -> list[Report]:
+def read_reports(directory: str) -> list[FailureReport]:
     """Return the reports of this pod's workers, worst first, without damaged ones."""
     reports = []
     for path in report_files(directory):
-        if report := decode_record(path.read_bytes(), Report):
+        if report := decode_record(path.read_bytes(), FailureReport):
             reports.append(report)
     return sorted(reports, key=lambda report: (report.outcome, report.rank))
 
 
-def collect_reports(directory: str) -> list[Report]:
+def collect_reports(directory: str) -> list[FailureReport]:
     """Return :func:`read_reports` and delete the files."""
     reports = read_reports(directory)
     for path in report_files(directory):
@@ -138,26 +138,26 @@ class WorkerFailed(RuntimeError):
     """Bug or non-finite number in a worker, with the worker's traceback."""
 
 
-def failure_of(error: Exception, reports: list[Report]) -> Exception:
+def failure_of(error: Exception, reports: list[FailureReport]) -> Exception:
     """Return the error that the agent raises.
 
     ``error`` is what torch or the plugin raised when the group ended; ``reports`` are sorted, worst first.
     """
     worst = reports[0] if reports else None
-    if worst and worst.outcome is Outcome.REFUSED:
+    if worst and worst.outcome is WorkerExit.REFUSED:
         return UserError(worst.message)
     if signalled := told_to_end(error):
         # The workers got the signal, too: other reports may be its consequences.
-        saved = next((report.message for report in reports if report.outcome is Outcome.PREEMPTED), "")
+        saved = next((report.message for report in reports if report.outcome is WorkerExit.PREEMPTED), "")
         return PodPreempted(saved or f"the agent was told to end: {signalled}")
-    if worst and worst.outcome is Outcome.OUT_OF_MEMORY:
+    if worst and worst.outcome is WorkerExit.OUT_OF_MEMORY:
         return SmallerMicroBatches(worst.message)
     why = interruption(error)
     if not why:
         return error
-    if worst and worst.outcome is Outcome.FAILED:
+    if worst and worst.outcome is WorkerExit.FAILED:
         return WorkerFailed(worst.message)
-    if worst and worst.outcome is Outcome.PREEMPTED:
+    if worst and worst.outcome is WorkerExit.PREEMPTED:
         return PodPreempted(worst.message)
     if worst and worst.message and isinstance(error, FlyteRecoverableException):
         why = worst.message  # torch's lists every worker's traceback
@@ -198,7 +198,7 @@ def as_seen_by_flyte(error: Exception) -> Exception:
     """
     if mendable := explained(error):
         return mendable
-    if isinstance(error, StorageUnavailable) or meaning_of(error) in (Meaning.BROKEN, Meaning.PEER):
+    if isinstance(error, StorageUnavailable) or meaning_of(error) in (ErrorMeaning.BROKEN, ErrorMeaning.PEER):
         return Interrupted(f"{type(error).__name__}: {error}")
     return error
 

@@ -36,7 +36,7 @@ def start_server(stage: str) -> None:
     fork_server.start(("torch", *(engine for each in stages for engine in STAGES[each].engines), *PLUGIN))
 
 
-class Announced(fork_server.AsNow):
+class AnnouncedCall(fork_server.ForkedCall):
     """Worker entry point that calls ``started`` in the agent and ends a failing worker at once.
 
     ``started`` is called when the first worker is pickled, thus after the rendezvous of all pods. A worker ends at once
@@ -74,7 +74,7 @@ def forked_workers(stage: str, patience_s: float, started: Callable[[], None]) -
         start_server(stage)
         patience = with_timeouts(config.rdzv_configs, patience_s)
         forking = replace(config, start_method="forkserver", monitor_interval=LOOK, rdzv_configs=patience)
-        return launch(forking, Announced(entrypoint, started))
+        return launch(forking, AnnouncedCall(entrypoint, started))
 
     api.elastic_launch = forking_launch  # type: ignore[misc, assignment]
     try:

@@ -39,7 +39,7 @@ ENOUGH = 2
 
 
 @dataclass(frozen=True)
-class Note:
+class MemoryNote:
     """Note of an attempt that used ``used`` of ``limit`` bytes of memory.
 
     ``progress`` is its newest checkpoint. ``times`` counts successive notes with equal limit and progress. ``killed``
@@ -99,7 +99,9 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
                 with suppress(StorageUnavailable, UserError):
                     kept = progress()
                     again = earlier and earlier.repeated_by(attempt, limit, kept)
-                    write_note(uri, Note(attempt, used, limit, kept, earlier.times + 1 if earlier and again else 1))
+                    write_note(
+                        uri, MemoryNote(attempt, used, limit, kept, earlier.times + 1 if earlier and again else 1)
+                    )
                 return
 
     watching = threading.Thread(target=watch, name="memory", daemon=True)
@@ -115,7 +117,7 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
         watching.join()
         if killed:
             with suppress(StorageUnavailable, UserError):
-                write_note(uri, Note(attempt, int(limit), limit, progress(), 1, killed))
+                write_note(uri, MemoryNote(attempt, int(limit), limit, progress(), 1, killed))
         elif earlier or noted.is_set():
             remove_note(uri)
 
@@ -131,10 +133,10 @@ def place_of_note() -> str:
     return f"{base}/memory/{name.rpartition('-')[0]}/{pod}.json"
 
 
-def read_note(uri: str) -> Note | None:
+def read_note(uri: str) -> MemoryNote | None:
     try:
         with open_reader(uri) as file:
-            note = decode_record(file.read(LARGEST_RECORD + 1), Note)
+            note = decode_record(file.read(LARGEST_RECORD + 1), MemoryNote)
     except MissingObject:
         return None
     except (StorageUnavailable, UserError) as error:
@@ -145,7 +147,7 @@ def read_note(uri: str) -> Note | None:
     return note
 
 
-def write_note(uri: str, note: Note) -> None:
+def write_note(uri: str, note: MemoryNote) -> None:
     base, _, name = uri.rpartition("/")
     storage_for(base).put(name, to_json(note))
 

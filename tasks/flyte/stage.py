@@ -19,7 +19,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact
-from slipstream.artifacts.store import STORE, Store, content_key
+from slipstream.artifacts.store import STORE, ArtifactStore, content_key
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
@@ -161,7 +161,7 @@ def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, st
         was_there = make(directory, key) is True
         print(f"{stage:<12} {'reused  ' if was_there else took(started)}", flush=True)
         return result_of(directory, stage, started, reused=was_there)
-    store = Store(STORE)
+    store = ArtifactStore(STORE)
     if reused := look_up(store, stage, key):
         return result_of(reused.directory, stage, started, reused=True)
     with store.turn(stage, key) as waited:
@@ -179,7 +179,7 @@ def took(started: float) -> str:
     return f"{time.perf_counter() - started:6.1f} s "
 
 
-def look_up(store: Store, stage: str, key: str) -> Artifact | None:
+def look_up(store: ArtifactStore, stage: str, key: str) -> Artifact | None:
     """Return the stored artifact, or None if it is missing or damaged."""
     found = store.find(stage, key)
     if isinstance(found, Artifact):

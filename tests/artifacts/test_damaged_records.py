@@ -32,11 +32,11 @@ from slipstream.artifacts.format import (
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.data import segment_number
 from slipstream.artifacts.records import LARGEST_RECORD, decode_record, to_json, to_tree
-from slipstream.artifacts.results.bottleneck import Observed
+from slipstream.artifacts.results.bottleneck import AttemptLosses
 from slipstream.artifacts.results.devices import DeviceSeries, PodSeries
 from slipstream.artifacts.results.ledger import AttemptEnd, AttemptRecord, observed_in, read_attempts, summarise
 from slipstream.artifacts.results.scoring import Publication
-from slipstream.artifacts.results.so_far import TrainingSoFar
+from slipstream.artifacts.results.so_far import LiveProgress
 from slipstream.artifacts.results.training import LossPoint, ValidationPoint
 from slipstream.artifacts.strict_json import DEEPEST, parse_json
 from slipstream.artifacts.typed_values import decode as decode_value
@@ -45,14 +45,22 @@ from slipstream.errors import UserError
 from slipstream.export import check
 from slipstream.export.package.opened import OpenedPackage
 from slipstream.plan.measured import figures_of_run
-from slipstream.promote.store import Pointer, Registry
+from slipstream.promote.store import PromotionPointer, Registry
 from slipstream.score.publish import publications
 from slipstream.storage import storage_for
 from slipstream.storage.names import MOST_DIGITS, number_as_name, number_in_name
 from slipstream.sweep.config import RangeConfig
-from slipstream.sweep.records import KINDS, Ended, Identity, Point, Proposed, Reported, Started
+from slipstream.sweep.records import (
+    KINDS,
+    CurvePoint,
+    ExecutionStarted,
+    RungReported,
+    SweepIdentity,
+    TrialEnded,
+    TrialProposed,
+)
 from slipstream.sweep.records import decode as decode_sealed
-from slipstream.sweep.space import Parameter
+from slipstream.sweep.space import SearchedParameter
 from slipstream.sweep.store import SweepStore, place_of
 from slipstream.telemetry import ring
 from slipstream.telemetry.metrics import exposition
@@ -62,24 +70,31 @@ from slipstream.telemetry.series import condense
 from slipstream.telemetry.totals import NodeTotals, read_node, read_totals
 from slipstream.train import so_far
 from slipstream.train.applied_tuning import AppliedTuning, checked_record
-from slipstream.train.checkpoint.home import Claim, Finished, Home, Inherited, Name, newest
-from slipstream.train.checkpoint.lease import Sign, Watch, sign_of
+from slipstream.train.checkpoint.home import (
+    AttemptClaim,
+    CheckpointDirectory,
+    CheckpointName,
+    FinishedTraining,
+    InheritedCheckpoints,
+    newest,
+)
+from slipstream.train.checkpoint.lease import Heartbeat, LeaseObserver, sign_of
 from slipstream.train.checkpoint.manager import read_states
 from slipstream.train.checkpoint.publish import RankState
 from slipstream.train.checkpoint.restore import newest_identity
 from slipstream.train.checkpoint.shards import check_index, read_index
-from slipstream.train.memory.decision import Decision, MadeFor, read_decision
+from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
 from slipstream.train.telemetry.pods import devices_of
-from tasks.flyte.failures import Outcome, Report, read_reports
-from tasks.flyte.memory_notes import Note, read_note
+from tasks.flyte.failures import FailureReport, WorkerExit, read_reports
+from tasks.flyte.memory_notes import MemoryNote, read_note
 from tests.support.damaged_records import JSON, damages
 from tests.support.measured_trainings import FIGURES
 from tests.support.sampler_process import LABELS, device, sample, totals
 from tests.support.wording import refuses
 
 HOLDER = Holder("f1a2", 1, "prefix")
-PARAMETERS = (Parameter("training.epochs", RangeConfig(low=1, high=9), whole=True),)
-CHECKPOINT = Name(1, 20)
+PARAMETERS = (SearchedParameter("training.epochs", RangeConfig(low=1, high=9), whole=True),)
+CHECKPOINT = CheckpointName(1, 20)
 
 
 @dataclass(frozen=True)
@@ -94,8 +109,8 @@ class Reader:
     untyped: bool = False
 
 
-def stored(directory: Path, key: str, content: bytes) -> Home:
-    home = Home(storage_for(str(directory)))
+def stored(directory: Path, key: str, content: bytes) -> CheckpointDirectory:
+    home = CheckpointDirectory(storage_for(str(directory)))
     home.storage.put(key, content)
     return home
 
@@ -117,8 +132,8 @@ def finished(directory: Path, content: bytes) -> object:
 
 def lease(directory: Path, content: bytes) -> object:
     home = stored(directory, "leases/0001.json", content)
-    home.storage.put("claims/0001", to_json(Claim(1, "random", HOLDER)))
-    Watch(home).look()
+    home.storage.put("claims/0001", to_json(AttemptClaim(1, "random", HOLDER)))
+    LeaseObserver(home).look()
     return sign_of(home, 1)
 
 
@@ -229,16 +244,16 @@ def sealed(kind: type, number: str = "0000/0001") -> Callable[[Path, bytes], obj
             digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
             seal = json.dumps({**body, "sha256": digest}).encode()
         storage = storage_for(str(directory))
-        storage.put("records/0000/0001.json", sealed_good(Proposed({})))
+        storage.put("records/0000/0001.json", sealed_good(TrialProposed({})))
         storage.put(f"records/{number}.json", seal)
         store = SweepStore(str(directory), PARAMETERS)
         trials = store.trials()
-        if kind is Identity:
+        if kind is SweepIdentity:
             return store.identity()
-        if kind is Started:
+        if kind is ExecutionStarted:
             started = store.started("f1a2", 5.0)
             return None if started == 5.0 else started
-        if kind is Proposed:
+        if kind is TrialProposed:
             return next((trial.values for trial in trials if trial.number == 1), None)
         return trials[0].reports or trials[0].ended
 
@@ -329,26 +344,29 @@ def state(name: str) -> Callable[[Path, bytes], object]:
 
 POINT = ValidationPoint(1, 1.0, 0.5)
 SERIES = PodSeries(1, "node", [1.7e9], [DeviceSeries("A100", "gpu", [0.5], [0.5], [0.5])], 1.0, 5.0, 0.5)
-OBSERVED = Observed(10.0, 9, {"data": 1.0}, {"data": 1.0}, {"data": "the store"}, 0.1)
+OBSERVED = AttemptLosses(10.0, 9, {"data": 1.0}, {"data": 1.0}, {"data": "the store"}, 0.1)
 ATTEMPT = AttemptRecord(
     1, 1, 0, 9, 6, 2, wall=10.0, began_at=1.7e9, events={"checkpoint": [3.0]}, observed=to_tree(OBSERVED), spot=True
 )
-MADE_FOR = MadeFor(1, "data 1", "none", "fp32", 8, 1 << 30, "data", "model")
-END = Ended("complete", 0.125, [Point(1000, 0.5, 0.5)], 1.5, "ab" * 32)
-IDENTITY = Identity("data", {"name": "mlp"}, {"epochs": 3}, {"training.epochs": {"low": 1}}, 0)
+MADE_FOR = DecisionConditions(1, "data 1", "none", "fp32", 8, 1 << 30, "data", "model")
+END = TrialEnded("complete", 0.125, [CurvePoint(1000, 0.5, 0.5)], 1.5, "ab" * 32)
+IDENTITY = SweepIdentity("data", {"name": "mlp"}, {"epochs": 3}, {"training.epochs": {"low": 1}}, 0)
 ENDED = canonical_json({"kind": "export", "format": 1, "files": {}})
 WEIGHTS_ALONE = canonical_json({"model": "", "no_onnx": "not asked for", "raw": None})
 #: By the module that reads, and what it reads.
 READERS: dict[str, Reader] = {
-    "slipstream/train/checkpoint/home.py claim": Reader(to_json(Claim(1, "random", HOLDER)), holder, Holder()),
-    "slipstream/train/checkpoint/home.py inherited": Reader(to_json(Inherited(2, [str(CHECKPOINT)])), inherited, []),
+    "slipstream/train/checkpoint/home.py claim": Reader(to_json(AttemptClaim(1, "random", HOLDER)), holder, Holder()),
+    "slipstream/train/checkpoint/home.py inherited": Reader(
+        to_json(InheritedCheckpoints(2, [str(CHECKPOINT)])), inherited, []
+    ),
     "slipstream/train/checkpoint/home.py finished": Reader(
-        to_json(Finished(HOLDER, "s3://bucket/model")),
+        to_json(FinishedTraining(HOLDER, "s3://bucket/model")),
         finished,
     ),
-    "slipstream/train/checkpoint/home.py lease": Reader(to_json(Sign(3, 20, str(CHECKPOINT))), lease),
+    "slipstream/train/checkpoint/home.py lease": Reader(to_json(Heartbeat(3, 20, str(CHECKPOINT))), lease),
     "slipstream/train/checkpoint/home.py micro-batches": Reader(
-        to_json(Decision(2, MADE_FOR)), lambda path, data: read_decision(stored(path, "accumulation.json", data))
+        to_json(MicroBatchDecision(2, MADE_FOR)),
+        lambda path, data: read_decision(stored(path, "accumulation.json", data)),
     ),
     "slipstream/train/checkpoint/restore.py identity": Reader(manifest_of({"network": {"gradients": {}}}), identity),
     "slipstream/train/applied_tuning.py tuning": Reader(to_json(AppliedTuning({}, {}, "ab")), applied, UserError),
@@ -373,21 +391,23 @@ READERS: dict[str, Reader] = {
         to_json(NodeFacts(1.0, "node", "aws", "p5", spot=True, spot_is_certain=True)), facts
     ),
     "slipstream/sweep/records.py proposed": Reader(
-        to_json(Proposed({"training.epochs": 3})), sealed(Proposed, "0001/0001")
+        to_json(TrialProposed({"training.epochs": 3})), sealed(TrialProposed, "0001/0001")
     ),
     "slipstream/sweep/records.py reported": Reader(
-        to_json(Reported(2222, 0.25, stops=True)), sealed(Reported, "0000/0002")
+        to_json(RungReported(2222, 0.25, stops=True)), sealed(RungReported, "0000/0002")
     ),
-    "slipstream/sweep/records.py ended": Reader(to_json(END), sealed(Ended, "0000/0002")),
-    "slipstream/sweep/records.py identity": Reader(to_json(IDENTITY), sealed(Identity, "sweep/0001")),
-    "slipstream/sweep/records.py started": Reader(to_json(Started("f1a2", 3.0)), sealed(Started, "sweep/0001")),
-    "tasks/flyte/memory_notes.py note": Reader(to_json(Note(1, 3 << 30, 4.0 * (1 << 30), "20", 2)), note),
-    "tasks/flyte/failures.py report": Reader(to_json(Report(0, Outcome.FAILED, "a bug")), report),
+    "slipstream/sweep/records.py ended": Reader(to_json(END), sealed(TrialEnded, "0000/0002")),
+    "slipstream/sweep/records.py identity": Reader(to_json(IDENTITY), sealed(SweepIdentity, "sweep/0001")),
+    "slipstream/sweep/records.py started": Reader(
+        to_json(ExecutionStarted("f1a2", 3.0)), sealed(ExecutionStarted, "sweep/0001")
+    ),
+    "tasks/flyte/memory_notes.py note": Reader(to_json(MemoryNote(1, 3 << 30, 4.0 * (1 << 30), "20", 2)), note),
+    "tasks/flyte/failures.py report": Reader(to_json(FailureReport(0, WorkerExit.FAILED, "a bug")), report),
     "slipstream/train/so_far.py progress": Reader(
-        to_json(TrainingSoFar(1, 2, 0, [LossPoint(1, 1.0, 0.5, 1e-3)], [POINT], POINT)), progress
+        to_json(LiveProgress(1, 2, 0, [LossPoint(1, 1.0, 0.5, 1e-3)], [POINT], POINT)), progress
     ),
     "slipstream/promote/store.py pointer": Reader(
-        to_json(Pointer(1, "ab" * 8, "cd" * 32, "why", "at", "run")), pointer, UserError
+        to_json(PromotionPointer(1, "ab" * 8, "cd" * 32, "why", "at", "run")), pointer, UserError
     ),
     "slipstream/score/publish.py publication": Reader(
         to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, UserError
@@ -476,20 +496,26 @@ HELD = b'{"attempt": 1, "execution": "f1a2", "prefix": "prefix"}'
 EARLIER: dict[str, tuple[bytes, object]] = {
     "a lease before delivering": (
         b'{"announced": "", "beat": 7, "ended": false, "leaving": false, "step": 20}',
-        Sign(7, 20),
+        Heartbeat(7, 20),
     ),
-    "a claim": (b'{"attempt": 1, "claim": "c0ffee", "holder": %b}' % HELD, Claim(1, "c0ffee", HOLDER)),
-    "an end": (b'{"artifact": "s3://bucket/model", "holder": %b}' % HELD, Finished(HOLDER, "s3://bucket/model")),
+    "a claim": (b'{"attempt": 1, "claim": "c0ffee", "holder": %b}' % HELD, AttemptClaim(1, "c0ffee", HOLDER)),
+    "an end": (
+        b'{"artifact": "s3://bucket/model", "holder": %b}' % HELD,
+        FinishedTraining(HOLDER, "s3://bucket/model"),
+    ),
     "what was inherited": (
         b'{"attempt": 2, "checkpoints": ["step-000000000020.a0001"]}',
-        Inherited(2, [str(CHECKPOINT)]),
+        InheritedCheckpoints(2, [str(CHECKPOINT)]),
     ),
     "how an attempt ended": (b'{"ended": "SIGTERM"}', AttemptEnd("SIGTERM")),
     "a note before killed": (
         b'{"attempt": 1, "used": 3, "limit": 4294967296, "progress": "20", "times": 2}',
-        Note(1, 3, float(4 << 30), "20", 2),
+        MemoryNote(1, 3, float(4 << 30), "20", 2),
     ),
-    "a report": (b'{"rank": 3, "outcome": 1, "message": "rank 3 failed"}', Report(3, Outcome.FAILED, "rank 3 failed")),
+    "a report": (
+        b'{"rank": 3, "outcome": 1, "message": "rank 3 failed"}',
+        FailureReport(3, WorkerExit.FAILED, "rank 3 failed"),
+    ),
 }
 
 
@@ -504,7 +530,7 @@ def test_a_record_of_a_sweep_from_before_the_nonce_is_read() -> None:
 
 
 def test_what_a_later_version_adds_to_a_claim_is_skipped(tmp_path: Path) -> None:
-    claim = {**json.loads(to_json(Claim(1, "random", HOLDER))), "colour": "green"}
+    claim = {**json.loads(to_json(AttemptClaim(1, "random", HOLDER))), "colour": "green"}
     assert holder(tmp_path, json.dumps(claim).encode()) == HOLDER
 
 
@@ -538,7 +564,7 @@ NO_NUMBERS += ["1" * (MOST_DIGITS + 1), "1" * 5000]
 def test_what_is_no_number_in_a_name_is_skipped(digits: str, tmp_path: Path) -> None:
     assert number_in_name(digits, 4) is None
     assert newest([f"claims/{digits}", "claims/0001"]) == 1
-    assert Name.parse(f"step-{digits}.a0001") is Name.parse(f"step-000000000001.a{digits}") is None
+    assert CheckpointName.parse(f"step-{digits}.a0001") is CheckpointName.parse(f"step-000000000001.a{digits}") is None
     assert place_of(f"records/{digits}/0001.json") is place_of(f"records/0001/{digits}.json") is None
     if digits != "00001":
         with pytest.raises(DamagedArtifact, match="train-"):

@@ -16,11 +16,11 @@ from slipstream.errors import UserError
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import FILE as PROFILE_FILE
 from slipstream.prepare.base_set import BaseSet, fetch
-from slipstream.promote.store import Pointer, Registry
+from slipstream.promote.store import PromotionPointer, Registry
 from slipstream.storage import storage_for
 from slipstream.storage.names import fault
 from slipstream.train.checkpoint import restore
-from slipstream.train.checkpoint.home import Name
+from slipstream.train.checkpoint.home import CheckpointName
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
 from tests.support.network_profiles import network_profile
 from tests.support.wording import refuses
@@ -98,12 +98,12 @@ def test_a_checkpoint_that_names_files_elsewhere_is_damaged(
 ) -> None:
     """So that it is passed over, as any damaged one is."""
     home = storage_for(str(tmp_path / "home") if store == "local" else store)
-    home.put(f"{Name(1, 2)}/{MANIFEST}", manifest(name, kind="checkpoint", identity={}, run=""))
+    home.put(f"{CheckpointName(1, 2)}/{MANIFEST}", manifest(name, kind="checkpoint", identity={}, run=""))
     target = tmp_path / "deep" / "target"
     target.mkdir(parents=True)
     before = outside(tmp_path, target)
     with refuses(DamagedArtifact, match=f"{MANIFEST}:"):
-        restore.download(restore.Candidate(home, Name(1, 2)), restore.ResumePolicy({}), str(target))
+        restore.download(restore.Candidate(home, CheckpointName(1, 2)), restore.ResumePolicy({}), str(target))
     assert outside(tmp_path, target) == before
 
 
@@ -120,7 +120,7 @@ def test_a_registry_fetches_versions_of_its_own_only(
         registry.promoted()
     before = outside(tmp_path, tmp_path / "model")
     with refuses(UserError):
-        registry.fetch(Pointer(**pointer), tmp_path / "model")
+        registry.fetch(PromotionPointer(**pointer), tmp_path / "model")
     assert outside(tmp_path, tmp_path / "model") == before and not (tmp_path / "model").exists()
 
 

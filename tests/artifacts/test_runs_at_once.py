@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.store import Store
+from slipstream.artifacts.store import ArtifactStore
 from slipstream.proofs.processes import FORK
 from tests.support.tables import table_text
 
@@ -19,7 +19,7 @@ def prepare_and_report(place: Path, number: int, begin: Any) -> None:
     from slipstream.report.run_directory import link_artifact, new_run
     from slipstream.source.config import DataConfig
 
-    store = Store(place / "store")
+    store = ArtifactStore(place / "store")
     begin.wait(60)
     with store.turn("prepare", "key"):
         made = store.find("prepare", "key")

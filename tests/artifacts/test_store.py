@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
-from slipstream.artifacts.store import Store, content_key
+from slipstream.artifacts.store import ArtifactStore, content_key
 from tests.support.wording import same_wording
 
 
@@ -25,7 +25,7 @@ def fill(directory: Path, content: bytes = b"content") -> None:
 
 
 def test_an_entry_is_found_by_its_key_and_only_by_it(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ArtifactStore(tmp_path)
     with store.workspace("stage") as directory:
         fill(directory)
         store.publish(directory, "stage", "k1")
@@ -36,7 +36,7 @@ def test_an_entry_is_found_by_its_key_and_only_by_it(tmp_path: Path) -> None:
 
 
 def test_a_damaged_entry_is_reported_and_replaced(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ArtifactStore(tmp_path)
     with store.workspace("stage") as directory:
         fill(directory)
         store.publish(directory, "stage", "k")
@@ -51,7 +51,7 @@ def test_a_damaged_entry_is_reported_and_replaced(tmp_path: Path) -> None:
 
 
 def test_unfinished_work_is_never_published_and_leaves_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ArtifactStore(tmp_path)
     with pytest.raises(DamagedArtifact), store.workspace("stage") as directory:
         (directory / "half").write_bytes(b"written")
         store.publish(directory, "stage", "k")
@@ -59,7 +59,7 @@ def test_unfinished_work_is_never_published_and_leaves_nothing(tmp_path: Path) -
 
 
 def test_of_two_processes_with_the_same_work_the_first_to_finish_wins(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ArtifactStore(tmp_path)
     with store.workspace("stage") as first, store.workspace("stage") as second:
         fill(first, b"first")
         fill(second, b"second")
@@ -68,7 +68,7 @@ def test_of_two_processes_with_the_same_work_the_first_to_finish_wins(tmp_path: 
 
 
 def test_one_at_a_time_makes_an_entry_and_who_waited_is_told(tmp_path: Path) -> None:
-    store, entered = Store(tmp_path), []
+    store, entered = ArtifactStore(tmp_path), []
 
     def second() -> None:
         with store.turn("stage", "k") as waited:
@@ -96,10 +96,10 @@ def test_turns_that_follow_each_other_closely_exclude_each_other(tmp_path: Path)
     turns = """
 import sys, time
 from pathlib import Path
-from slipstream.artifacts.store import Store
+from slipstream.artifacts.store import ArtifactStore
 root = Path(sys.argv[1])
 for _ in range(40):
-    with Store(root).turn("stage", "k"):
+    with ArtifactStore(root).turn("stage", "k"):
         (root / "inside").touch(exist_ok=False)
         time.sleep(0.001)
         (root / "inside").unlink()
@@ -112,7 +112,7 @@ for _ in range(40):
 
 
 def test_unfinished_work_stays_for_the_next_turn(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ArtifactStore(tmp_path)
     with pytest.raises(KeyboardInterrupt), store.turn("stage", "k"):
         (store.checkpoints("stage", "k") / "unfinished").touch()
         raise KeyboardInterrupt
@@ -138,6 +138,6 @@ def test_a_disk_without_locks_costs_a_warning(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with Store(tmp_path).turn("train", "key") as waited:
+    with ArtifactStore(tmp_path).turn("train", "key") as waited:
         assert not waited
     same_wording(capsys.readouterr().err)

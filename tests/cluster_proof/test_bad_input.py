@@ -15,7 +15,7 @@ import grpc
 import pytest
 from flyteidl.admin import project_pb2, version_pb2
 
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.doctor.kubectl import KubectlError
 from slipstream.errors import UserError
 from slipstream.flyte.backend import FlyteBackend
@@ -133,7 +133,7 @@ def test_an_endpoint_that_serves_pages(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def packaged_once(package_for: Callable[[str], Package], monkeypatch: pytest.MonkeyPatch) -> None:
+def packaged_once(package_for: Callable[[str], RegistrationArchive], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "package_workflows", lambda workdir, profile: package_for(profile.name))
 
 

@@ -18,7 +18,7 @@ from slipstream.collectives.operations.cases import (
     BUILDERS,
     IN_AND_OUT_OF_PLACE,
     REDUCING,
-    Kind,
+    OperationKind,
     prepare,
 )
 from slipstream.collectives.operations.feasibility import unsupported_reason
@@ -30,12 +30,12 @@ CPU = torch.device("cpu")
 MOVING = [operation for operation in OPERATIONS if operation != "barrier"]
 
 
-def kinds(dtypes: list[str]) -> list[Kind]:
+def kinds(dtypes: list[str]) -> list[OperationKind]:
     found = []
     for operation, dtype in product(MOVING, dtypes):
         for reduction in ("sum", "avg", "max") if operation in REDUCING else ("",):
             places = (False, True) if operation in IN_AND_OUT_OF_PLACE else (operation in ALWAYS_IN_PLACE,)
-            found += [Kind(operation, dtype, reduction, place) for place in places]
+            found += [OperationKind(operation, dtype, reduction, place) for place in places]
     return found
 
 
@@ -68,7 +68,7 @@ def test_sizes_follow_nccl_tests() -> None:
     assert found == dict.fromkeys(MOVING, 48_000)
 
 
-def attempt(worker: WorkerContext, kind: Kind) -> str:
+def attempt(worker: WorkerContext, kind: OperationKind) -> str:
     """What a fresh group says of one run of ``kind``, and then of an all_reduce after it."""
     try:
         check([prepare(kind, 4000, CPU)])
@@ -76,14 +76,14 @@ def attempt(worker: WorkerContext, kind: Kind) -> str:
         return "wrong"
     except Exception as error:
         return type(error).__name__
-    check([prepare(Kind("all_reduce", reduction="sum", in_place=True), 4000, CPU)])
+    check([prepare(OperationKind("all_reduce", reduction="sum", in_place=True), 4000, CPU)])
     return "right"
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("operation", REDUCING)
 def test_what_the_table_says_gloo_lacks_fails_in_a_fresh_group(operation: str, dtype: str) -> None:
-    kind = Kind(operation, dtype, "avg", operation in ALWAYS_IN_PLACE)
+    kind = OperationKind(operation, dtype, "avg", operation in ALWAYS_IN_PLACE)
     assert unsupported_reason("gloo", kind)
     try:
         found = in_group(2, attempt, kind)
@@ -128,7 +128,7 @@ def test_a_fault_in_each_operation_and_type_is_found_and_named() -> None:
 
 def swapped(worker: WorkerContext) -> str:
     """The shares of two ranks change places on the way."""
-    case = prepare(Kind("all_gather"), 4000, CPU)
+    case = prepare(OperationKind("all_gather"), 4000, CPU)
 
     def start() -> list[Any]:
         for each in case.start():
@@ -154,7 +154,7 @@ def test_every_operation_of_the_configuration_exists() -> None:
 
 def memory_of_a_check(worker: WorkerContext, size: int) -> int:
     """Bytes by which filling and checking the buffer of an all_reduce raises the memory of a group's only process."""
-    case = prepare(Kind("all_reduce", reduction="sum", in_place=True), size, CPU)
+    case = prepare(OperationKind("all_reduce", reduction="sum", in_place=True), size, CPU)
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = peak_memory()
     case.fill()

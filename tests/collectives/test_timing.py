@@ -15,7 +15,7 @@ from slipstream.collectives.config import OPERATIONS, CollectivesConfig
 from slipstream.collectives.launch import timing
 from slipstream.collectives.launch.measurements import MatrixProduct, measurements_of
 from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.collectives.operations.cases import Case, Kind, prepare
+from slipstream.collectives.operations.cases import OperationCase, OperationKind, prepare
 from slipstream.interconnect.profile import Launch, Mode
 from tests.support.worker_groups import in_group
 
@@ -24,11 +24,11 @@ CPU = torch.device("cpu")
 
 def touched(worker: WorkerContext) -> dict[str, Any]:
     """An all_reduce that is timed: fills and runs, and whether it stays finite."""
-    case = prepare(Kind("all_reduce", reduction="sum", in_place=True), 4000, CPU)
+    case = prepare(OperationKind("all_reduce", reduction="sum", in_place=True), 4000, CPU)
     events: list[str] = []
-    fill, start = Case.fill, case.start
+    fill, start = OperationCase.fill, case.start
 
-    def filling(self: Case) -> None:
+    def filling(self: OperationCase) -> None:
         events.append("fill")
         fill(self)
 
@@ -36,7 +36,7 @@ def touched(worker: WorkerContext) -> dict[str, Any]:
         events.append("run")
         return start()
 
-    Case.fill = filling  # type: ignore[method-assign]
+    OperationCase.fill = filling  # type: ignore[method-assign]
     case = replace(case, start=starting)
     launch = timing.time_cases([case], "loop", 0.05, CPU)
     return {"events": events, "finite": bool(case.target.isfinite().all()), "iterations": len(launch.seconds)}
@@ -51,7 +51,7 @@ def test_nothing_is_reset_between_timed_iterations_and_the_data_stays_finite() -
 
 
 def sleepy(worker: WorkerContext) -> Launch:
-    case = prepare(Kind("broadcast", in_place=True), 400, CPU)
+    case = prepare(OperationKind("broadcast", in_place=True), 400, CPU)
 
     def start() -> Any:
         if dist.get_rank() == 1:
@@ -93,7 +93,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
 
 
 def stopped(worker: WorkerContext, budget: float) -> tuple[int, bool]:
-    case = prepare(Kind("all_reduce", reduction="sum", in_place=True), 400, CPU)
+    case = prepare(OperationKind("all_reduce", reduction="sum", in_place=True), 400, CPU)
 
     def start() -> list[Any]:
         time.sleep(0.01)
@@ -152,7 +152,7 @@ def order_of_events(worker: WorkerContext, mode: Mode) -> list[str]:
         events.append("barrier")
         return barrier(**more)
 
-    case = prepare(Kind("broadcast", in_place=True), 400, CPU)
+    case = prepare(OperationKind("broadcast", in_place=True), 400, CPU)
     dist.barrier = waiting  # type: ignore[assignment]
     timing.time_block([replace(case, start=start)] * 2, mode, 3, CPU)
     return events[:]  # without those of the end
@@ -202,7 +202,7 @@ def on_a_gpu(worker: WorkerContext, kernel: float, mode: Mode) -> tuple[list[flo
     vars(torch.cuda).update(Event=gpu.event, synchronize=gpu.synchronise)
     vars(dist)["barrier"] = gpu.synchronise
     timing.slowest = lambda seconds, device: seconds
-    case = prepare(Kind("broadcast", in_place=True), 400, CPU)
+    case = prepare(OperationKind("broadcast", in_place=True), 400, CPU)
     launch = timing.time_cases([replace(case, start=gpu.start)], mode, 0.05, device)
     return list(launch.seconds), gpu.events
 

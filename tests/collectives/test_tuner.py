@@ -19,7 +19,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.tune import tuner
-from slipstream.collectives.tune.decision import FEWEST_TURNS, Decision, decide
+from slipstream.collectives.tune.decision import FEWEST_TURNS, SpeedTest, decide
 from slipstream.collectives.tune.plugin_csv import plugin_csv
 from slipstream.collectives.tune.steps import (
     Model,
@@ -30,7 +30,7 @@ from slipstream.collectives.tune.steps import (
 )
 from slipstream.collectives.tune.tuner import TuningCandidate, candidates
 from slipstream.errors import UserError
-from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning
+from slipstream.interconnect.tuning import DdpSettings, Tuning, TuningTrial
 from slipstream.models.arithmetic import Arithmetic
 from tests.support.link_profiles import worker_context
 from tests.support.links import linked
@@ -107,7 +107,7 @@ def turns_of_this_rank(other: DdpSettings, megabytes: int, seconds: float) -> tu
         return time_alternately(worker, SyntheticModel(megabytes), DdpSettings(), other, seconds)
 
 
-def decision(links: Any, other: DdpSettings, megabytes: int, seconds: float) -> Decision:
+def decision(links: Any, other: DdpSettings, megabytes: int, seconds: float) -> SpeedTest:
     default_turns, other_turns = links.in_world(turns_of_this_rank, other, megabytes, seconds)[0]
     return decide(default_turns, other_turns, tried=8)
 
@@ -255,7 +255,10 @@ def test_the_time_of_a_candidate_has_its_preparation_in_it() -> None:
 
 
 def test_a_gain_that_is_not_allowed_is_named_beside_no_change() -> None:
-    trials = [Trial("a hook", "may change numbers", 1.9, 1.8, 2.0, 20), Trial("x", "no change", 1.01, 0.9, 1.1, 20)]
+    trials = [
+        TuningTrial("a hook", "may change numbers", 1.9, 1.8, 2.0, 20),
+        TuningTrial("x", "no change", 1.01, 0.9, 1.1, 20),
+    ]
     tuning = replace(tuning_of(DdpSettings(), {}), trials=tuple(trials))
     assert str(tuning).splitlines()[1:3] == [
         "no change: no setting that keeps the numbers is faster by 3 % or more; a hook, which may change them, is 1.90 "
@@ -268,7 +271,7 @@ def test_a_gain_that_is_not_allowed_is_named_beside_no_change() -> None:
 def test_what_is_recommended_can_be_pasted() -> None:
     fingerprint = tuning_of(DdpSettings(), {}).fingerprint
     tuning = Tuning(
-        fingerprint, "a model", HALF, {"NCCL_ALGO": "allreduce:tree"}, (Trial("x", "taken", 1.9, 1.8, 2.0, 20),)
+        fingerprint, "a model", HALF, {"NCCL_ALGO": "allreduce:tree"}, (TuningTrial("x", "taken", 1.9, 1.8, 2.0, 20),)
     )
     assert str(tuning).splitlines()[1:] == [
         "DistributedDataParallel: hook=fp16",

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from slipstream.collectives.launch.worker import Outcome, WorkerContext, raise_if_failed
+from slipstream.collectives.launch.worker import WorkerContext, WorkerOutcome, raise_if_failed
 from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
 from slipstream.errors import Interrupted, UserError
 from tests.support import alone
@@ -147,11 +147,11 @@ def test_a_leader_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
 
 
 def test_the_worst_outcome_explains_the_others() -> None:
-    lost = Outcome("lost", "Connection closed by peer", "all_reduce")
-    raise_if_failed({0: Outcome("done"), 1: Outcome("done")}, 5)
+    lost = WorkerOutcome("lost", "Connection closed by peer", "all_reduce")
+    raise_if_failed({0: WorkerOutcome("done"), 1: WorkerOutcome("done")}, 5)
     with pytest.raises(Interrupted, match=r"^rank 1 died"):
-        raise_if_failed({0: lost, 1: Outcome("died", "SIGKILL", "all_reduce"), 2: Outcome("silent")}, 5)
+        raise_if_failed({0: lost, 1: WorkerOutcome("died", "SIGKILL", "all_reduce"), 2: WorkerOutcome("silent")}, 5)
     with pytest.raises(Interrupted, match=r"^ranks 1, 2 .* 5 s, .* all_reduce$"):
-        raise_if_failed({0: lost, 1: Outcome("silent", "", "all_reduce"), 2: Outcome("silent")}, 5)
+        raise_if_failed({0: lost, 1: WorkerOutcome("silent", "", "all_reduce"), 2: WorkerOutcome("silent")}, 5)
     with pytest.raises(Interrupted, match=r"^rank 0 .* all_reduce: Connection closed"):
         raise_if_failed({0: lost}, 5)

@@ -10,9 +10,9 @@ from scipy.stats import beta, binom
 
 from slipstream.artifacts.results.export import Estimate, LatencyFigures
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
-from slipstream.comparison.quality import ERROR, Loss, in_words, loss_of
+from slipstream.comparison.quality import ERROR, QualityLoss, in_words, loss_of
 from slipstream.errors import UserError
-from slipstream.export.choose import Contender, Decision, decide
+from slipstream.export.choose import Contender, VariantChoice, decide
 from slipstream.export.config import ExportConfig
 from tests.support.wording import refuses, same_wording
 
@@ -83,10 +83,10 @@ def test_more_variants_on_the_same_rows_need_more_evidence() -> None:
 
 
 def test_three_answers() -> None:
-    assert Loss(0.1, -0.2, 0.5, 0.95, 900, None).answer(1.0) == "passed"
-    assert Loss(0.9, 0.5, 1.2, 0.95, 900, 2000).answer(1.0) == "can't tell"
-    assert Loss(3.0, 1.5, 4.0, 0.95, 900, None).answer(1.0) == "failed"
-    words = in_words(Loss(0.0, -1.1, 1.12, 0.95, 265, 300), "classification", 1.0, "test")
+    assert QualityLoss(0.1, -0.2, 0.5, 0.95, 900, None).answer(1.0) == "passed"
+    assert QualityLoss(0.9, 0.5, 1.2, 0.95, 900, 2000).answer(1.0) == "can't tell"
+    assert QualityLoss(3.0, 1.5, 4.0, 0.95, 900, None).answer(1.0) == "failed"
+    words = in_words(QualityLoss(0.0, -1.1, 1.12, 0.95, 265, 300), "classification", 1.0, "test")
     same_wording(words)
 
 
@@ -95,12 +95,12 @@ def figures(speed: float, p50: float, low: float | None = None) -> LatencyFigure
     return LatencyFigures(estimate, None, None, 330, Estimate(speed, low or 0.98 * speed, 1.02 * speed))
 
 
-SHOWN = Loss(0.1, -0.2, 0.4, 0.95, 3000, None)
-OPEN = Loss(0.0, -1.1, 1.12, 0.95, 265, 300)
-BAD = Loss(3.0, 2.0, 4.0, 0.95, 3000, None)
+SHOWN = QualityLoss(0.1, -0.2, 0.4, 0.95, 3000, None)
+OPEN = QualityLoss(0.0, -1.1, 1.12, 0.95, 265, 300)
+BAD = QualityLoss(3.0, 2.0, 4.0, 0.95, 3000, None)
 
 
-def contender(name: str, speed: float, loss: Loss | None = SHOWN, size: int = 100, **speeds: float) -> Contender:
+def contender(name: str, speed: float, loss: QualityLoss | None = SHOWN, size: int = 100, **speeds: float) -> Contender:
     by_batch = {str(batch): speeds.get(f"at{batch}", speed) for batch in (1, 32, 256)}
     return Contender(name, size, {batch: figures(each, 1 / each) for batch, each in by_batch.items()}, loss)
 
@@ -108,7 +108,7 @@ def contender(name: str, speed: float, loss: Loss | None = SHOWN, size: int = 10
 FP32 = Contender("onnx-fp32", 400, {batch: figures(1.0, 1.0) for batch in ("1", "32", "256")})
 
 
-def decided(*others: Contender, **settings: Any) -> Decision:
+def decided(*others: Contender, **settings: Any) -> VariantChoice:
     return decide("classification", FP32, others, ExportConfig(**settings))
 
 

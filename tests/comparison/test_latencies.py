@@ -20,7 +20,7 @@ from slipstream.comparison.latencies import (
     FEWEST_LOADS,
     LOADS,
     TURN_CALLS,
-    Turns,
+    VariantTimings,
     Workload,
     affordable_batches,
     measure_latencies,
@@ -85,7 +85,7 @@ def test_the_order_is_drawn_anew_each_round() -> None:
     calls = {"a": lambda: called.append("a"), "b": lambda: called.append("b")}
     order = np.random.default_rng(0)
     for _ in range(20):
-        take_turns(calls, {"a": Turns(), "b": Turns()}, 0.0, order)
+        take_turns(calls, {"a": VariantTimings(), "b": VariantTimings()}, 0.0, order)
     rounds = [called[start] for start in range(0, len(called), 2 * (TURN_CALLS + 1))]
     assert len(rounds) == 20 and set(rounds) == {"a", "b"}
 

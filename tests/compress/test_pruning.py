@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.compress.config import CompressionConfig
 from slipstream.compress.engine import CompressionRun, propose
-from slipstream.compress.groups import Group, find_groups, united
+from slipstream.compress.groups import PruningGroup, find_groups, united
 from slipstream.compress.importance import importance, strongest
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
@@ -79,7 +79,7 @@ def predictor(signature: Signature, network: nn.Module | ModelConfig) -> Predict
     return made.eval()
 
 
-def sizes(groups: list[Group]) -> dict[str, tuple[int, int]]:
+def sizes(groups: list[PruningGroup]) -> dict[str, tuple[int, int]]:
     return {group.name: (group.units, group.blocks) for group in groups}
 
 
@@ -132,7 +132,7 @@ def test_removed_units_that_had_no_effect_change_no_output() -> None:
 
 
 def test_group_normalisation_keeps_equally_many_of_each_block() -> None:
-    group = Group(8, 4, ())
+    group = PruningGroup(8, 4, ())
     of = torch.tensor([9.0, 8.0, 1.0, 2.0, 0.0, 1.0, 5.0, 4.0])
     assert strongest(group, of, 0.5) == [0, 3, 5, 6]
     assert strongest(group, of, 0.99) == [0, 3, 5, 6], "at least one of each"

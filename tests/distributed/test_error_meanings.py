@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.collectives.launch.worker import ending_of
-from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
 from slipstream.errors import Interrupted, UserError
 from slipstream.models.factory import Predictor
 from slipstream.models.tables_and_images import MLP
@@ -31,24 +31,27 @@ NCCL = (
     "Last error:\nCuda failure "
 )
 HINT = "\nCUDA kernel errors might be asynchronously reported at some other API call\n"
-ERRORS: list[tuple[Exception, Meaning | None]] = [
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has"), Meaning.MEMORY),
-    (torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB. GPU 3 has"), Meaning.MEMORY),
-    (torch.AcceleratorError(f"CUDA error: out of memory{HINT}"), Meaning.MEMORY),
-    (torch.AcceleratorError("HIP error: out of memory"), Meaning.MEMORY),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), Meaning.MEMORY),
-    (RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate`"), Meaning.MEMORY),
-    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), Meaning.MEMORY),
-    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), Meaning.MEMORY),
-    (MemoryError(), Meaning.MEMORY),
-    (dist.DistBackendError(f"{NCCL}2 'out of memory'"), Meaning.MEMORY),
-    (dist.DistBackendError(f"{NCCL}214 'uncorrectable ECC error encountered'"), Meaning.BROKEN),
-    (torch.AcceleratorError(f"CUDA error: uncorrectable ECC error encountered{HINT}"), Meaning.BROKEN),
-    (torch.AcceleratorError("CUDA error: uncorrectable NVLink error detected during the execution"), Meaning.BROKEN),
-    (torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), Meaning.BROKEN),
-    (dist.DistBackendError("NCCL communicator was aborted on rank 0."), Meaning.PEER),
-    (dist.DistNetworkError("The client socket has timed out"), Meaning.PEER),
-    (RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), Meaning.PEER),
+ERRORS: list[tuple[Exception, ErrorMeaning | None]] = [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has"), ErrorMeaning.MEMORY),
+    (torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB. GPU 3 has"), ErrorMeaning.MEMORY),
+    (torch.AcceleratorError(f"CUDA error: out of memory{HINT}"), ErrorMeaning.MEMORY),
+    (torch.AcceleratorError("HIP error: out of memory"), ErrorMeaning.MEMORY),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), ErrorMeaning.MEMORY),
+    (RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate`"), ErrorMeaning.MEMORY),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), ErrorMeaning.MEMORY),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), ErrorMeaning.MEMORY),
+    (MemoryError(), ErrorMeaning.MEMORY),
+    (dist.DistBackendError(f"{NCCL}2 'out of memory'"), ErrorMeaning.MEMORY),
+    (dist.DistBackendError(f"{NCCL}214 'uncorrectable ECC error encountered'"), ErrorMeaning.BROKEN),
+    (torch.AcceleratorError(f"CUDA error: uncorrectable ECC error encountered{HINT}"), ErrorMeaning.BROKEN),
+    (
+        torch.AcceleratorError("CUDA error: uncorrectable NVLink error detected during the execution"),
+        ErrorMeaning.BROKEN,
+    ),
+    (torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), ErrorMeaning.BROKEN),
+    (dist.DistBackendError("NCCL communicator was aborted on rank 0."), ErrorMeaning.PEER),
+    (dist.DistNetworkError("The client socket has timed out"), ErrorMeaning.PEER),
+    (RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), ErrorMeaning.PEER),
     (torch.AcceleratorError(f"CUDA error: device-side assert triggered{HINT}"), None),
     (torch.AcceleratorError(f"CUDA error: an illegal memory access was encountered{HINT}"), None),
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
@@ -58,16 +61,16 @@ NAMES = [str(error).partition("\n")[0][-40:] or "MemoryError" for error, _ in ER
 
 
 @pytest.mark.parametrize(("error", "meaning"), ERRORS, ids=NAMES)
-def test_a_message_has_one_meaning_for_training_and_benchmark(error: Exception, meaning: Meaning | None) -> None:
+def test_a_message_has_one_meaning_for_training_and_benchmark(error: Exception, meaning: ErrorMeaning | None) -> None:
     assert meaning_of(error) is meaning
     seen = as_seen_by_flyte(error)
-    assert isinstance(seen, UserError) == (meaning is Meaning.MEMORY)
-    assert isinstance(seen, Interrupted) == (meaning in (Meaning.BROKEN, Meaning.PEER))
+    assert isinstance(seen, UserError) == (meaning is ErrorMeaning.MEMORY)
+    assert isinstance(seen, Interrupted) == (meaning in (ErrorMeaning.BROKEN, ErrorMeaning.PEER))
 
     def fail() -> None:
         raise error
 
-    kinds = {Meaning.MEMORY: "refused", Meaning.BROKEN: "died", Meaning.PEER: "lost", None: "failed"}
+    kinds = {ErrorMeaning.MEMORY: "refused", ErrorMeaning.BROKEN: "died", ErrorMeaning.PEER: "lost", None: "failed"}
     assert ending_of(fail)[0] == kinds[meaning]
 
 

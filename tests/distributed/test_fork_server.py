@@ -55,7 +55,7 @@ def test_a_process_has_the_environment_the_directory_and_the_output_of_its_start
     assert say(capfd, "d")[-2] == "2" and server_pid() != first and not running(first)
 
 
-def ranked(variables: dict[str, str], function: fork_server.AsNow) -> None:
+def ranked(variables: dict[str, str], function: fork_server.ForkedCall) -> None:
     os.environ |= variables
     function("e")
 
@@ -66,7 +66,7 @@ def test_variables_that_are_set_in_it_count_more_than_those_of_its_start(
     """torch elastic tells each worker its rank so; in a pod of a job the agent has a RANK of its own."""
     monkeypatch.setenv("RANK", "7")
     fork_server.start(["torch"])
-    child = fork_server.CONTEXT.Process(target=ranked, args=({"RANK": "3"}, fork_server.AsNow(told)))
+    child = fork_server.CONTEXT.Process(target=ranked, args=({"RANK": "3"}, fork_server.ForkedCall(told)))
     child.start()
     child.join(60)
     assert capfd.readouterr().out.split()[2] == "3"

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from slipstream.distributed.limited_process import CallFailed, LimitedProcess, Limits
+from slipstream.distributed.limited_process import CallFailed, CallLimits, LimitedProcess
 from tests.support.wording import refuses
 
-LIMITS = Limits(cpu_seconds=20, memory=1 << 30)
+LIMITS = CallLimits(cpu_seconds=20, memory=1 << 30)
 
 
 class Panic(BaseException):
@@ -119,7 +119,7 @@ def test_what_cannot_be_made_fails_at_every_call() -> None:
 
 
 def test_time_of_the_processor_is_limited_for_each_call(library: LimitedProcess[Library]) -> None:
-    limits = Limits(cpu_seconds=1, memory=1 << 30)
+    limits = CallLimits(cpu_seconds=1, memory=1 << 30)
     with refuses(CallFailed):
         library.call(limits, Library.never_return)
     assert library.call(limits, Library.add, 1) == 6
@@ -128,7 +128,7 @@ def test_time_of_the_processor_is_limited_for_each_call(library: LimitedProcess[
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits memory")
 def test_memory_is_limited_for_each_call(library: LimitedProcess[Library]) -> None:
     with pytest.raises(CallFailed, match="MemoryError"):
-        library.call(Limits(20, 256 << 20), Library.take_memory, 512 << 20)
+        library.call(CallLimits(20, 256 << 20), Library.take_memory, 512 << 20)
     assert library.call(LIMITS, Library.take_memory, 512 << 20) == 512 << 20
 
 
@@ -162,9 +162,9 @@ def test_the_child_ends_with_the_object() -> None:
 
 PARENT = """
 import os
-from slipstream.distributed.limited_process import LimitedProcess, Limits
+from slipstream.distributed.limited_process import LimitedProcess, CallLimits
 library = LimitedProcess(int, "5")
-library.call(Limits(20, 1 << 30), int.bit_length)
+library.call(CallLimits(20, 1 << 30), int.bit_length)
 print(*(child.pid for child in __import__("psutil").Process().children()), flush=True)
 if __import__("sys").argv[1] == "killed":
     os.kill(os.getpid(), 9)

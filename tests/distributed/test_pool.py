@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 from threadpoolctl import threadpool_info
 
-from slipstream.distributed.pool import Workers, importing_nothing_of
+from slipstream.distributed.pool import WorkerPool, importing_nothing_of
 from tests.support import REPOSITORY
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with closing(Workers(2, __name__)) as workers:
+def workers() -> Iterator[WorkerPool]:
+    with closing(WorkerPool(2, __name__)) as workers:
         yield workers
 
 
@@ -36,15 +36,15 @@ def to_pandas(values: list[int]) -> tuple[str, int]:
     return type(output).__name__, int(output.sum())
 
 
-def test_a_worker_makes_arrays_without_importing_pandas(workers: Workers) -> None:
+def test_a_worker_makes_arrays_without_importing_pandas(workers: WorkerPool) -> None:
     assert list(workers.map(array_without_pandas, [[1, 2], [3]])) == [([1, 2], False), ([3], False)]
 
 
-def test_a_worker_has_one_thread_for_linear_algebra(workers: Workers) -> None:
+def test_a_worker_has_one_thread_for_linear_algebra(workers: WorkerPool) -> None:
     assert list(workers.map(threads_for_linear_algebra, [0])) == [[1]]
 
 
-def test_a_worker_that_needs_pandas_has_it(workers: Workers) -> None:
+def test_a_worker_that_needs_pandas_has_it(workers: WorkerPool) -> None:
     assert list(workers.map(to_pandas, [[1, 2]])) == [("Series", 3)]
 
 
@@ -62,9 +62,9 @@ def test_workers_do_not_import_the_command_that_started_them(tmp_path: Path) -> 
         "from pathlib import Path\n"
         "with Path('imported').open('a') as file:\n"
         "    file.write('once ')\n"
-        "from slipstream.distributed.pool import Workers\n"
+        "from slipstream.distributed.pool import WorkerPool\n"
         "if __name__ == '__main__':\n"
-        "    workers = Workers(2)\n"
+        "    workers = WorkerPool(2)\n"
         "    assert list(workers.map(abs, [-1, -2, -3])) == [1, 2, 3]\n"
         "    workers.close()\n"
     )
@@ -80,6 +80,6 @@ def test_workers_keep_the_memory_that_arrow_frees_and_this_process_stays_as_it_w
     name = "MIMALLOC_PURGE_DELAY"
     for value, expected in ((None, "-1"), ("50", "50")):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-        with closing(Workers(2)) as workers:
+        with closing(WorkerPool(2)) as workers:
             assert os.environ.get(name) == value
             assert list(workers.map(os.getenv, [name] * 3)) == [expected] * 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.doctor.archive import Package, read_package
+from slipstream.doctor.archive import RegistrationArchive, read_package
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,6 @@ def archive(archive_for: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def healthy(archive: Path) -> Package:
+def healthy(archive: Path) -> RegistrationArchive:
     """Package without findings."""
     return read_package(archive)

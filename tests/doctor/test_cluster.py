@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.doctor.cluster import check_cluster
-from slipstream.doctor.findings import Report
+from slipstream.doctor.findings import DoctorReport
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
 from tests.support.wording import same_wording
@@ -26,8 +26,10 @@ NODES = [
 
 
 @pytest.fixture
-def look(healthy: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
-    def check(change: Callable[[Package], None] = lambda _: None, **lists: list[dict[str, Any]]) -> Report:
+def look(healthy: RegistrationArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DoctorReport]:
+    def check(
+        change: Callable[[RegistrationArchive], None] = lambda _: None, **lists: list[dict[str, Any]]
+    ) -> DoctorReport:
         answers = {
             "customresourcedefinitions": [fake.definition()],
             "deployments": [fake.operator(), flyte.binary()],
@@ -42,7 +44,7 @@ def look(healthy: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return check
 
 
-def test_a_cluster_on_which_everything_fits(look: Callable[..., Report]) -> None:
+def test_a_cluster_on_which_everything_fits(look: Callable[..., DoctorReport]) -> None:
     report = look()
     assert report.findings == () and report.unchecked == ()
     assert "the cluster of kubectl's context test-cluster" in report.checked
@@ -51,17 +53,17 @@ def test_a_cluster_on_which_everything_fits(look: Callable[..., Report]) -> None
     assert any("max-workflow-retries, 100000 by the ConfigMaps of deployment" in line for line in report.checked)
 
 
-def whats(report: Report, where: str = TRAIN) -> list[str]:
+def whats(report: DoctorReport, where: str = TRAIN) -> list[str]:
     return [finding.what for finding in report.findings if finding.where == where]
 
 
-def test_without_the_operators_resource_no_job_is_ever_made(look: Callable[..., Report]) -> None:
+def test_without_the_operators_resource_no_job_is_ever_made(look: Callable[..., DoctorReport]) -> None:
     report = look(customresourcedefinitions=[fake.definition("trainjobs.trainer.kubeflow.org")])
     (what,) = whats(report)
     assert report.failed and "no pytorchjobs.kubeflow.org, only Kubeflow Trainer v2" in what
 
 
-def test_an_old_operator_and_one_that_does_not_run(look: Callable[..., Report]) -> None:
+def test_an_old_operator_and_one_that_does_not_run(look: Callable[..., DoctorReport]) -> None:
     old = fake.definition(generator="v0.12.0", policy=("cleanPodPolicy",))
     report = look(customresourcedefinitions=[old], deployments=[])
     assert whats(report, "the cluster") == [
@@ -70,7 +72,7 @@ def test_an_old_operator_and_one_that_does_not_run(look: Callable[..., Report]) 
     ]
 
 
-def test_the_operator_of_1_8_is_known_by_its_generator(look: Callable[..., Report]) -> None:
+def test_the_operator_of_1_8_is_known_by_its_generator(look: Callable[..., DoctorReport]) -> None:
     report = look(customresourcedefinitions=[fake.definition(generator="v0.14.0", policy=())])
     assert not report.findings and any("pytorchjobs.kubeflow.org of 1.8," in line for line in report.checked)
 
@@ -86,50 +88,54 @@ def test_the_operator_of_1_8_is_known_by_its_generator(look: Callable[..., Repor
         [],
     ],
 )
-def test_nodes_that_training_does_not_fit(look: Callable[..., Report], nodes: list[dict[str, Any]]) -> None:
+def test_nodes_that_training_does_not_fit(look: Callable[..., DoctorReport], nodes: list[dict[str, Any]]) -> None:
     report = look(nodes=nodes)
     (what,) = whats(report)
     assert not report.failed
     same_wording(what)
 
 
-def test_a_selector_that_no_node_has(look: Callable[..., Report]) -> None:
-    def select(package: Package) -> None:
+def test_a_selector_that_no_node_has(look: Callable[..., DoctorReport]) -> None:
+    def select(package: RegistrationArchive) -> None:
         package.tasks[TRAIN].k8s_pod.pod_spec.get_or_create_struct("nodeSelector")["pool"] = "training"
 
     same_wording(whats(look(select))[0])
 
 
-def test_affinity_is_left_to_the_scheduler(look: Callable[..., Report]) -> None:
-    def near(package: Package) -> None:
+def test_affinity_is_left_to_the_scheduler(look: Callable[..., DoctorReport]) -> None:
+    def near(package: RegistrationArchive) -> None:
         package.tasks[TRAIN].k8s_pod.pod_spec.get_or_create_struct("affinity").get_or_create_struct("podAffinity")
 
     assert look(near).unchecked == ("the affinity of pods, which only the scheduler can evaluate",)
 
 
-def test_a_priority_class_that_does_not_exist(look: Callable[..., Report]) -> None:
-    def important(package: Package) -> None:
+def test_a_priority_class_that_does_not_exist(look: Callable[..., DoctorReport]) -> None:
+    def important(package: RegistrationArchive) -> None:
         package.tasks[TRAIN].k8s_pod.pod_spec["priorityClassName"] = "important"
 
     report = look(important)
     assert report.failed and whats(report) == ["the cluster has no priority class important"]
 
 
-def test_a_priority_class_that_exists(look: Callable[..., Report]) -> None:
-    def critical(package: Package) -> None:
+def test_a_priority_class_that_exists(look: Callable[..., DoctorReport]) -> None:
+    def critical(package: RegistrationArchive) -> None:
         package.tasks[TRAIN].k8s_pod.pod_spec["priorityClassName"] = "system-node-critical"
 
     assert not look(critical).findings
 
 
-def test_what_the_cluster_does_not_answer_was_not_checked(healthy: Package, tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_the_cluster_does_not_answer_was_not_checked(
+    healthy: RegistrationArchive, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("PATH", fake.install(tmp_path / "bin", nodes=NODES))
     report = check_cluster(healthy)
     assert [line for line in report.unchecked if "the server does not answer about get customresource" in line]
     assert any("6 nodes" in line for line in report.checked)
 
 
-def test_without_a_context_or_without_kubectl_it_says_so(healthy: Package, tmp_path: Path, monkeypatch: Any) -> None:
+def test_without_a_context_or_without_kubectl_it_says_so(
+    healthy: RegistrationArchive, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("PATH", path := fake.install(tmp_path / "bin"))
     Path(path, "answers/context").unlink()
     same_wording(check_cluster(healthy).unchecked[0])

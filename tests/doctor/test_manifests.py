@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from slipstream.doctor.command import main
 from slipstream.doctor.findings import Finding
 from slipstream.doctor.manifests import check_manifests, seconds
-from slipstream.doctor.objects import Manifest
+from slipstream.doctor.objects import KubernetesManifest
 from slipstream.manifests.write import write
 from slipstream.profiles.profile import load
 from tests.support.wording import same_wording
@@ -25,13 +25,13 @@ PROFILE = "a100-spot"
 
 
 def found(trees: list[Tree], profile: str = PROFILE) -> tuple[Finding, ...]:
-    return check_manifests([Manifest("file.yaml", tree) for tree in trees], load(profile)).findings
+    return check_manifests([KubernetesManifest("file.yaml", tree) for tree in trees], load(profile)).findings
 
 
 @pytest.mark.parametrize("keda", [False, True])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_our_own_have_none(profile: str, keda: bool) -> None:
-    report = check_manifests([Manifest("file.yaml", tree) for tree in objects(profile, keda)], load(profile))
+    report = check_manifests([KubernetesManifest("file.yaml", tree) for tree in objects(profile, keda)], load(profile))
     assert not report.findings and len(report.checked) + len(report.unchecked) == 2
     assert bool(report.unchecked) is (profile == "mi300x")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from slipstream.doctor import node
-from slipstream.doctor.findings import Reading
+from slipstream.doctor.findings import NodeReading
 from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.wording import same_wording
@@ -63,7 +63,7 @@ def test_a_free_gpu_and_one_that_another_process_holds(
     monkeypatch.setattr(torch.version, "cuda", build)
     driver, free = node.nvidia(tmp_path, Nvml(0, []), "12.4")
     assert driver.found == "550.54.15, CUDA up to 12.4" and not driver.problem
-    assert free == Reading("GPU 0", "NVIDIA A100-SXM4-80GB, 80.0 GiB of 80.0 GiB free, held by no process")
+    assert free == NodeReading("GPU 0", "NVIDIA A100-SXM4-80GB, 80.0 GiB of 80.0 GiB free, held by no process")
     root = write(tmp_path, {"proc/7/comm": "python\n"})
     holders = [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
     _, held = node.nvidia(root, Nvml(20 * GIB, holders), "12.4")
@@ -123,7 +123,7 @@ def test_amd_gpus(tmp_path: Path) -> None:
         },
     )
     driver, card = node.amd(root)
-    assert driver == Reading("AMD driver", "6.10.5")
+    assert driver == NodeReading("AMD driver", "6.10.5")
     assert card.what == "card0" and card.problem
     same_wording(card.found)
 
@@ -175,7 +175,7 @@ def test_memory_numa_and_interfaces(tmp_path: Path) -> None:
     assert [r.found for r in node.interfaces(root)] == ["up, MTU 9001, 100000 Mbit/s"]
     down, efa = node.fabric(root)
     assert down.what == "RDMA mlx5_0" and down.problem
-    assert efa == Reading("EFA rdmap1s0", "port 1: 4: ACTIVE, 100 Gb/sec (4X EDR)")
+    assert efa == NodeReading("EFA rdmap1s0", "port 1: 4: ACTIVE, 100 Gb/sec (4X EDR)")
 
 
 @pytest.mark.parametrize(("mib", "problem"), [(64, True), (65536, False)])

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from slipstream.doctor.findings import Report
+from slipstream.doctor.findings import DoctorReport
 from slipstream.doctor.kubectl import kubectl
 from slipstream.doctor.propeller import check_propeller
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
 from tests.support.wording import same_wording
 
-Look = Callable[..., Report]
+Look = Callable[..., DoctorReport]
 BINARY = "deployment flyte/flyte-binary"
 CORE = "deployment flyte/flytepropeller"
 
@@ -24,7 +24,7 @@ CORE = "deployment flyte/flytepropeller"
 def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     def check(
         deployments: Sequence[dict[str, Any]], *config_maps: dict[str, Any], refused: Sequence[str] = ()
-    ) -> Report:
+    ) -> DoctorReport:
         lists = {"deployments": [fake.operator(), *deployments], "configmaps": list(config_maps)}
         monkeypatch.setenv("PATH", fake.install(tmp_path / "bin", refused, **lists))
         return check_propeller(kubectl)
@@ -40,7 +40,7 @@ def core_retries(value: object) -> dict[str, Any]:
     return flyte.core_config(f"  max-workflow-retries: {value}\n")
 
 
-def only(report: Report) -> str:
+def only(report: DoctorReport) -> str:
     """The one thing that was not checked, of a report that says nothing else."""
     assert not report.findings and not report.checked
     (line,) = report.unchecked

@@ -8,11 +8,11 @@ import pytest
 
 from slipstream.doctor import node
 from slipstream.doctor.archive import read_package
-from slipstream.doctor.findings import Reading
+from slipstream.doctor.findings import NodeReading
 from tasks import doctor as task
 from workflows.doctor import check_nodes
 
-BAD = Reading("/dev/shm", "<64 MiB>", "too small")
+BAD = NodeReading("/dev/shm", "<64 MiB>", "too small")
 
 
 def test_it_is_placed_as_training_and_never_cached(archive: Path) -> None:
@@ -32,7 +32,7 @@ def test_its_deck_has_the_table_and_its_result_the_problems(
 ) -> None:
     decks: dict[str, str] = {}
     monkeypatch.setattr(task, "Deck", decks.__setitem__)
-    monkeypatch.setattr(node, "read_node", lambda store, endpoint: [Reading("CPU", f"2 of {store}"), BAD])
+    monkeypatch.setattr(node, "read_node", lambda store, endpoint: [NodeReading("CPU", f"2 of {store}"), BAD])
     (found,) = check_nodes(store="mine")
     assert found.problems == ["/dev/shm: too small"] and found.host
     table = "".join(line.strip() for line in decks["Node"].splitlines())

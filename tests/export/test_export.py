@@ -24,7 +24,7 @@ from slipstream.export.quantize import speed_ranking
 from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.quantize.recipes import Recipe
 from slipstream.export.quantize.speed_ranking import ExportCandidate
-from slipstream.machine.description import Machine
+from slipstream.machine.description import ClusterMachine
 from slipstream.models.predict import inputs_of, targets_of
 from slipstream.models.trained import TrainedModel
 from slipstream.proofs.gpu.trainings import write_prepared, write_table
@@ -236,7 +236,7 @@ def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
 
 
 def test_int8_for_vnni_is_not_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "this_machine", lambda: Machine("an old CPU", "x86_64", ("avx2",)))
+    monkeypatch.setattr(engine, "this_machine", lambda: ClusterMachine("an old CPU", "x86_64", ("avx2",)))
     data = write_table(tmp_path / "data", "classification")
     with refuses(UserError, match=r"export\.target:"):
         exported(tmp_path / "out", trained_on(data, steps=1), data, ExportConfig(target="vnni"), {})

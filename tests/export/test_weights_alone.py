@@ -21,7 +21,7 @@ from slipstream.export.package.sign import sign
 from slipstream.export.package.triton import write_repository
 from slipstream.models.trained import TrainedModel
 from slipstream.plan.serving.model import read_model
-from slipstream.promote.comparison import Incomparable, Package, predictions
+from slipstream.promote.comparison import ComparedPackage, Incomparable, predictions
 from slipstream.promote.config import PromotionConfig
 from slipstream.promote.engine import judge, promote
 from slipstream.promote.store import Registry
@@ -149,7 +149,7 @@ def test_the_first_is_promoted_and_no_other_is_compared_with_it(
     assert not refused.passed
     same_wording(refused.why)
     with refuses(Incomparable):
-        predictions(Package(exported), Package(tmp_path / "small"), data)
+        predictions(ComparedPackage(exported), ComparedPackage(tmp_path / "small"), data)
 
 
 def test_it_is_signed_like_any_other(exported: Path, tmp_path: Path) -> None:

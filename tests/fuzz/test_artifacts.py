@@ -26,7 +26,7 @@ from slipstream.models.trained import TrainedModel
 from slipstream.promote.store import Registry, manifest_digest
 from slipstream.proofs.gpu.trainings import write_table
 from slipstream.report.engine import build
-from slipstream.report.stage_results import Results
+from slipstream.report.stage_results import StageResults
 from slipstream.settings import to_dict
 from tests.support.bases import SIGNATURE, make_base
 from tests.support.fuzzed import Kinds, Whole
@@ -45,7 +45,7 @@ def run_artifacts(place: Path) -> None:
 
 
 def read_run(place: Path) -> None:
-    found = Results.open(*(place / name for name in ("prepare", "train", "evaluate", "export", "collectives")))
+    found = StageResults.open(*(place / name for name in ("prepare", "train", "evaluate", "export", "collectives")))
     build(place / "runs", found, STAGES, to_dict(RunConfig()))
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.doctor.archive import Limits, read_limits, read_package
-from slipstream.doctor.package import Save, check_package
+from slipstream.doctor.package import SaveTime, check_package
 from slipstream.manifests.command import main as manifests
-from slipstream.models.adapters.peft_files import Adapter, peft_files, read_peft
+from slipstream.models.adapters.peft_files import NewAdapter, peft_files, read_peft
 from slipstream.models.base.shape import SIZES
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
@@ -171,7 +171,7 @@ def read_shape(place: Path) -> None:
 
 def adapter(place: Path) -> None:
     place.mkdir()
-    for name, content in peft_files(Adapter(LORA, "there/base", adapters_of(adapted_network(LORA)))).items():
+    for name, content in peft_files(NewAdapter(LORA, "there/base", adapters_of(adapted_network(LORA)))).items():
         (place / name).write_bytes(content)
 
 
@@ -185,7 +185,7 @@ def archive(place: Path) -> None:
 
 
 def read_archive(place: Path) -> None:
-    assert check_package(read_package(place / "package.tar"), Limits(), Save(), []).text(None)
+    assert check_package(read_package(place / "package.tar"), Limits(), SaveTime(), []).text(None)
 
 
 KINDS: Kinds = {

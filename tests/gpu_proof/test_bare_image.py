@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.check import CHECKS, Check
+from slipstream.proofs.gpu.check import CHECKS, GpuCheck
 from slipstream.proofs.gpu.command import in_process
 from tests.support import REPOSITORY
 from tests.support.bare_image import hidden_modules, listed_packages, present_in_image, write_blocker
@@ -53,7 +53,7 @@ def test_a_store_without_its_client_is_one_line(image: Path) -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_a_check_holds(check: Check, image: Path) -> None:
+def test_a_check_holds(check: GpuCheck, image: Path) -> None:
     found = in_process(check, image, check.limit_s, quick=True)
     lacks = {"graphs": "a CPU has no graphs", "export": "torch's exporter needs onnxscript: pip install onnxscript"}
     expected = ("not run", lacks[check.name]) if check.name in lacks else ("held", "")

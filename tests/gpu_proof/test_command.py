@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from slipstream.proofs.gpu import command, torch_names
-from slipstream.proofs.gpu.check import CHECKS, Check, CheckResult, Figure
+from slipstream.proofs.gpu.check import CHECKS, CheckFigure, CheckResult, GpuCheck
 from slipstream.proofs.gpu.checks import machine
 from slipstream.proofs.gpu.page import HEADER, NOT_RUN, fill, page, row
 from slipstream.proofs.gpu.run_check import context_for, run_check
@@ -39,7 +39,7 @@ def called(*arguments: str | Path) -> Result:
         if check.name not in TRIED_ELSEWHERE
     ],
 )
-def test_a_check_holds_on_the_cpu(check: Check, tmp_path: Path) -> None:
+def test_a_check_holds_on_the_cpu(check: GpuCheck, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with mock.patch.dict(os.environ):  # where a check says which rank it is
         found = run_check(check, context_for(tmp_path / "work", tmp_path, quick=True))
@@ -70,8 +70,8 @@ def test_whatever_becomes_of_a_check_the_others_are_run(tmp_path: Path, monkeypa
     assert "A rehearsal on the CPU" in html and "answer 42 things" in html and "ended with SIGKILL" in html
 
 
-def faulty(name: str, limit_s: float = 60) -> Check:
-    return Check(name, f"it {name}", f"tests.support.faulty_checks:{name}", limit_s)
+def faulty(name: str, limit_s: float = 60) -> GpuCheck:
+    return GpuCheck(name, f"it {name}", f"tests.support.faulty_checks:{name}", limit_s)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_without_a_gpu_there_is_one_line_and_nothing_is_written(tmp_path: Path) 
 
 
 def results() -> list[CheckResult]:
-    speed = CheckResult("speed", "", "held", figures=(Figure("share of peak", 41.26, "% (…)"),))
+    speed = CheckResult("speed", "", "held", figures=(CheckFigure("share of peak", 41.26, "% (…)"),))
     return [speed, CheckResult("saves", "", "failed", "wrong"), CheckResult("layouts", "", "not run", "needs 2 GPUs")]
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results.training import OPERATIONS
-from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
 from slipstream.machine.gpus import gpu_names, visible_gpus
 from slipstream.machine.peaks import data_sheet_peak
 from slipstream.models.config import ModelConfig
@@ -79,7 +79,7 @@ def test_a_gpu_multiplies_as_fast_as_its_data_sheet_says_and_no_faster(device: t
 def test_a_real_lack_of_memory_is_known_as_one(device: torch.device) -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 50, dtype=torch.uint8, device=device)
-    assert meaning_of(raised.value) is Meaning.MEMORY
+    assert meaning_of(raised.value) is ErrorMeaning.MEMORY
 
 
 @needs_gpu

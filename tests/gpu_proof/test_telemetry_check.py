@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.proofs.gpu.checks import telemetry
 from slipstream.telemetry import ring
 from slipstream.telemetry.records import DeviceReading, Sample
@@ -71,7 +71,9 @@ def test_a_tool_that_says_a_tenth_more_fails(tmp_path: Path, tool: Callable[...,
         compared(tmp_path)
 
 
-def figures(reading: DeviceReading, *, joules: float = 350, told: telemetry.ToolReading | None = None) -> list[Figure]:
+def figures(
+    reading: DeviceReading, *, joules: float = 350, told: telemetry.ToolReading | None = None
+) -> list[CheckFigure]:
     """Return the figures of ten seconds with these readings and ``joules`` per second."""
     readings = [replace(reading, energy_joules=joules * second) for second in range(11)]
     samples = [sample(NOW + second, each) for second, each in enumerate(readings)]
@@ -84,7 +86,7 @@ def figures(reading: DeviceReading, *, joules: float = 350, told: telemetry.Tool
     [("utilisation", "busy"), ("memory", "memory_used_bytes"), ("power", "power_watts"), ("energy", "")],
 )
 def test_each_reading_may_be_a_twentieth_off_and_no_more(name: str, field: str) -> None:
-    def changed(by: float) -> list[Figure]:
+    def changed(by: float) -> list[CheckFigure]:
         if not field:
             return figures(READING, joules=by * 350.5)
         return figures(replace(READING, **{field: by * getattr(READING, field)}), joules=350.5)
@@ -103,7 +105,7 @@ def test_what_only_one_of_both_says_fails_and_what_neither_says_is_said() -> Non
     silent = replace(READING, busy=None)
     with pytest.raises(AssertionError, match="nothing was read"):
         figures(silent)
-    assert figures(silent, told=told)[0] == Figure("utilisation", "neither says")
+    assert figures(silent, told=told)[0] == CheckFigure("utilisation", "neither says")
 
 
 @pytest.mark.parametrize(("cell", "value"), [("61.5", 61.5), (" 0", 0.0), ("[N/A]", None), (" [Not Supported]", None)])
@@ -168,4 +170,4 @@ def test_a_mark_that_waits_is_found(place: CheckContext, name: str) -> None:
 
 def test_steps_without_a_wait_are_counted(place: CheckContext) -> None:
     steps = telemetry.EPOCHS * telemetry.STEPS - 4
-    assert list(telemetry.no_waits(place)) == [Figure("without a wait", float(steps), "steps")]
+    assert list(telemetry.no_waits(place)) == [CheckFigure("without a wait", float(steps), "steps")]

@@ -25,7 +25,7 @@ from slipstream.language.chat_template import (
     REASONING,
     CannotRender,
     ChatTemplate,
-    Rendered,
+    RenderedConversation,
     messages_of,
     special_tokens,
     until_last_answer,
@@ -96,7 +96,7 @@ def test_the_text_is_that_of_apply_chat_template(name: str, reference: Any, monk
     assert any(expected)
     found = list(template.render(talks))
     for ours, text, talk in zip(found, expected, talks, strict=True):
-        if isinstance(ours, Rendered):
+        if isinstance(ours, RenderedConversation):
             assert ours.text == text
             for first, last in ours.spans:
                 assert 0 <= first < last <= len(ours.text)
@@ -108,7 +108,7 @@ def test_the_text_is_that_of_apply_chat_template(name: str, reference: Any, monk
                 talk[:1], chat_template=source, tokenize=False, add_generation_prompt=True
             )
             assert template_process().prompt(talk[:1]) == asked
-    assert any(isinstance(one, Rendered) for one in found)
+    assert any(isinstance(one, RenderedConversation) for one in found)
 
 
 def test_there_are_twenty_features_and_four_families() -> None:
@@ -122,9 +122,11 @@ def test_reasoning_reaches_the_template_by_the_names_of_transformers() -> None:
     talk = messages_of(row)
     assert talk == messages([("user", "a"), ("assistant", "b")], thinking="why")
     (found,) = ChatTemplate(FAMILIES["qwen3"], TOKENS, DATE).render([talk])
-    assert isinstance(found, Rendered) and "<think>\nwhy\n</think>" in found.text and found.answers == ["whyb"]
+    assert (
+        isinstance(found, RenderedConversation) and "<think>\nwhy\n</think>" in found.text and found.answers == ["whyb"]
+    )
     (found,) = ChatTemplate(OWN_TEMPLATE, TOKENS, DATE).render([talk])
-    assert isinstance(found, Rendered) and "why" not in found.text and found.answers == ["b"]
+    assert isinstance(found, RenderedConversation) and "why" not in found.text and found.answers == ["b"]
     with refuses(CannotRender):
         messages_of({"messages": [{"role": "user", "content": "a", "thinking": 3}]})
 
@@ -132,13 +134,13 @@ def test_reasoning_reaches_the_template_by_the_names_of_transformers() -> None:
 def test_the_clock_shows_the_given_date_in_every_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(ASKS_FOR_THE_DATE, {}, "2024-07-26")
     (found,) = template.render([messages(TALKS[0])])
-    assert isinstance(found, Rendered) and found.asked_for_date
+    assert isinstance(found, RenderedConversation) and found.asked_for_date
     assert found.text.startswith("26 Jul 2024 00:00 1721952000 ")
     template_process().stop()
     monkeypatch.setenv("TZ", "Pacific/Auckland")
     assert list(template.render([messages(TALKS[0])])) == [found]
     (found,) = ChatTemplate(OWN_TEMPLATE, {}, DATE).render([messages(TALKS[0])])
-    assert isinstance(found, Rendered) and not found.asked_for_date
+    assert isinstance(found, RenderedConversation) and not found.asked_for_date
 
 
 SHOWN = "{% for m in messages %}{{ m.content }}|{% endfor %}"
@@ -203,7 +205,7 @@ class TestLimits:
             list(template.render([messages(TALKS[0])]))
         talk = messages([("user", "what is <object object at 0x7f00>"), ("assistant", "an object")])
         (found,) = ChatTemplate(SHOWN, {}, DATE).render([talk])
-        assert isinstance(found, Rendered) and "0x7f00" in found.text
+        assert isinstance(found, RenderedConversation) and "0x7f00" in found.text
 
     def test_the_conversation_is_found_in_its_batch(self) -> None:
         hangs = "{% if 'hang' in messages[0].content %}{% for a in range(99999) %}{% for b in range(99999) %}"
@@ -221,7 +223,7 @@ class TestLimits:
         half = ChatTemplate(SHOWN.replace("|", "{{ '\\ud800' if loop.index == 2 }}"), {}, DATE)
         talks = [messages([("user", word), ("assistant", "c")]) for word in "ab"]
         first, second = template.render(talks)
-        assert isinstance(first, Rendered)
+        assert isinstance(first, RenderedConversation)
         same_wording(str(second))
         (broken,) = half.render(talks[:1])
         assert "UnicodeEncodeError" in str(broken)
@@ -230,7 +232,7 @@ class TestLimits:
         (found,) = ChatTemplate(SHOWN, {}, DATE).render(
             [messages([("user", "🦜" + "a" * 15_000_000), ("assistant", "b")])]
         )
-        assert isinstance(found, Rendered) and len(found.text) == 15_000_004
+        assert isinstance(found, RenderedConversation) and len(found.text) == 15_000_004
         with refuses(CannotRender):
             until_last_answer(messages([("user", "a" * 17_000_000), ("assistant", "b")]))
 
@@ -269,13 +271,13 @@ class TestTheProcess:
             interrupted.setattr(template_process()._connection, "poll", interrupt)
             list(template.render([messages(TALKS[0])]))
         (found,) = template.render([messages(TALKS[2])])
-        assert isinstance(found, Rendered) and "I begin" in found.text
+        assert isinstance(found, RenderedConversation) and "I begin" in found.text
 
     def test_every_thread_has_its_own(self) -> None:
         def rendered(mark: str) -> list[str]:
             template = ChatTemplate(mark + SHOWN, {}, DATE)
             found = [one for _ in range(20) for one in template.render([messages(TALKS[0])] * 5)]
-            return [one.text if isinstance(one, Rendered) else str(one) for one in found]
+            return [one.text if isinstance(one, RenderedConversation) else str(one) for one in found]
 
         with ThreadPoolExecutor(2) as threads:
             assert list(threads.map(rendered, "<>")) == [[f"{mark} one & two |<three>|"] * 100 for mark in "<>"]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from slipstream.doctor.manifests import check_manifests
-from slipstream.doctor.objects import Manifest
+from slipstream.doctor.objects import KubernetesManifest
 from slipstream.manifests.build import manifests
 from slipstream.manifests.site import site_of
-from slipstream.manifests.triton import Serving
+from slipstream.manifests.triton import TritonService
 from slipstream.profiles.profile import parse
 from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core
 from tests.support.written_manifests import trees
@@ -69,7 +69,7 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 def objects(tables: dict[str, Any], keda: bool) -> list[dict[str, Any]]:
-    made = manifests(site_of(parse("mine", tables), "churn", "mine"), Serving("s3://bucket/triton", keda))
+    made = manifests(site_of(parse("mine", tables), "churn", "mine"), TritonService("s3://bucket/triton", keda))
     return [tree for file in made for tree in trees(file) if "kind" in tree]
 
 
@@ -83,7 +83,7 @@ def test_they_are_valid_and_the_doctor_finds_nothing(tables: dict[str, Any]) -> 
             assert not errors(tree), tree
     names = [(tree["kind"], tree["metadata"].get("namespace"), tree["metadata"]["name"]) for tree in found]
     assert len(set(names)) == len(names)
-    report = check_manifests([Manifest("file.yaml", tree) for tree in found], parse("mine", tables))
+    report = check_manifests([KubernetesManifest("file.yaml", tree) for tree in found], parse("mine", tables))
     assert not report.findings
 
 

@@ -6,7 +6,7 @@ import yaml
 
 from slipstream.manifests.build import manifests
 from slipstream.manifests.site import site_of
-from slipstream.manifests.triton import Serving
+from slipstream.manifests.triton import TritonService
 from slipstream.profiles.profile import Profile, load, parse
 from tests.support import REPOSITORY
 from tests.support.written_manifests import PROFILES, named, objects, trees
@@ -59,6 +59,6 @@ def test_what_keda_reads_is_scraped() -> None:
 def test_a_model_on_gpus_is_not_scaled_by_its_cpus() -> None:
     own = {"gpu": "1", "accelerator": "nvidia-l4"}
     profile: Profile = parse("mine", {"stages": {"export": own}})
-    made = manifests(site_of(profile, "churn", "mine"), Serving("s3://bucket/triton", keda=False))
+    made = manifests(site_of(profile, "churn", "mine"), TritonService("s3://bucket/triton", keda=False))
     found = [tree["kind"] for file in made for tree in trees(file) if "kind" in tree]
     assert "ScaledObject" in found and "HorizontalPodAutoscaler" not in found

@@ -18,7 +18,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.hugging_face.files import files_of
 from slipstream.models.hugging_face.parts import divided, weight_files
-from slipstream.models.trained import Kind
+from slipstream.models.trained import TensorType
 from slipstream.models.transformer import Transformer
 from tests.support.tokens import LENGTH, SIZES, VOCABULARY, token_data
 from tests.support.wording import refuses
@@ -88,7 +88,7 @@ def test_what_fits_is_one_file(network: Transformer, tmp_path: Path) -> None:
 
 def test_parts_are_as_large_as_allowed_and_no_larger() -> None:
     sizes = {"a": 4, "b": 5, "c": 1, "d": 20, "e": 9, "f": 1, "g": 2}
-    kinds = {name: Kind(torch.float32, (size,)) for name, size in sizes.items()}
+    kinds = {name: TensorType(torch.float32, (size,)) for name, size in sizes.items()}
     assert ["".join(part) for part in divided(kinds, 40)] == ["abc", "d", "ef", "g"]
     assert ["".join(part) for part in divided(kinds, 39)] == ["ab", "c", "d", "e", "fg"]
 
@@ -116,12 +116,12 @@ def test_no_tensor_is_copied_or_kept(network: Transformer) -> None:
             assert len(alive) <= 2, "the current tensor, and the next"
             yield name, tensor
 
-    kinds = {name: Kind(torch.float32, (1000,)) for name in "abcdef"}
+    kinds = {name: TensorType(torch.float32, (1000,)) for name in "abcdef"}
     assert sum(len(piece) for _, content in weight_files(kinds, made(), 8000) for piece in content) > 24_000
 
 
 def test_a_tensor_in_anothers_place_is_not_written() -> None:
-    kinds = {name: Kind(torch.float32, (2,)) for name in "ab"}
+    kinds = {name: TensorType(torch.float32, (2,)) for name in "ab"}
     for given in (
         [("a", torch.ones(2)), ("c", torch.ones(2))],
         [("a", torch.ones(2)), ("b", torch.ones(3))],

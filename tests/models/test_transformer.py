@@ -19,7 +19,7 @@ from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.hugging_face.command import main
-from slipstream.models.initial.drawn import Drawn, normal
+from slipstream.models.initial.drawn import DrawnValues, normal
 from slipstream.models.trained import Architecture, write_trained
 from slipstream.models.transformer import Transformer
 from tests.support.tokens import word_tokenizer
@@ -188,7 +188,7 @@ def test_parts_of_the_initial_weights_are_those_of_the_whole() -> None:
             columns = slice(5, 11) if whole.ndim == 2 else slice(None)
             part = torch.full_like(whole[begin:end][:, columns] if whole.ndim == 2 else whole[begin:end], torch.nan)
             offsets = (begin, 5) if whole.ndim == 2 else (begin,)
-            Drawn(network, 7).fill(part, name, whole.shape, offsets)
+            DrawnValues(network, 7).fill(part, name, whole.shape, offsets)
             torch.testing.assert_close(part, whole[begin:end, columns] if whole.ndim == 2 else part, rtol=0, atol=0)
 
 

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.plan.capacity import ASSUMED_WAIT, ENOUGH, Attempt, Capacity, from_attempts, from_file, from_profile
+from slipstream.plan.capacity import (
+    ASSUMED_WAIT,
+    ENOUGH,
+    PastAttempt,
+    PodCapacity,
+    from_attempts,
+    from_file,
+    from_profile,
+)
 from slipstream.profiles.retries import poisson_quantile
 from tests.support.wording import refuses
 
@@ -18,10 +26,10 @@ HOUR = 3600.0
 
 def test_all_causes_count_but_the_trainings_own_mistakes() -> None:
     taken = [
-        Attempt(1.0 * HOUR, 2 * HOUR, "killed, or its machine was lost"),
-        Attempt(4.0 * HOUR, 1 * HOUR, "rank 0: SIGTERM: evicted"),
-        Attempt(5.5 * HOUR, 1 * HOUR, "UserError: no such column"),
-        Attempt(7.0 * HOUR, 3 * HOUR, "finished"),
+        PastAttempt(1.0 * HOUR, 2 * HOUR, "killed, or its machine was lost"),
+        PastAttempt(4.0 * HOUR, 1 * HOUR, "rank 0: SIGTERM: evicted"),
+        PastAttempt(5.5 * HOUR, 1 * HOUR, "UserError: no such column"),
+        PastAttempt(7.0 * HOUR, 3 * HOUR, "finished"),
     ]
     capacity = from_attempts([taken])
     assert capacity and capacity.interruptions == 2 and capacity.hours == 7
@@ -30,13 +38,13 @@ def test_all_causes_count_but_the_trainings_own_mistakes() -> None:
 
 
 def test_an_attempt_that_may_be_at_work_is_no_interruption() -> None:
-    capacity = from_attempts([[Attempt(HOUR, HOUR, "killed, or its machine was lost", pods=3)]])
+    capacity = from_attempts([[PastAttempt(HOUR, HOUR, "killed, or its machine was lost", pods=3)]])
     assert capacity and capacity.interruptions == 0 and capacity.hours == 3
     assert from_attempts([]) is None and from_attempts([[]]) is None
 
 
 def test_without_noted_begins_there_are_no_waits() -> None:
-    capacity = from_attempts([[Attempt(0.0, HOUR, "preempted"), Attempt(0.0, HOUR, "finished")]])
+    capacity = from_attempts([[PastAttempt(0.0, HOUR, "preempted"), PastAttempt(0.0, HOUR, "finished")]])
     assert capacity and capacity.interruptions == 1 and not capacity.waits and capacity.wait == ASSUMED_WAIT
     assert "assumed" in str(capacity)
 
@@ -46,7 +54,7 @@ def test_the_interval_holds_the_true_rate_as_often_as_it_says() -> None:
     random = np.random.default_rng(5)
     held = 0
     for count in random.poisson(5, 400):
-        low, high = Capacity("", int(count), 50.0).interval() or (0, 0)
+        low, high = PodCapacity("", int(count), 50.0).interval() or (0, 0)
         held += low <= 10 <= high
     missed = 400 - held
     assert poisson_quantile(20, 0.001) <= missed <= poisson_quantile(20, 0.999)
@@ -55,7 +63,7 @@ def test_the_interval_holds_the_true_rate_as_often_as_it_says() -> None:
 def test_more_pods_are_interrupted_more_often() -> None:
     random = np.random.default_rng(0)
     chosen = np.arange(20_000)
-    for capacity in (Capacity("", rate=0.1), Capacity("", 100, 1000.0, ups=(10.0,) * 100)):
+    for capacity in (PodCapacity("", rate=0.1), PodCapacity("", 100, 1000.0, ups=(10.0,) * 100)):
         one, four = (capacity.weather(pods, len(chosen), random).up(chosen).mean() for pods in (1, 4))
         assert one == pytest.approx(10, rel=0.03) and four == pytest.approx(2.5, rel=0.03)
 
@@ -63,7 +71,7 @@ def test_more_pods_are_interrupted_more_often() -> None:
 def test_hours_of_attempts_that_were_not_interrupted_lengthen_the_times() -> None:
     random, chosen = np.random.default_rng(0), np.arange(10_000)
     ups = (1.0,) * ENOUGH
-    recorded = Capacity("", ENOUGH, 3.0 * ENOUGH, ups=ups)
+    recorded = PodCapacity("", ENOUGH, 3.0 * ENOUGH, ups=ups)
     assert recorded.weather(1, len(chosen), random).up(chosen).mean() == pytest.approx(3.0)
 
 

@@ -15,9 +15,18 @@ from click.testing import CliRunner, Result
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.results.training_figures import gpu_name, read_figures
 from slipstream.checkpoint_interval import best_seconds
-from slipstream.plan.advice import Choice, choices, pareto, recommended, sentences
+from slipstream.plan.advice import CapacityChoice, choices, pareto, recommended, sentences
 from slipstream.plan.command import main, old
-from slipstream.plan.decide import ON_DEMAND, SPOT, Range, Row, Wanted, plan, rules_of, together
+from slipstream.plan.decide import (
+    ON_DEMAND,
+    SPOT,
+    PlannedOption,
+    SimulatedRange,
+    TrainingRequirements,
+    plan,
+    rules_of,
+    together,
+)
 from slipstream.plan.estimate import WorkTime
 from slipstream.plan.measured import measured
 from slipstream.plan.options import options
@@ -176,7 +185,7 @@ def test_trials_share_what_runs_at_a_time(run: str) -> None:
 
 
 def test_a_sweep_takes_the_next_when_one_ends() -> None:
-    hours, dollars = together(np.array([1.0]), np.array([2.0]), Wanted(7, 3), np.random.default_rng(0))
+    hours, dollars = together(np.array([1.0]), np.array([2.0]), TrainingRequirements(7, 3), np.random.default_rng(0))
     assert set(hours) == {3.0} and set(dollars) == {14.0}
 
 
@@ -222,9 +231,11 @@ def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.
     }
 
 
-def rows(peak: float = 30e9) -> list[Row]:
+def rows(peak: float = 30e9) -> list[PlannedOption]:
     its = measured("run", figures(speed={"memory_bytes": int(peak)}))
-    return plan(its, [its], options([load("a100-spot"), load("l4-spot")], built_in_prices()), [], Wanted())
+    return plan(
+        its, [its], options([load("a100-spot"), load("l4-spot")], built_in_prices()), [], TrainingRequirements()
+    )
 
 
 def test_what_does_not_fit_is_not_taken() -> None:
@@ -268,15 +279,15 @@ def test_spot_counts_only_where_it_is_cheaper_and_in_time() -> None:
     assert on_demand.way == ON_DEMAND and spot.way == SPOT
     dear = replace(row, outcomes=(on_demand, replace(spot, mean_dollars=on_demand.mean_dollars + 1)))
     assert [choice.outcome.way for choice in choices([dear])] == [ON_DEMAND]
-    late = replace(row, outcomes=(on_demand, replace(spot, mean_dollars=0.0, hours=Range(1.0, 1.0, 99.0))))
+    late = replace(row, outcomes=(on_demand, replace(spot, mean_dollars=0.0, hours=SimulatedRange(1.0, 1.0, 99.0))))
     late = replace(late, time=WorkTime(3600.0, 0.1, "measured"))
-    wanted = Wanted(deadline=on_demand.hours.high + 1)
+    wanted = TrainingRequirements(deadline=on_demand.hours.high + 1)
     best = recommended(choices([late]), wanted)
-    assert isinstance(best, Choice) and best.outcome.way == ON_DEMAND
+    assert isinstance(best, CapacityChoice) and best.outcome.way == ON_DEMAND
     same_wording(" ".join(sentences(choices([late]), wanted)))
-    free = recommended(choices([late]), Wanted())
+    free = recommended(choices([late]), TrainingRequirements())
     assert free and free.outcome.way == SPOT
-    said = " ".join(sentences(choices([late]), Wanted()))
+    said = " ".join(sentences(choices([late]), TrainingRequirements()))
     same_wording(said)
 
 

@@ -23,7 +23,7 @@ from slipstream.plan.estimate import (
     spread_of,
     work_time,
 )
-from slipstream.plan.measured import Measured, measured
+from slipstream.plan.measured import MeasuredTraining, measured
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.measured_trainings import FIGURES, LEDGER, SECONDS, figures
 from tests.support.wording import same_wording
@@ -125,7 +125,7 @@ def test_what_is_left_out_says_how_far_predictions_are_off() -> None:
 def test_with_many_runs_what_any_step_takes_stays() -> None:
     """Steps of 0.5 s for each 1e11 operations of a row, and 0.1 s for themselves."""
 
-    def run(size: int) -> Measured:
+    def run(size: int) -> MeasuredTraining:
         slower = (0.5 * size + 0.1) * LEDGER.kept / SECONDS[STEPS]
         its = figures(slower=slower, speed={"flops_per_row": size * 1e11})
         its.ledger.seconds[EVALUATION] = 0.0

@@ -8,24 +8,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.plan.capacity import Capacity
+from slipstream.plan.capacity import PodCapacity
 from slipstream.plan.money import (
-    Job,
+    TrainingHours,
     billed,
     billed_with_notices,
     break_even,
     own_interval,
 )
-from slipstream.plan.simulation import Rules, simulate
+from slipstream.plan.simulation import PreemptionRules, simulate
 
-JOB = Job(work=24, every=0.25, stall=0.005, publish=0.02, restart=0.1)
+JOB = TrainingHours(work=24, every=0.25, stall=0.005, publish=0.02, restart=0.1)
 SEVERAL = ((2.0, 0.5), (6.0, 1.0), (24.0, 0.3))
 
 
-def simulated(job: Job, between: float, wait: float, *, noticed: float = 0.0, runs: int = 20_000):
+def simulated(job: TrainingHours, between: float, wait: float, *, noticed: float = 0.0, runs: int = 20_000):
     random = np.random.default_rng(7)
-    weather = Capacity("", rate=1 / between).weather(1, runs, random)
-    return simulate(job, replace(weather, mean_waits=np.full(runs, wait)), Rules(noticed), random, np.ones(runs))
+    weather = PodCapacity("", rate=1 / between).weather(1, runs, random)
+    return simulate(
+        job, replace(weather, mean_waits=np.full(runs, wait)), PreemptionRules(noticed), random, np.ones(runs)
+    )
 
 
 @pytest.mark.parametrize(("between", "wait"), SEVERAL)
@@ -46,7 +48,7 @@ def test_with_notices_to_three_percent(between: float, wait: float, noticed: flo
 
 
 def test_half_an_interval_of_those_that_nobody_warned_of_is_lost() -> None:
-    rare = Job(work=48, every=0.8, stall=0, publish=0.0, restart=0)
+    rare = TrainingHours(work=48, every=0.8, stall=0, publish=0.0, restart=0)
     found = simulated(rare, 4.0, 0.0, noticed=0.5).spot.mean() / 48 - 1
     assert found == pytest.approx(billed_with_notices(rare, 4.0, 0.5) / 48 - 1, rel=0.15)
     assert found == pytest.approx(0.5 * 0.4 / 4, rel=0.15)
@@ -65,7 +67,7 @@ def test_two_hundred_cases_are_decided_alike() -> None:
         between = float(np.exp(random.uniform(np.log(0.5), np.log(48))))
         stall, publish = random.uniform(0, 0.01), random.uniform(0, 0.05)
         every = own_interval(stall, publish, between)
-        job = Job(float(random.uniform(1, 40)), every, stall, publish, float(random.uniform(0.01, 0.4)))
+        job = TrainingHours(float(random.uniform(1, 40)), every, stall, publish, float(random.uniform(0.01, 0.4)))
         price, expected = float(random.uniform(0.2, 0.99)), billed(job, between)
         if abs(price * expected / job.undisturbed - 1) < 0.05:
             continue

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from slipstream.plan.capacity import Capacity
-from slipstream.plan.money import Job
-from slipstream.plan.simulation import MOST_ATTEMPTS, Rules, Simulated, simulate
+from slipstream.plan.capacity import PodCapacity
+from slipstream.plan.money import TrainingHours
+from slipstream.plan.simulation import MOST_ATTEMPTS, PreemptionRules, SimulationResults, simulate
 
-JOB = Job(work=10, every=1, stall=0.1, publish=0.05, restart=0.5)
+JOB = TrainingHours(work=10, every=1, stall=0.1, publish=0.05, restart=0.5)
 
 
 @dataclass
@@ -28,45 +28,45 @@ class Given:
         return np.full(len(chosen), self.wait_hours)
 
 
-def one(ups: list[float], rules: Rules) -> Simulated:
+def one(ups: list[float], rules: PreemptionRules) -> SimulationResults:
     return simulate(JOB, Given(ups), rules, np.random.default_rng(0), np.ones(1))
 
 
 def test_a_training_resumes_from_what_was_published() -> None:
     """Of 2.9 hours 0.5 start it; two hours with their saves end at 2.7, and the second is published at 2.75."""
-    found = one([2.9, 100.0], Rules())
+    found = one([2.9, 100.0], PreemptionRules())
     assert found.interruptions[0] == 1 and found.spot[0] == pytest.approx(2.9 + 0.5 + 8 + 0.8)
     assert found.hours[0] == pytest.approx(found.spot[0] + 0.25)
     assert found.lost[0] == pytest.approx(0.2), "what followed the second save"
-    late = one([2.74, 100.0], Rules())
+    late = one([2.74, 100.0], PreemptionRules())
     assert late.spot[0] == pytest.approx(2.74 + 0.5 + 9 + 0.9), "the second save was not published yet"
 
 
 def test_a_warned_training_loses_no_step() -> None:
     """2.9 hours: two and what follows the second save, a fifth of an hour."""
-    found = one([2.9, 100.0], Rules(noticed=1.0))
+    found = one([2.9, 100.0], PreemptionRules(noticed=1.0))
     assert found.spot[0] == pytest.approx(2.9 + 0.5 + 7.8 + 0.7) and found.lost[0] == 0
 
 
 def test_a_single_pod_moves_after_its_third_failure_and_a_job_never_does() -> None:
-    found = one([2.9, 2.9, 2.9, 2.9, 100.0], Rules(falls_back=True))
+    found = one([2.9, 2.9, 2.9, 2.9, 100.0], PreemptionRules(falls_back=True))
     assert found.interruptions[0] == 3
     assert found.spot[0] == pytest.approx(3 * 2.9) and found.on_demand[0] == pytest.approx(0.5 + 4 + 0.4)
     assert found.dollars(1.0, 3.0)[0] == pytest.approx(3 * 2.9 + 3 * 4.9)
-    job = one([2.9, 2.9, 2.9, 2.9, 100.0], Rules())
+    job = one([2.9, 2.9, 2.9, 2.9, 100.0], PreemptionRules())
     assert job.interruptions[0] == 4 and not job.on_demand[0]
 
 
 def test_what_never_gets_on_is_infinite() -> None:
-    found = one([0.4], Rules())
+    found = one([0.4], PreemptionRules())
     assert np.isinf(found.hours[0]) and np.isinf(found.spot[0]) and found.interruptions[0] == MOST_ATTEMPTS
-    assert one([0.4], Rules(falls_back=True)).on_demand[0] == pytest.approx(0.5 + 10 + 1)
+    assert one([0.4], PreemptionRules(falls_back=True)).on_demand[0] == pytest.approx(0.5 + 10 + 1)
 
 
 def test_without_interruptions_it_takes_what_is_known() -> None:
-    capacity = Capacity("", rate=1e-9)
+    capacity = PodCapacity("", rate=1e-9)
     random = np.random.default_rng(0)
-    found = simulate(JOB, capacity.weather(4, 100, random), Rules(), random, np.full(100, 2.0))
+    found = simulate(JOB, capacity.weather(4, 100, random), PreemptionRules(), random, np.full(100, 2.0))
     assert np.ptp(found.hours) == 0 and found.hours[0] == pytest.approx(0.5 + 20 + 2)
 
 
@@ -95,10 +95,10 @@ def coverage(seed: int) -> float:
     bursty = Bursty(random)
     recorded = np.arange(300)
     ups, waits = tuple(bursty.up(recorded)), tuple(bursty.wait(recorded))
-    capacity = Capacity("recorded", len(ups), sum(ups), ups=ups, waits=waits)
-    job = Job(work=24, every=0.5, stall=0.002, publish=0.02, restart=0.1)
-    planned = simulate(job, capacity.weather(1, 10_000, random), Rules(), random)
-    fresh = simulate(job, bursty, Rules(), random, np.ones(500))
+    capacity = PodCapacity("recorded", len(ups), sum(ups), ups=ups, waits=waits)
+    job = TrainingHours(work=24, every=0.5, stall=0.002, publish=0.02, restart=0.1)
+    planned = simulate(job, capacity.weather(1, 10_000, random), PreemptionRules(), random)
+    fresh = simulate(job, bursty, PreemptionRules(), random, np.ones(500))
     return float(np.mean(fresh.hours <= np.quantile(planned.hours, 0.95)))
 
 

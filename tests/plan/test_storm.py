@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from slipstream.errors import UserError
 from slipstream.plan.simulation import MOST_ATTEMPTS
-from slipstream.plan.storm import Pace, courses, forecast, is_warned
+from slipstream.plan.storm import TrainingPace, courses, forecast, is_warned
 from slipstream.profiles.profile import load
 from slipstream.proofs.rehearsal.command import main
 from tests.support.wording import same_wording
@@ -18,7 +18,7 @@ from tests.support.wording import same_wording
 SPOT = load("a100-spot").placement("train")
 
 
-def mean(per_hour: float, pace: Pace, *, warned: bool) -> tuple[float, float, float]:
+def mean(per_hour: float, pace: TrainingPace, *, warned: bool) -> tuple[float, float, float]:
     random = np.random.default_rng(1)
     found = courses(random, per_hour, pace, warned=warned)
     return float(found.lost.mean()), float(found.clock.mean()), float(found.retries.mean())
@@ -26,7 +26,7 @@ def mean(per_hour: float, pace: Pace, *, warned: bool) -> tuple[float, float, fl
 
 def test_a_warned_training_loses_starts_and_saves_and_no_step() -> None:
     """Of 24 hours at one preemption in two hours: one retry for each, each of a start and a save."""
-    pace = Pace(hours=24, save_s=36, start_s=0)
+    pace = TrainingPace(hours=24, save_s=36, start_s=0)
     lost, clock, retries = mean(0.5, pace, warned=True)
     assert lost == 0
     assert retries == pytest.approx(12, rel=0.02)
@@ -35,33 +35,33 @@ def test_a_warned_training_loses_starts_and_saves_and_no_step() -> None:
 
 def test_without_a_warning_half_an_interval_is_lost_and_what_was_not_published() -> None:
     """Preemptions are independent of saves: the time since the last save is uniform."""
-    pace = Pace(hours=24, save_every_s=360, save_s=36, start_s=0)
+    pace = TrainingPace(hours=24, save_every_s=360, save_s=36, start_s=0)
     lost, _, retries = mean(0.05, pace, warned=False)
     assert lost / retries == pytest.approx(0.1 / 2 + 0.01, rel=0.05)
 
 
 def test_without_any_save_it_takes_as_long_as_is_known() -> None:
     """A task of t hours that restarts at every event of rate r takes (exp(rt) - 1) / r hours (Daly, 2006)."""
-    _, clock, _ = mean(0.5, Pace(hours=2, save_every_s=1e6, start_s=0), warned=False)
+    _, clock, _ = mean(0.5, TrainingPace(hours=2, save_every_s=1e6, start_s=0), warned=False)
     assert clock == pytest.approx((np.exp(1) - 1) / 0.5, rel=0.05)
 
 
 def test_what_never_gets_on_is_given_up() -> None:
-    found = courses(np.random.default_rng(0), 60.0, Pace(start_s=3600), warned=True, trainings=1)
+    found = courses(np.random.default_rng(0), 60.0, TrainingPace(start_s=3600), warned=True, trainings=1)
     assert found.retries[0] == MOST_ATTEMPTS and np.isinf(found.clock[0])
 
 
 def test_the_notice_has_to_leave_time_for_a_save() -> None:
-    assert is_warned(SPOT, Pace(save_s=120)) and not is_warned(SPOT, Pace(save_s=121))
-    assert not is_warned(replace(SPOT, notices="none"), Pace(save_s=1))
+    assert is_warned(SPOT, TrainingPace(save_s=120)) and not is_warned(SPOT, TrainingPace(save_s=121))
+    assert not is_warned(replace(SPOT, notices="none"), TrainingPace(save_s=1))
 
 
 def test_the_table_marks_what_the_profile_does_and_says_which_retries_suffice() -> None:
-    said = forecast("a100-spot", SPOT, 8, Pace(), 30.0)
+    said = forecast("a100-spot", SPOT, 8, TrainingPace(), 30.0)
     assert "▸ saves before each end" in said and "▸ resumes" not in said and "price" in said
     assert "24 h of training on 2 pods, at 8 preemptions a day and pod" in said
     assert f"within the {SPOT.retries} retries of this profile; 99 % do within 2" in said
-    slow = forecast("a100-spot", SPOT, 8, Pace(save_s=500))
+    slow = forecast("a100-spot", SPOT, 8, TrainingPace(save_s=500))
     assert "▸ resumes from the last save" in slow and "price" not in slow
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_told_is_one_line(arguments: list[str]) -> None:
     assert ran.exit_code == 1
     same_wording(ran.output)
     with pytest.raises(UserError):
-        forecast("local", load("local").placement("train"), 0, Pace())
+        forecast("local", load("local").placement("train"), 0, TrainingPace())
 
 
 def test_the_command_takes_the_rate_of_the_profile() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slipstream.plan.estimate import HALF_WIDTH, LARGEST_ERROR, left_out_errors, roof, spread_of, step_of
-from slipstream.plan.measured import Measured, measured
+from slipstream.plan.measured import MeasuredTraining, measured
 from slipstream.train.throughput import measured_peak
 from tests.support.measured_trainings import FIGURES, LEDGER, SECONDS, figures
 
@@ -46,7 +46,7 @@ def bandwidth() -> float:
     return 8 * source.numel() / best
 
 
-def run_of(width: int, batch: int, peak: float) -> Measured:
+def run_of(width: int, batch: int, peak: float) -> MeasuredTraining:
     weights = INPUTS * width + width * width + width
     slower = step_seconds(width, batch) * LEDGER.kept / SECONDS["steps"]
     speed = {"flops_per_row": 6.0 * weights, "peak_flops": peak}

@@ -16,10 +16,10 @@ from slipstream.artifacts.homes import Holder
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from tasks.flyte.elastic import DistributedTask, Workspace
 from tasks.flyte.failures import (
-    Outcome,
+    FailureReport,
     PodPreempted,
-    Report,
     SmallerMicroBatches,
+    WorkerExit,
     WorkerFailed,
     collect_reports,
     failure_of,
@@ -37,7 +37,7 @@ ENDINGS = {
 def leave(directory: Path, error: Exception, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    Report.of(error).leave(str(directory))
+    FailureReport.of(error).leave(str(directory))
 
 
 @pytest.mark.parametrize("pair", itertools.permutations(ENDINGS, 2), ids=lambda pair: "-".join(map(str, pair)))
@@ -58,8 +58,8 @@ def test_the_report_of_a_worker_that_is_started_again_replaces_the_first(
 ) -> None:
     leave(tmp_path / "train", ValueError("the first"), 0, monkeypatch)
     monkeypatch.setenv("RANK", "5")
-    Report(5, Outcome.FINISHED).leave(str(tmp_path / "train"))
-    assert collect_reports(str(tmp_path / "train")) == [Report(5, Outcome.FINISHED)]
+    FailureReport(5, WorkerExit.FINISHED).leave(str(tmp_path / "train"))
+    assert collect_reports(str(tmp_path / "train")) == [FailureReport(5, WorkerExit.FINISHED)]
 
 
 def test_a_group_is_started_again_once_for_each_number_of_micro_batches(
@@ -82,8 +82,8 @@ def test_a_group_is_started_again_once_for_each_number_of_micro_batches(
 
 def test_an_agent_that_is_told_to_end_is_preempted_whatever_its_workers_made_of_it() -> None:
     reports = [
-        Report(0, Outcome.FAILED, "a socket was closed"),
-        Report(1, Outcome.PREEMPTED, "stopped at step 3, saved"),
+        FailureReport(0, WorkerExit.FAILED, "a socket was closed"),
+        FailureReport(1, WorkerExit.PREEMPTED, "stopped at step 3, saved"),
     ]
     signalled = IgnoreOutputs()
     signalled.__context__ = SignalException("Process 7 got signal: 15", 15)  # type: ignore[arg-type]
@@ -94,4 +94,9 @@ def test_an_agent_that_is_told_to_end_is_preempted_whatever_its_workers_made_of_
 
 def test_a_bug_that_torch_saw_first_stays_as_torch_put_it() -> None:
     torchs = FlyteUserRuntimeException(RuntimeError("spawn_helper FAILED"))
-    assert failure_of(torchs, [Report(0, Outcome.FAILED, "a bug"), Report(1, Outcome.INTERRUPTED, "lost")]) is torchs
+    assert (
+        failure_of(
+            torchs, [FailureReport(0, WorkerExit.FAILED, "a bug"), FailureReport(1, WorkerExit.INTERRUPTED, "lost")]
+        )
+        is torchs
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.proofs.rehearsal.rendering import primary_container
 
 #: As in an image that has fontconfig's programs but not its configuration.
@@ -23,7 +23,9 @@ print(roc_curve(SimpleNamespace(fpr=[0, 1], tpr=[0, 1]), "yes"))
 
 
 @pytest.mark.parametrize("in_a_pod", [True, False])
-def test_a_pod_asks_for_no_fonts(in_a_pod: bool, package_for: Callable[[str], Package], tmp_path: Path) -> None:
+def test_a_pod_asks_for_no_fonts(
+    in_a_pod: bool, package_for: Callable[[str], RegistrationArchive], tmp_path: Path
+) -> None:
     """Outside of pods Matplotlib does: what it finds is kept for all programs of a home directory."""
     (tmp_path / "fc-list").write_text(FC_LIST)
     (tmp_path / "fc-list").chmod(0o755)

@@ -17,7 +17,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from slipstream.config import RunConfig
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.errors import UserError
 from slipstream.proofs.rehearsal.bucket import S3Bucket
 from slipstream.proofs.rehearsal.pods import PodProcess
@@ -63,7 +63,9 @@ class Pods:
 
 
 @pytest.fixture(scope="module")
-def pods(server: FaultyS3, package_for: Callable[[str], Package], tmp_path_factory: pytest.TempPathFactory) -> Pods:
+def pods(
+    server: FaultyS3, package_for: Callable[[str], RegistrationArchive], tmp_path_factory: pytest.TempPathFactory
+) -> Pods:
     return Pods(
         S3Bucket(server.url, "last-lines"), package_for("local").tasks[LIST_DATA], tmp_path_factory.mktemp("pods")
     )

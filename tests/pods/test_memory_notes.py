@@ -13,7 +13,7 @@ import pytest
 from slipstream.errors import UserError
 from slipstream.machine.out_of_memory import MemoryCounters
 from tasks.flyte import memory_notes
-from tasks.flyte.memory_notes import Note, noted_memory, place_of_note, read_note, write_note
+from tasks.flyte.memory_notes import MemoryNote, noted_memory, place_of_note, read_note, write_note
 
 GIB = 1 << 30
 
@@ -36,10 +36,10 @@ class Pod:
         with noted_memory("export", progress):
             yield
 
-    def note(self) -> Note | None:
+    def note(self) -> MemoryNote | None:
         return read_note(place_of_note())
 
-    def killed(self, number: int, used: int = int(3.8 * GIB), progress: str = "") -> Note:
+    def killed(self, number: int, used: int = int(3.8 * GIB), progress: str = "") -> MemoryNote:
         """An attempt that takes so much and is killed without a word; what it had noted."""
         with self.attempt(number, lambda: progress):
             self.used = used

@@ -15,15 +15,15 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
 from slipstream.proofs.processes import FORK, free_port
-from tasks.flyte.failures import Outcome, collect_reports
+from tasks.flyte.failures import WorkerExit, collect_reports
 from tasks.flyte.forked_workers import forked_workers
 from tests.support import alone
 
 REPORTED = {
-    "memory": (Outcome.REFUSED, "out of memory. Tried to allocate 2.00 GiB"),
-    "bug": (Outcome.FAILED, "a bug in the step"),
-    "refused": (Outcome.REFUSED, "data: damaged"),
-    "preempted": (Outcome.PREEMPTED, "stopped while waiting for data"),
+    "memory": (WorkerExit.REFUSED, "out of memory. Tried to allocate 2.00 GiB"),
+    "bug": (WorkerExit.FAILED, "a bug in the step"),
+    "refused": (WorkerExit.REFUSED, "data: damaged"),
+    "preempted": (WorkerExit.PREEMPTED, "stopped while waiting for data"),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from slipstream.proofs.rehearsal.operator import demystified
 from slipstream.proofs.rehearsal.outcomes import AttemptOutcome
 from slipstream.proofs.rehearsal.pods import OOM_KILLED, PodProcess
-from tasks.flyte.memory_notes import Note
+from tasks.flyte.memory_notes import MemoryNote
 from tests.support.control_groups import memory_group, put
 from tests.support.job_pods import run_job
 from tests.support.training_pods import Cluster, pods_of_job, python_path
@@ -121,7 +121,7 @@ class Attempts:
     directory: Path
     number: int = 0
 
-    def killed_as_a_whole(self, group: Path, at: int, saved: int) -> Note:
+    def killed_as_a_whole(self, group: Path, at: int, saved: int) -> MemoryNote:
         """As the kernel does on control groups of version 2, in the ``at``-th step of an attempt that has saved up to
         step ``saved``. Returns what it noted."""
         go, attempt = self.directory / f"go-{self.number}", self.number
@@ -147,9 +147,9 @@ class Attempts:
     def manifests(self) -> list[str]:
         return [key for key in self.cluster.home(self.name) if key.endswith("/manifest.json")]
 
-    def notes(self) -> list[Note]:
+    def notes(self) -> list[MemoryNote]:
         keys = [key for key in self.cluster.bucket.keys(f"{self.name}/") if "/memory/" in key]
-        return [Note(**json.loads(self.cluster.bucket.read(key))) for key in keys]
+        return [MemoryNote(**json.loads(self.cluster.bucket.read(key))) for key in keys]
 
 
 @pytest.mark.prove

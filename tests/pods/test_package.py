@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from slipstream.doctor.archive import Package, nodes_of
+from slipstream.doctor.archive import RegistrationArchive, nodes_of
 from slipstream.machine.limits import CPU, MEMORY
 from slipstream.profiles.profile import RESOLVED, load, names
 from slipstream.proofs.rehearsal.record import short
@@ -65,11 +65,13 @@ RESOURCES = {1: "cpu", 2: "nvidia.com/gpu", 3: "memory", 5: "ephemeral-storage"}
     scope="module",
     params=[pytest.param(name, marks=[] if name in ("a100-spot", "local") else pytest.mark.prove) for name in names()],
 )
-def packaged(request: pytest.FixtureRequest, package_for: Callable[[str], Package]) -> tuple[str, Package]:
+def packaged(
+    request: pytest.FixtureRequest, package_for: Callable[[str], RegistrationArchive]
+) -> tuple[str, RegistrationArchive]:
     return request.param, package_for(request.param)
 
 
-def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
+def test_every_task_carries_its_metadata(packaged: tuple[str, RegistrationArchive]) -> None:
     name, made = packaged
     profile = load(name)
     assert set(STAGES) <= set(made.tasks)
@@ -101,7 +103,9 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
         assert place.environment.items() <= environment.items(), task_name
 
 
-def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(package_for: Callable[[str], Package]) -> None:
+def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(
+    package_for: Callable[[str], RegistrationArchive],
+) -> None:
     """A task that is never cached, with the export's own placement, tells the export's key which machine that is."""
     tasks, asked = package_for("a100-spot").tasks, load("a100-spot").asked("export")
     for first in ("resolve_inputs", "open_inputs"):
@@ -115,7 +119,7 @@ def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(package_for:
         assert "machine" not in export.metadata.cache_ignore_input_vars
 
 
-def test_a_main_job_has_six_pods_and_three_if_nothing_is_new(package_for: Callable[[str], Package]) -> None:
+def test_a_main_job_has_six_pods_and_three_if_nothing_is_new(package_for: Callable[[str], RegistrationArchive]) -> None:
     """Counted in what is registered; ``tests/pods/test_whole_workflow.py`` counts the pods that run."""
     made = package_for("local")
     names = [
@@ -130,7 +134,7 @@ def test_a_main_job_has_six_pods_and_three_if_nothing_is_new(package_for: Callab
 
 
 def test_the_machine_that_registers_is_not_asked_for_its_gpus(
-    tmp_path: Path, package_for: Callable[[str], Package]
+    tmp_path: Path, package_for: Callable[[str], RegistrationArchive]
 ) -> None:
     """``local`` leaves open how many processes there are; it stays so until a pod runs."""
     here, elsewhere = package_for("local").tasks, package(tmp_path, "local", CUDA_VISIBLE_DEVICES="0,1,2").tasks
@@ -140,7 +144,7 @@ def test_the_machine_that_registers_is_not_asked_for_its_gpus(
 
 
 def test_distributed_stages_are_pytorchjobs_where_the_profile_has_several_nodes(
-    packaged: tuple[str, Package],
+    packaged: tuple[str, RegistrationArchive],
 ) -> None:
     name, made = packaged
     for task_name, stage in STAGES.items():
@@ -156,7 +160,7 @@ def test_distributed_stages_are_pytorchjobs_where_the_profile_has_several_nodes(
         assert elastic["nprocPerNode"] == place.processes
 
 
-def test_pods_are_as_the_profile_says(packaged: tuple[str, Package]) -> None:
+def test_pods_are_as_the_profile_says(packaged: tuple[str, RegistrationArchive]) -> None:
     name, made = packaged
     for task_name, stage in STAGES.items():
         template, place = made.tasks[task_name], load(name).asked(stage)
@@ -176,7 +180,7 @@ def test_pods_are_as_the_profile_says(packaged: tuple[str, Package]) -> None:
         assert dict(template.k8s_pod.metadata.annotations) == place.annotations, task_name
 
 
-def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple[str, Package]) -> None:
+def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple[str, RegistrationArchive]) -> None:
     name, made = packaged
     place = load(name).placement("prepare")
     for workflow in (WORKFLOW, "workflows.training.prepare"):
@@ -206,7 +210,7 @@ def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple
                 assert {toleration["key"] for toleration in tolerations} == {t.key for t in place.tolerations}
 
 
-def test_no_input_is_a_path_into_a_structure(packaged: tuple[str, Package]) -> None:
+def test_no_input_is_a_path_into_a_structure(packaged: tuple[str, RegistrationArchive]) -> None:
     """Flyte writes such an input again for every execution, in random order, so the cache never hits."""
     bindings = [
         (workflow, identity, binding)
@@ -225,7 +229,7 @@ def pod_of(task: Any) -> dict[str, Any]:
     return MessageToDict(task.k8s_pod)["podSpec"]
 
 
-def test_a_network_that_cannot_be_measured_loses_no_training(packaged: tuple[str, Package]) -> None:
+def test_a_network_that_cannot_be_measured_loses_no_training(packaged: tuple[str, RegistrationArchive]) -> None:
     name, made = packaged
     mapped = [node.array_node for node in made.workflows[WORKFLOW].nodes if node.HasField("array_node")]
     assert [node.min_success_ratio for node in mapped] == [0.0]
@@ -235,7 +239,7 @@ def test_a_network_that_cannot_be_measured_loses_no_training(packaged: tuple[str
     assert element.custom == alone.custom and element.metadata.retries == alone.metadata.retries
 
 
-def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, Package]) -> None:
+def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, RegistrationArchive]) -> None:
     nodes = {node.id: node for node in packaged[1].workflows[WORKFLOW].nodes}
     by_task = {node.metadata.name: node for node in nodes.values()}
 
@@ -251,7 +255,7 @@ def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, 
     assert waits_for(network, train.id) or waits_for(train, network.id)
 
 
-def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> None:
+def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, RegistrationArchive]) -> None:
     """The cached stage depends on an uncached one, which reads the data's bytes."""
     made = packaged[1]
     outer = {node.id: node for node in made.workflows[WORKFLOW].nodes}

@@ -16,7 +16,7 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.export.config import ExportConfig
 from slipstream.prepare.engine import prepare
 from slipstream.proofs.rehearsal.bucket import S3Bucket
@@ -32,7 +32,7 @@ BLOCK_ROWS = 16
 
 
 @pytest.fixture(scope="module")
-def packaged(package_for: Callable[[str], Package]) -> Package:
+def packaged(package_for: Callable[[str], RegistrationArchive]) -> RegistrationArchive:
     return package_for("local")
 
 
@@ -70,7 +70,9 @@ def asked(store: FaultyS3, bucket: S3Bucket, prefix: str) -> dict[str, int]:
     return found
 
 
-def run_pod(packaged: Package, bucket: S3Bucket, task: str, workdir: Path, **inputs: tuple[Any, type]) -> None:
+def run_pod(
+    packaged: RegistrationArchive, bucket: S3Bucket, task: str, workdir: Path, **inputs: tuple[Any, type]
+) -> None:
     """One pod of ``task``; what it hands on lies below its name in the bucket."""
     context = FlyteContextManager.current_context()
     literals = {
@@ -86,7 +88,7 @@ def run_pod(packaged: Package, bucket: S3Bucket, task: str, workdir: Path, **inp
 
 
 def test_a_pod_of_the_report_asks_for_no_rows(
-    packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
+    packaged: RegistrationArchive, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
 ) -> None:
     store.requests.clear()
     run_pod(
@@ -104,7 +106,7 @@ def test_a_pod_of_the_report_asks_for_no_rows(
 @pytest.mark.prove
 @pytest.mark.parametrize("task", ["export", "evaluate_and_export"])
 def test_a_pod_asks_for_the_blocks_that_it_reads(
-    task: str, packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
+    task: str, packaged: RegistrationArchive, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
 ) -> None:
     upload(untrained(tmp_path / "trained", prepared), bucket, "trained")
     store.requests.clear()

@@ -15,7 +15,7 @@ from slipstream.proofs.rehearsal.propeller import Execution
 from slipstream.proofs.rehearsal.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, shrunk, write_table
 from slipstream.storage import download_all
 from slipstream.sweep.config import SweepConfig
-from slipstream.sweep.records import Trial
+from slipstream.sweep.records import TrialHistory
 from slipstream.sweep.space import parameters_of
 from slipstream.sweep.store import SweepStore, best_of
 from tests.support.sweep_runs import alone
@@ -61,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
         yield made
 
 
-def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Execution, RunConfig, list[Trial]]:
+def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Execution, RunConfig, list[TrialHistory]]:
     """An execution with a store of its own: what was tried in it."""
     store = here.bucket.uri(f"sweeps/{name}")
     sweep = SweepConfig(space=SPACE, trials=TRIALS, workers=2, store=store)
@@ -72,7 +72,7 @@ def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Executi
     return execution, config, SweepStore(store, parameters_of(config)).trials()
 
 
-def as_alone(prepared: Path, config: RunConfig, trials: list[Trial], place: Path) -> None:
+def as_alone(prepared: Path, config: RunConfig, trials: list[TrialHistory], place: Path) -> None:
     """Each complete trial has the weights of its training alone."""
     complete = [trial for trial in trials if trial.ended and trial.ended.state == "complete"]
     assert complete

@@ -28,7 +28,7 @@ from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
 from slipstream.proofs.rehearsal.pods import PodProcess
 from slipstream.storage import open_reader, retry
 from tasks.flyte import departure, last_line
-from tasks.flyte.departure import OutputPrefix, Verdict, error_document, one_verdict
+from tasks.flyte.departure import JobResult, OutputPrefix, error_document, one_verdict
 from tasks.flyte.failures import PodPreempted
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, SMALLER, Play, pod, run_job
@@ -150,12 +150,12 @@ def test_a_store_that_stays_away_ends_no_wait(
     prefix = OutputPrefix("s3://bucket/away")
     store.inject("GET", *["503"] * 7, "403")
     S3Bucket(store.url, "bucket").write("away/outputs.pb", b"")
-    assert departure.wait_for(prefix, 30, lambda found: found is not Verdict.NONE) is Verdict.SUCCESS
+    assert departure.wait_for(prefix, 30, lambda found: found is not JobResult.NONE) is JobResult.SUCCESS
     assert len(store.fired) == 8
     # Recording a verdict is tried again as well, and given up in the end: then flytekit writes what it would have.
     store.inject("PUT", *["503"] * 5)
     assert departure.persistently(lambda: prefix.leave(UserError("x")), 30)
-    assert prefix.look() is Verdict.CAUSE
+    assert prefix.look() is JobResult.CAUSE
     store.inject("PUT", *["503"] * 100)
     assert not departure.persistently(lambda: OutputPrefix("s3://bucket/gone").leave(UserError("x")), 0.1)
 
@@ -172,14 +172,14 @@ def test_a_cause_replaces_a_consequence_and_nothing_replaces_a_cause(
     prefix: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     place = OutputPrefix(prefix if prefix.startswith("s3") else str(tmp_path / prefix))
-    assert place.look() is Verdict.NONE
+    assert place.look() is JobResult.NONE
     place.leave(FlyteRecoverableException("a peer was lost"))
-    assert place.look() is Verdict.CONSEQUENCE
+    assert place.look() is JobResult.CONSEQUENCE
     place.leave(UserError("out of memory"))
-    assert place.look() is Verdict.CAUSE
+    assert place.look() is JobResult.CAUSE
     place.leave(PodPreempted("spot"))
     place.leave(ValueError("a second cause"))
-    assert place.look() is Verdict.CAUSE
+    assert place.look() is JobResult.CAUSE
     with open_reader(f"{place.uri}/error.pb") as file:
         assert "out of memory" in ErrorDocument.FromString(file.read()).error.message
 

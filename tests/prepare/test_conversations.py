@@ -13,7 +13,7 @@ import pytest
 
 from slipstream.artifacts.prepared.documents import read_documents
 from slipstream.errors import UserError
-from slipstream.language.chat_template import CannotRender, ChatTemplate, Rendered, messages_of, template_of
+from slipstream.language.chat_template import CannotRender, ChatTemplate, RenderedConversation, messages_of, template_of
 from slipstream.language.tokenizer import Tokenizer
 from slipstream.prepare.language import corpus
 from slipstream.source import quarantine
@@ -196,4 +196,8 @@ class TestBadInput:
         (found,) = template_of({"tokenizer_config.json": json.dumps(settings)}, "2024-07-26").render(
             [talk(("user", "a"), ("assistant", "b"))["messages"]]
         )
-        assert isinstance(found, Rendered) and found.text == "user: a</s>assistant: b</s>" and found.spans == [(22, 27)]
+        assert (
+            isinstance(found, RenderedConversation)
+            and found.text == "user: a</s>assistant: b</s>"
+            and found.spans == [(22, 27)]
+        )

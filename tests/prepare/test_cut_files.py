@@ -18,7 +18,7 @@ from slipstream.prepare.fit import scan
 from slipstream.source.columnar import LINE, read, units_of
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile, local_file
-from slipstream.source.memory import Budget
+from slipstream.source.memory import MemoryBudget
 from tests.support.wording import refuses
 
 ROWS, BATCH = 60_000, 20_000
@@ -34,7 +34,7 @@ def arrow_file(path: Path) -> Path:
     return path
 
 
-def read_and_cut(path: Path, budget: Budget) -> None:
+def read_and_cut(path: Path, budget: MemoryBudget) -> None:
     """Cut the file once the first rows of each unit are read, and read on."""
     whole = path.read_bytes()
     _, units = units_of(local_file(path), "arrow")
@@ -52,7 +52,7 @@ def read_and_cut(path: Path, budget: Budget) -> None:
         path.write_bytes(whole)
 
 
-class Slices(Budget):
+class Slices(MemoryBudget):
     """A batch fits, and is worked on in slices."""
 
     def batch_rows(self, columns: int) -> int:

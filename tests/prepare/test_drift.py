@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.comparison.stability import Drift, drift, found
+from slipstream.comparison.stability import DriftTest, drift, found
 from slipstream.prepare.card import column_figures, judgements
 from slipstream.prepare.drift import drift_from
 from slipstream.prepare.fit.scan import SPLIT
@@ -95,7 +95,7 @@ def test_many_rows_show_what_does_not_matter() -> None:
 
 def test_more_columns_need_a_smaller_chance() -> None:
     """0.002 is 0.2 % of a single column, and likely in ten of them."""
-    seen = Drift(0.3, 0.002)
+    seen = DriftTest(0.3, 0.002)
     assert found({0: seen}) and not found(dict.fromkeys(range(10), seen))
 
 

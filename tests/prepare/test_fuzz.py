@@ -146,7 +146,7 @@ def test_cut_and_flipped_pictures(cut: int, flips: list[tuple[int, int]]) -> Non
             raw[index % len(raw)] ^= 1 << bit
         try:
             pixels = images.decode(bytes(raw[: max(0, len(raw) - cut)] if cut > 100 else raw))
-        except images.Unreadable as error:
+        except images.UnusableImage as error:
             assert "\n" not in str(error)
         else:
             assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[0] in (1, 3)

@@ -170,7 +170,7 @@ def test_what_was_interrupted_resumes_with_the_same_bytes(
     prepare(tmp_path / "whole", str(stories), "", config, {})
     encoded, real = [], encode.encode_documents
 
-    def killed(job: encode.EncodeJob) -> encode.EncodedPiece:
+    def killed(job: encode.EncodeDocumentsJob) -> encode.EncodedChunk:
         encoded.append(job.spool.name)
         if len(encoded) == 4:
             raise KeyboardInterrupt

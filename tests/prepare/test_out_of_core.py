@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.source.memory import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, Budget
+from slipstream.source.memory import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, MemoryBudget
 
 #: 16 GB of numbers, in a process that may hold 2 GiB of data.
 ROWS, COLUMNS, GROUP = 10_000_000, 200, 100_000
@@ -74,7 +74,7 @@ def test_a_table_larger_than_memory(roomy: Path) -> None:
 
 
 def test_the_budget_bounds_what_is_held_and_changes_nothing_for_ordinary_tables() -> None:
-    ordinary, wide, small = Budget(1.5), Budget(1.5), Budget(0.25)
+    ordinary, wide, small = MemoryBudget(1.5), MemoryBudget(1.5), MemoryBudget(0.25)
     assert (ordinary.batch_rows(200), ordinary.sample_rows(200), ordinary.counted(10)) == (15_616, SAMPLE_ROWS, COUNTED)
     assert wide.sample_rows(10_000) * 10_000 * 8 <= 1.5 * GIB / 8
     assert wide.counted(200) * 200 * TEXT_BYTES <= 1.5 * GIB / 4 or wide.counted(200) == FEWEST_COUNTED

@@ -22,7 +22,7 @@ import pytest
 from slipstream.artifacts import typed_values
 from slipstream.artifacts.format import Artifact, DamagedArtifact
 from slipstream.artifacts.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
-from slipstream.distributed.pool import Workers
+from slipstream.distributed.pool import WorkerPool
 from slipstream.errors import UserError
 from slipstream.prepare import engine, shuffle
 from slipstream.prepare.fit.scan import scan_unit
@@ -45,7 +45,7 @@ from slipstream.prepare import shuffle, table
 from slipstream.prepare.fit import scan
 from slipstream.prepare import engine
 from slipstream.source.config import DataConfig
-from slipstream.distributed.pool import Workers
+from slipstream.distributed.pool import WorkerPool
 
 data, directory, scratch, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
@@ -74,8 +74,8 @@ def faulty(*arguments):
 setattr(owner, name, faulty)
 shuffle.PART_BYTES = 9000
 if __name__ == "__main__":
-    engine.Workers = lambda count, _: Workers(count, "killed")  # this script, which they do not import by themselves
-    engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(scratch))
+    engine.WorkerPool = lambda count, _: WorkerPool(count, "killed")  # this script, which they do not import by
+    themselves engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(scratch))
 """
 
 
@@ -279,10 +279,10 @@ def square(job: int) -> int:
 def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     run_or_restore(UnitOfWork(tmp_path / "w", "square-0-000002", square, 2))
-    scratch = ResumableScratch(tmp_path / "w", Workers(1))
+    scratch = ResumableScratch(tmp_path / "w", WorkerPool(1))
     assert list(scratch.map(square, range(5))) == [0, 1, 4, 9, 16] and scratch.done_before == 1
     # The jobs are told apart by their place alone, and by which time it is that the function is mapped.
-    later = ResumableScratch(tmp_path / "w", Workers(1))
+    later = ResumableScratch(tmp_path / "w", WorkerPool(1))
     assert list(later.map(square, [9] * 5)) == [0, 1, 4, 9, 16]
     assert list(later.map(square, [9] * 5)) == [81] * 5
 
@@ -309,7 +309,7 @@ def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) 
     for name, content in forged.items():
         with (
             refuses(DamagedArtifact, match=r"square-0-000001\.done:") as error,
-            resumable_scratch(tmp_path / name, Workers(1)) as scratch,
+            resumable_scratch(tmp_path / name, WorkerPool(1)) as scratch,
         ):
             record = hashlib.sha256(content).digest() + content
             (scratch.root / "square-0-000001.done").write_bytes(record)

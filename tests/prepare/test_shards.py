@@ -10,12 +10,12 @@ import pytest
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import segment_name
 from slipstream.artifacts.resume import ResumableScratch
-from slipstream.distributed.pool import Workers
+from slipstream.distributed.pool import WorkerPool
 from slipstream.prepare.shuffle import (
     MOST_PARTS,
-    Part,
-    Run,
     RunWriter,
+    SortedRun,
+    SplitPart,
     enter_segments,
     merge,
     merge_all,
@@ -27,9 +27,9 @@ ROWS, BATCH, BATCHES_OF_A_FILE = 3000, 250, 3
 RECORD = np.dtype([("number", "<i4"), ("more", "<f4", (3,))])
 
 
-def write_runs(scratch: Path, shuffle: bool) -> tuple[list[Run], np.ndarray]:
+def write_runs(scratch: Path, shuffle: bool) -> tuple[list[SortedRun], np.ndarray]:
     """Runs of two splits, even and odd rows; and the keys of all rows."""
-    runs: list[Run] = []
+    runs: list[SortedRun] = []
     order = order_keys(0, ROWS, ROWS, shuffle)
     for first in range(0, ROWS, BATCH * BATCHES_OF_A_FILE):
         with RunWriter(scratch / f"run-{first}") as writer:
@@ -53,8 +53,8 @@ def test_rows_are_stored_in_the_order_of_their_keys(
     runs, order = write_runs(scratch, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
     for split in (0, 1):
-        merge(writer, f"{split}.rows", runs, RECORD.itemsize, Part(split))
-    merge(writer, "none.rows", runs, RECORD.itemsize, Part(2))
+        merge(writer, f"{split}.rows", runs, RECORD.itemsize, SplitPart(split))
+    merge(writer, "none.rows", runs, RECORD.itemsize, SplitPart(2))
     artifact = writer.finish("test", {}).check()
     for split in (0, 1):
         mine = np.arange(split, ROWS, 2)
@@ -69,7 +69,7 @@ def test_parts_are_consecutive_ranges_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, part_bytes: int
 ) -> None:
     monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", part_bytes)
-    scratch = ResumableScratch(tmp_path / "scratch", Workers(1))
+    scratch = ResumableScratch(tmp_path / "scratch", WorkerPool(1))
     runs, order = write_runs(scratch.root, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
     enter_segments(writer, merge_all(scratch, runs, RECORD.itemsize), number=2)
@@ -96,7 +96,7 @@ def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", 160)
     order, records = order_keys(0, 100, 100, shuffle=False), np.zeros(100, RECORD)
     records["number"] = np.arange(100)
-    scratch = ResumableScratch(tmp_path / "scratch", Workers(1))
+    scratch = ResumableScratch(tmp_path / "scratch", WorkerPool(1))
     with RunWriter(scratch.root / "run-0") as run:
         run.add(0, np.arange(60, 100), order, records)
     writer = ArtifactWriter(tmp_path / "artifact")

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.fit.moments import CodeCounts, Figures, figures_of
+from slipstream.prepare.fit.moments import CodeOccurrences, ColumnMoments, figures_of
 from slipstream.source.columns import value_types
-from slipstream.source.memory import Budget
+from slipstream.source.memory import MemoryBudget
 from tests.support.tables import Prepare
 
 
@@ -24,7 +24,7 @@ def test_moments_of_many_columns_and_groups() -> None:
     numbers[5] = np.nan
     groups = draw.integers(0, 3, 5000)
     groups[:1000] = 1  # the first batch has no row of the other groups
-    figures = Figures.nothing(40, 4)
+    figures = ColumnMoments.nothing(40, 4)
     for start in range(0, 5000, 1000):
         here = slice(start, start + 1000)
         rows = [np.flatnonzero(groups[here] == group) for group in range(4)]
@@ -43,14 +43,14 @@ def test_moments_of_many_columns_and_groups() -> None:
 
 def test_texts_are_counted_by_code() -> None:
     texts = pa.array([" a", "a", None, "b", "?", "a", "b"]).dictionary_encode()
-    counts = CodeCounts.nothing(texts.dictionary, 2)
+    counts = CodeOccurrences.nothing(texts.dictionary, 2)
     counts.add(texts, [np.array([0, 1, 2]), np.array([3, 4, 5, 6])])
     names = value_types.clean(texts.dictionary, ["?"])
     assert counts.present(names) == [2, 3]
     assert [counts.named(names, group) for group in (0, 1)] == [{"a": 2}, {"a": 1, "b": 2}]
     assert not counts.prose
     long = pa.array(["x" * 300, "y" * 300]).dictionary_encode()
-    counts = CodeCounts.nothing(long.dictionary, 1)
+    counts = CodeOccurrences.nothing(long.dictionary, 1)
     counts.add(long, [np.array([0, 1])])
     assert counts.prose
 
@@ -78,7 +78,7 @@ def test_however_texts_are_stored_the_rows_are_the_same(
     else:
         pq.write_table(table, path, use_dictionary=stored != "plain")
     if stored == "side by side":
-        monkeypatch.setattr(Budget, "whole_group_bytes", 0)
+        monkeypatch.setattr(MemoryBudget, "whole_group_bytes", 0)
     figures = prepared(path)
     for split in SPLITS:
         assert figures.split(split).tobytes() == expected.split(split).tobytes()

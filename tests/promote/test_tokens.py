@@ -13,7 +13,7 @@ from slipstream.artifacts.records import to_json
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from slipstream.models.trained import TrainedModel
-from slipstream.promote.comparison import Incomparable, Package, check_same_tokens
+from slipstream.promote.comparison import ComparedPackage, Incomparable, check_same_tokens
 from slipstream.promote.config import PromotionConfig
 from slipstream.promote.engine import judge, promote
 from slipstream.promote.store import Registry
@@ -51,13 +51,13 @@ def test_only_the_better_model_takes_the_others_place(
     assert not worse.passed and "more than the -10 allowed" in worse.why
 
 
-def copied(package: Path, to: Path) -> Package:
-    return Package(Path(shutil.copytree(package, to)))
+def copied(package: Path, to: Path) -> ComparedPackage:
+    return ComparedPackage(Path(shutil.copytree(package, to)))
 
 
 def test_other_tokens_are_refused(packages: tuple[Path, Path], tmp_path: Path) -> None:
-    here = Package(packages[0])
-    check_same_tokens(here, Package(packages[1]))
+    here = ComparedPackage(packages[0])
+    check_same_tokens(here, ComparedPackage(packages[1]))
     other = copied(packages[1], tmp_path / "tokenizer")
     path = other.directory / "hugging-face/tokenizer.json"
     path.write_text(path.read_text().replace('"w1"', '"W1"'))
@@ -67,4 +67,4 @@ def test_other_tokens_are_refused(packages: tuple[Path, Path], tmp_path: Path) -
     outputs = [replace(longer.signature.outputs[0], shape=("batch", 2 * LENGTH, VOCABULARY))]
     (longer.directory / "signature.json").write_bytes(to_json(replace(longer.signature, outputs=outputs)))
     with refuses(Incomparable):
-        check_same_tokens(here, Package(longer.directory))
+        check_same_tokens(here, ComparedPackage(longer.directory))

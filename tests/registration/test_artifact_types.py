@@ -12,7 +12,7 @@ from flytekit.core.type_engine import TypeEngine, TypeTransformerFailedError
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.format import ArtifactWriter
-from slipstream.doctor.archive import Package, nodes_of
+from slipstream.doctor.archive import RegistrationArchive, nodes_of
 from tasks.flyte.artifact_types import Evaluated, Prepared, Trained
 
 
@@ -76,7 +76,7 @@ def formats(of: Any) -> set[str]:
     return {of.blob.format} if of.HasField("blob") else set()
 
 
-def interface_of(package: Package, node: Any) -> Any:
+def interface_of(package: RegistrationArchive, node: Any) -> Any:
     if node.HasField("array_node"):
         return interface_of(package, node.array_node.node)
     if node.HasField("branch_node"):
@@ -94,7 +94,7 @@ def promises(data: Any) -> Iterator[Any]:
         yield from promises(inner)
 
 
-def mismatches(package: Package) -> Iterator[str]:
+def mismatches(package: RegistrationArchive) -> Iterator[str]:
     """The bindings of directories that propeller's compiler refuses: it compares the types of both ends."""
     for name, template in package.workflows.items():
         nodes = {node.id: node for node in template.nodes if node.id != "start-node"}
@@ -110,7 +110,7 @@ def mismatches(package: Package) -> Iterator[str]:
                         yield f"{name}/{place}: {binding.var} is bound to {promise.node_id}.{promise.var}, {found}"
 
 
-def test_the_workflows_bind_artifacts_of_one_kind(package_for: Callable[[str], Package]) -> None:
+def test_the_workflows_bind_artifacts_of_one_kind(package_for: Callable[[str], RegistrationArchive]) -> None:
     packaged = package_for("a100-spot")
     assert not list(mismatches(packaged))
     train = packaged.tasks["tasks.train.train"].interface.inputs.variables["prepared"].type.blob

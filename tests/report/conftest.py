@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.artifacts.results.evaluation import PlotData
 from slipstream.report.pages import kept_charts, network_charts
-from slipstream.report.stage_results import Results
+from slipstream.report.stage_results import StageResults
 
 Charts = dict[str, str | None]
 Once = Callable[[str, Callable[[], Charts]], Charts]
@@ -31,7 +31,7 @@ def once() -> Once:
 def drawn_once(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = kept_charts.draw
 
-    def drawn(found: Results) -> Charts:
+    def drawn(found: StageResults) -> Charts:
         points = (found.history.steps, found.history.evaluations, found.history.best)
         plots = [getattr(found.evaluation, field.name) for field in fields(PlotData)]
         named = (found.signature.target, found.evaluation.classes, found.evaluation.metric)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from markupsafe import Markup
 
-from slipstream.artifacts.store import Store
+from slipstream.artifacts.store import ArtifactStore
 from slipstream.report.pages import kept_charts
 from slipstream.report.pages.kept_charts import FILE, KIND, charts_of
 from tests.support.report_runs import results
@@ -19,7 +19,7 @@ def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_kept_is_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, store = results(tmp_path / "in", ["no", "yes"]), Store(tmp_path / "store")
+    found, store = results(tmp_path / "in", ["no", "yes"]), ArtifactStore(tmp_path / "store")
     drawn = charts_of(found, None)
     assert charts_of(found, store) == drawn and isinstance(drawn["loss"], Markup) and drawn["scatter"] is None
     nothing_is_drawn(monkeypatch)
@@ -34,7 +34,7 @@ def test_what_was_kept_is_what_was_drawn(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_damaged_charts_are_drawn_again(tmp_path: Path) -> None:
-    found, store = results(tmp_path / "in", ["no", "yes"]), Store(tmp_path / "store")
+    found, store = results(tmp_path / "in", ["no", "yes"]), ArtifactStore(tmp_path / "store")
     drawn = charts_of(found, store)
     (file,) = (store.root / KIND).rglob(FILE)
     whole = file.read_bytes()

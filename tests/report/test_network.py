@@ -21,7 +21,7 @@ from slipstream.interconnect.profile import (
     read_profile,
     write_profile,
 )
-from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, write_tuning
+from slipstream.interconnect.tuning import DdpSettings, Tuning, TuningTrial, write_tuning
 from slipstream.report import formatting as fmt
 from slipstream.report.network_engine import build_network, build_tuning
 from slipstream.report.pages.inline_svg import SERIES
@@ -167,10 +167,10 @@ def test_how_old_a_profile_is() -> None:
 
 
 TRIALS = (
-    Trial("bucket_cap_mb=50", "no change", 1.01, 0.98, 1.04, 20, unseen=0.06),
-    Trial("gradient_as_bucket_view=False", "taken", 1.10, 1.07, 1.13, 20),
-    Trial("fp16 compression hook", "may change numbers", 1.93, 1.90, 1.96, 20),
-    Trial("GLOO_SOCKET_IFNAME=ib0", "failed", why="rank 0: <no> interface"),
+    TuningTrial("bucket_cap_mb=50", "no change", 1.01, 0.98, 1.04, 20, unseen=0.06),
+    TuningTrial("gradient_as_bucket_view=False", "taken", 1.10, 1.07, 1.13, 20),
+    TuningTrial("fp16 compression hook", "may change numbers", 1.93, 1.90, 1.96, 20),
+    TuningTrial("GLOO_SOCKET_IFNAME=ib0", "failed", why="rank 0: <no> interface"),
 )
 
 
@@ -210,7 +210,7 @@ def test_a_tuning_of_which_nothing_could_be_measured_has_no_chart(tmp_path: Path
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the width of a page is what a browser makes of it")
 def test_the_page_of_a_tuning_is_not_wider_than_the_screen(tmp_path: Path) -> None:
-    long = Trial("NCCL_MIN_CTAS=32, NCCL_MAX_CTAS=32", "may change numbers", 1.2, 0.2, 9.0, 5)
+    long = TuningTrial("NCCL_MIN_CTAS=32, NCCL_MAX_CTAS=32", "may change numbers", 1.2, 0.2, 9.0, 5)
     tuning = Tuning(network_profile().fingerprint, "a model", DdpSettings(), {}, (*TRIALS, long))
     write_tuning(tmp_path / "in", tuning, {})
     page = Path(build_tuning(tmp_path / "runs", tmp_path / "in").directory, "tuning.html").read_text()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from slipstream.artifacts.results.so_far import AttemptSoFar, TrainingSoFar
+from slipstream.artifacts.results.so_far import LiveAttempt, LiveProgress
 from slipstream.artifacts.results.training import LossPoint, ValidationPoint
 from slipstream.report.pages.training_page import training_page
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 BEST = ValidationPoint(20, 2.0, 0.4)
-GOING = TrainingSoFar(
+GOING = LiveProgress(
     step=25,
     steps_total=100,
     skipped=1,
@@ -19,8 +19,8 @@ GOING = TrainingSoFar(
     evaluations=[ValidationPoint(10, 1.0, 0.5), BEST],
     best=BEST,
     attempts=[
-        AttemptSoFar(1, 2, 0, 10, 14, 60.0, 512.0, "SIGTERM, <script>alert(1)</script>"),
-        AttemptSoFar(2, 2, 10, 20, 25, 30.0, 1024.0, ""),
+        LiveAttempt(1, 2, 0, 10, 14, 60.0, 512.0, "SIGTERM, <script>alert(1)</script>"),
+        LiveAttempt(2, 2, 10, 20, 25, 30.0, 1024.0, ""),
     ],
 )
 

@@ -19,7 +19,7 @@ from slipstream.export.package.decode import decode
 from slipstream.export.package.raw_columns import columns_of
 from slipstream.promote.store import Registry
 from slipstream.report.scoring_summary import ScoringSummary
-from slipstream.score.drift import PREDICTIONS, Counting, judge
+from slipstream.score.drift import PREDICTIONS, BinCounter, judge
 from slipstream.score.engine import score
 from slipstream.score.model import ServedModel
 from slipstream.score.predict import table_predictor
@@ -48,7 +48,7 @@ class Training:
             rows = rows.set_column(rows.schema.get_field_index(shifted), shifted, pa.array(moved))
         distributions = self.model.distributions
         assert distributions
-        counting = Counting(distributions, self.model.signature.classes, self.model.transform.missing)
+        counting = BinCounter(distributions, self.model.signature.classes, self.model.transform.missing)
         counting.add(rows, table_predictor(self.model)(rows))
         return judge(distributions, counting.counts, threshold)
 

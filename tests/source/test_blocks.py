@@ -17,13 +17,13 @@ from slipstream.errors import UserError
 from slipstream.source.columns.value_types import as_far_as_read, number_of
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
-from slipstream.source.text.csv_blocks import Block, read_blocks
+from slipstream.source.text.csv_blocks import TextBlock, read_blocks
 from tests.support.wording import refuses
 
 ROWS = b"".join(b'%d,"a\nb%d"\n' % (number, number) for number in range(1000))
 
 
-def sent(path: Path, data: bytes) -> list[tuple[Block, bytes]]:
+def sent(path: Path, data: bytes) -> list[tuple[TextBlock, bytes]]:
     path.write_bytes(data)
     blocks = read_blocks(SourceFile(str(path), len(data)), DataConfig(), 512)
     return [(block, pickle.dumps(block)) for block in blocks]

@@ -20,9 +20,9 @@ from slipstream.storage import (
     s3,
     storage_for,
 )
-from slipstream.sweep.records import Proposed
+from slipstream.sweep.records import TrialProposed
 from slipstream.sweep.store import SweepStore
-from slipstream.train.checkpoint.home import Home
+from slipstream.train.checkpoint.home import CheckpointDirectory
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import Remote
 from tests.support.wording import refuses, same_wording
@@ -85,9 +85,9 @@ def test_a_refusal_does_not_depend_on_lost_answers(remote: Remote) -> None:
 
 
 WORK = {
-    "an attempt": lambda uri, n: Home(storage_for(uri)).claim_exactly(1, Holder(f"f{n}", 0)),
+    "an attempt": lambda uri, n: CheckpointDirectory(storage_for(uri)).claim_exactly(1, Holder(f"f{n}", 0)),
     "a promotion": lambda uri, n: Registry(uri).point(1, f"{n}" * 16, f"{n}" * 64, "better"),
-    "a trial": lambda uri, n: SweepStore(uri, ()).propose(lambda trials: Proposed({})),
+    "a trial": lambda uri, n: SweepStore(uri, ()).propose(lambda trials: TrialProposed({})),
 }
 
 

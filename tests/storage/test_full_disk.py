@@ -15,7 +15,7 @@ from slipstream.errors import UserError
 from slipstream.storage import out_of_space, storage_for
 from slipstream.storage.object_store import write_at
 from tasks.flyte import stage
-from tasks.flyte.failures import Report
+from tasks.flyte.failures import FailureReport
 from tasks.flyte.stage import mapped_errors
 from tests.support.wording import refuses
 
@@ -74,7 +74,7 @@ def test_a_worker_without_room_for_its_report_leaves_none(tmp_path: Path, monkey
         raise FULL
 
     monkeypatch.setattr(Path, "write_bytes", half)
-    Report.of(RuntimeError("the disk is full")).leave(str(tmp_path / "train"))
+    FailureReport.of(RuntimeError("the disk is full")).leave(str(tmp_path / "train"))
     assert list(tmp_path.iterdir()) == []
 
 

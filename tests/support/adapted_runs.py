@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.arithmetic import autocast
@@ -104,7 +104,7 @@ def alone(case: Case) -> dict[str, Tensor]:
 
 def gradients(case: Case) -> dict[str, Tensor]:
     """One rank's part of the same; the gradients, whole."""
-    from slipstream.train.loop.probe import Traits
+    from slipstream.train.loop.probe import ModelTraits
     from slipstream.train.parallel.config import ParallelConfig
     from slipstream.train.parallel.divide import divide
     from slipstream.train.parallel.layout import Layout
@@ -122,7 +122,7 @@ def gradients(case: Case) -> dict[str, Tensor]:
         model = divide(predictor, layout, device, values, **size, precision=case.precision)
     else:
         fill(predictor.network.to_empty(device="cpu"), values)
-        model = replicate(predictor, Traits(), Group(layout.rank, world, device, "gloo"))
+        model = replicate(predictor, ModelTraits(), RankContext(layout.rank, world, device, "gloo"))
     check_bytes(values, layout)
     rows = rows_of_batch()
     mine = rows[place * ROWS // places : (place + 1) * ROWS // places]

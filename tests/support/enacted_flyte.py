@@ -22,7 +22,7 @@ from flyteidl.core.literals_pb2 import LiteralMap
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.service import dataproxy_pb2
 
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.proofs.rehearsal.bucket import S3Bucket
 from slipstream.proofs.rehearsal.catalog import Catalog
 from slipstream.proofs.rehearsal.operator import Aborted
@@ -67,7 +67,7 @@ class EnactedFlyte(FlyteAdmin):
         self.phases: dict[str, WorkflowExecution.Phase.ValueType] = {}
         self.errors: dict[str, str] = {}
 
-    def package_of(self, version: str) -> Package:
+    def package_of(self, version: str) -> RegistrationArchive:
         def of(kind: dict[Any, Any]) -> dict[str, Any]:
             return {key[2]: spec for key, spec in kind.items() if key[3] == version}
 
@@ -75,7 +75,7 @@ class EnactedFlyte(FlyteAdmin):
         workflows = {name: spec.template for name, spec in of(self.workflows).items()}
         for spec in of(self.workflows).values():
             workflows |= {each.id.name: each for each in spec.sub_workflows}
-        return Package(tasks, workflows, of(self.launch_plans))
+        return RegistrationArchive(tasks, workflows, of(self.launch_plans))
 
     def begin(self, name: str, earlier: dict[str, Literals]) -> None:
         request = self.executions[name]

@@ -8,30 +8,30 @@ import signal
 import time
 from collections.abc import Sequence
 
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 
 
-def dies(place: CheckContext) -> Sequence[Figure]:
+def dies(place: CheckContext) -> Sequence[CheckFigure]:
     print("the last thing that it says", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
 
 
-def hangs(place: CheckContext) -> Sequence[Figure]:
+def hangs(place: CheckContext) -> Sequence[CheckFigure]:
     time.sleep(600)
     return []
 
 
-def fails(place: CheckContext) -> Sequence[Figure]:
+def fails(place: CheckContext) -> Sequence[CheckFigure]:
     raise AssertionError("two\nlines")
 
 
-def lacks(place: CheckContext) -> Sequence[Figure]:
+def lacks(place: CheckContext) -> Sequence[CheckFigure]:
     raise CannotRun("needs 2 GPUs")
 
 
-def holds(place: CheckContext) -> Sequence[Figure]:
+def holds(place: CheckContext) -> Sequence[CheckFigure]:
     assert not list(place.directory.iterdir())
     # What was found before is there already.
     assert len(json.loads((place.kept / "gpu.json").read_text())["checks"]) == 2
-    return [Figure("answer", 42.0, "things")]
+    return [CheckFigure("answer", 42.0, "things")]

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.factory import build, initial_values
 from slipstream.train.checkpoint.staging import local
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import Traits, probe
+from slipstream.train.loop.probe import ModelTraits, probe
 from slipstream.train.loop.state import Progress, TrainingState
 from slipstream.train.loop.step import train_step
 from slipstream.train.memory.trace import CPU, TracedStep, batch_of
@@ -41,13 +41,13 @@ class Real(NamedTuple):
     lasting: int
 
 
-def begun(step: TracedStep, group: Group) -> TrainingState:
+def begun(step: TracedStep, group: RankContext) -> TrainingState:
     """A rank's state, as the engine makes it."""
     training = step.training
     model = build(step.model, step.signature, 0, empty=training.parallel.divides)
     if model.adapted:
         hold_frozen(model.network, training.precision)
-    traits = probe(model, CPU) if not training.parallel.divides else Traits()
+    traits = probe(model, CPU) if not training.parallel.divides else ModelTraits()
     if training.recompute == "full":
         recompute_blocks(model.network)
     parallel: ParallelModel
@@ -66,9 +66,9 @@ def begun(step: TracedStep, group: Group) -> TrainingState:
 
 def one_rank(step: TracedStep, onednn: bool) -> Real:
     """The third step of a rank, by the profiler's allocation events, or by malloc where they do not show all."""
-    group = Group(dist.get_rank(), dist.get_world_size(), CPU, "gloo")
+    group = RankContext(dist.get_rank(), dist.get_world_size(), CPU, "gloo")
     training: TrainingConfig = replace(step.training, accumulation=step.micro_batches)
-    kept: list[tuple[TrainingState, Group]] = []
+    kept: list[tuple[TrainingState, RankContext]] = []
     context: AbstractContextManager[object] = nullcontext() if onednn else torch.backends.mkldnn.flags(enabled=False)
 
     def one_step() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 
 
-def on_cpu(rank: int, world: int) -> Group:
-    return Group(rank, world, torch.device("cpu"), "gloo")
+def on_cpu(rank: int, world: int) -> RankContext:
+    return RankContext(rank, world, torch.device("cpu"), "gloo")
 
 
 ALONE = on_cpu(0, 1)

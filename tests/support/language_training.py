@@ -14,7 +14,7 @@ from slipstream.train.data_loader import stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.optimizer import make_optimizer
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
 from slipstream.train.loop.step import train_step
 from slipstream.train.parallel.replicas import ReplicatedModel
@@ -31,7 +31,7 @@ def trained_steps(data: PreparedData, sizes: dict[str, Any], config: TrainingCon
         LossScaler(device, enabled=False),
         weights_of(model),
         Progress(),
-        Traits(),
+        ModelTraits(),
     )
     order = GlobalOrder(stored_blocks(data, "train"), config.batch_size, config.seed)
     batches = training_batches(data, order, ALONE, stop=steps * config.batch_size)

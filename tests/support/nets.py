@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature
-from slipstream.models.plan import Plan, Style
-from slipstream.models.transformer import Block, Transformer
+from slipstream.models.plan import ParallelPlan, Style
+from slipstream.models.transformer import DecoderBlock, Transformer
 
 
 def numbers(signature: Signature) -> int:
@@ -125,13 +125,13 @@ class Planned(nn.Module):
     def initial_std(self, name: str) -> float:
         return 0.0 if name.endswith("bias") else 0.3
 
-    def plan(self) -> Plan:
+    def plan(self) -> ParallelPlan:
         styles: dict[str, Style] = {"first": "head", "codes": "embedding", "head": "head"}
         for number in self.blocks:
             of_block: dict[str, Style] = {"": "region", ".0": "column", ".2": "row"}
             styles |= {f"blocks.{number}.inner{name}": style for name, style in of_block.items()}
         present = dict(self.named_modules())
-        return Plan(
+        return ParallelPlan(
             blocks=tuple(f"blocks.{number}" for number in self.blocks),
             tensor={name: style for name, style in styles.items() if name in present},
             divisible={"width": self.width, "classes": self.classes},
@@ -190,7 +190,7 @@ def with_shared(signature: Signature) -> nn.Module:
     return OnNumbers(*blocks, nn.Linear(5, signature.outputs))
 
 
-class DroppingBlock(Block):
+class DroppingBlock(DecoderBlock):
     def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
         return functional.dropout(super().forward(x, *more, **named), 0.2, self.training)
 

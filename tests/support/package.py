@@ -11,14 +11,14 @@ from filelock import FileLock
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
-from slipstream.doctor.archive import Package, read_package
+from slipstream.doctor.archive import RegistrationArchive, read_package
 from slipstream.proofs.processes import FORK
 from tests.support import REPOSITORY
 
 IMAGE = "registry.example/slipstream:test"
 
 
-def package(directory: Path, profile: str, **environment: str) -> Package:
+def package(directory: Path, profile: str, **environment: str) -> RegistrationArchive:
     """Package for ``profile`` in a process without any Flyte to talk to.
 
     Raises ``AssertionError`` with what the command said if it failed.

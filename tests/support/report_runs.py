@@ -35,7 +35,7 @@ from slipstream.evaluate.engine import plot_data
 from slipstream.interconnect.model.predictions import model_curve
 from slipstream.interconnect.profile import COURSE, MODEL, ModelPoint, TrendPoint, write_profile
 from slipstream.models import metrics
-from slipstream.report.stage_results import Results
+from slipstream.report.stage_results import StageResults
 from slipstream.source import quarantine
 from slipstream.source.quarantine import BadRow
 from slipstream.stages import StageRun
@@ -265,13 +265,13 @@ def results(
     warnings: list[str] | None = None,
     world: int = 2,
     trained: dict[str, Any] | None = None,
-) -> Results:
+) -> StageResults:
     """A whole run, for as many classes as named (none: a regression), opened from the artifacts it wrote."""
     signature = signature_of(classes, target)
     metric = metrics.HEADLINE[signature.task][0]
     models = {"model.fp32.onnx": b"fp32 weights", "model.int8.onnx": INT8, "model.onnx": INT8}
     exported = {"export.json": export(metric), **models}
-    return Results.open(
+    return StageResults.open(
         prepared(directory / "prepare", signature, bad or [], warnings or []),
         write(
             directory / "train",

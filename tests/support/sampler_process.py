@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.records import PHASES, STEP_BOUNDS, DeviceReading, HostReading, RankTotals, Sample
 
-LABELS = Labels("f1a2", "train", 1, "node-7")
+LABELS = MetricLabels("f1a2", "train", 1, "node-7")
 NAMED = [f"--{name}={value}" for name, value in vars(LABELS).items()]
 
 

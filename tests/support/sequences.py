@@ -22,7 +22,7 @@ from slipstream.artifacts.homes import Holder, home_below
 from slipstream.proofs.gpu.attempts import InjectedFault, RunningAttempt, TrainingJob, start_attempt
 from slipstream.proofs.rehearsal.rendering import raw_output
 from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import Home, Name
+from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.train.checkpoint.lease import wait_for_others
 from slipstream.train.checkpoint.unfinished import result_of
 from tasks.flyte.homes import base_of
@@ -78,8 +78,8 @@ class Sequence:
         return home_below(base_of(self.holder().prefix), "key", "project", "development")
 
     @property
-    def home(self) -> Home:
-        return Home(storage_for(self.address))
+    def home(self) -> CheckpointDirectory:
+        return CheckpointDirectory(storage_for(self.address))
 
     def this_job(self) -> TrainingJob:
         """The next attempt, with a log of its own."""
@@ -104,7 +104,7 @@ class Sequence:
         assert not result_of(self.address, self.holder(), waited=wait_for_others(self.address, self.holder(), "wait"))
         return start_attempt(self.this_job(), *faults)
 
-    def check(self, running: RunningAttempt, saved: Name | None) -> None:
+    def check(self, running: RunningAttempt, saved: CheckpointName | None) -> None:
         """An attempt that began when ``saved`` was the newest checkpoint did not begin before it, and with nothing that
         was completed too late. Raises ``AssertionError``."""
         log = (running.job.place / "log-0").read_text()
@@ -153,7 +153,7 @@ class Sequence:
         assert not zombie.finished, f"a zombie went on to the end; see {running.job.place}"
         listed = {key.partition("/")[0] for key in self.home.storage.list("step-") if key.endswith("/manifest.json")}
         self.too_late |= {
-            name for name in listed - counted if (parsed := Name.parse(name)) and parsed.attempt <= before
+            name for name in listed - counted if (parsed := CheckpointName.parse(name)) and parsed.attempt <= before
         }
         successor.finish()
         self.check(successor, saved)

@@ -16,7 +16,7 @@ from flyteidl.core.literals_pb2 import LiteralMap
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import WorkflowTemplate
 
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.proofs.rehearsal.bucket import S3Bucket
 from slipstream.proofs.rehearsal.catalog import Catalog
 from slipstream.proofs.rehearsal.pods import PodProcess
@@ -44,7 +44,7 @@ class Shell:
     retries: int = 0
     interruptible: bool = False
 
-    def package(self) -> Package:
+    def package(self) -> RegistrationArchive:
         task = TaskTemplate(type="pytorch" if self.job else "python-task")
         task.id.name = "script"
         task.metadata.discoverable, task.metadata.discovery_version = self.cached, "1"
@@ -55,7 +55,7 @@ class Shell:
         node = workflow.nodes.add(id=NODE)
         node.task_node.reference_id.name = task.id.name
         node.metadata.retries.retries, node.metadata.interruptible = self.retries, self.interruptible
-        return Package({task.id.name: task}, {NAME: workflow}, {NAME: LaunchPlanSpec()})
+        return RegistrationArchive({task.id.name: task}, {NAME: workflow}, {NAME: LaunchPlanSpec()})
 
     def execution(self, bucket: S3Bucket, workdir: Path, name: str = "run", **settings: Any) -> Execution:
         for attempt in range(self.retries + 5):

@@ -21,7 +21,7 @@ from slipstream.artifacts.versions import ROOT
 from slipstream.config import RunConfig
 from slipstream.proofs.processes import FORK
 from slipstream.settings import to_dict
-from slipstream.sweep.records import Trial
+from slipstream.sweep.records import TrialHistory
 from slipstream.sweep.space import parameters_of, trial_config
 from slipstream.sweep.store import SweepStore
 from slipstream.sweep.trial import WEIGHTS
@@ -107,7 +107,7 @@ class SweepRun:
             if code is not None and code < 0:
                 self.start(name)
 
-    def finish(self) -> list[Trial]:
+    def finish(self) -> list[TrialHistory]:
         """Let the workers end, starting those again that were killed. Returns the trials."""
         limit = time.monotonic() + LIMIT_S
         while any(code != 0 for code in self.ended().values()):
@@ -139,7 +139,7 @@ def trials_of(worker: int) -> list[int]:
     return [trial for server in workers_of(worker, b"forkserver") for trial in workers_of(server, b"forkserver")]
 
 
-def alone(prepared: Path, config: RunConfig, trial: Trial, place: Path, threads: int = 1) -> str:
+def alone(prepared: Path, config: RunConfig, trial: TrialHistory, place: Path, threads: int = 1) -> str:
     """The SHA-256 of the weights that the training of a trial ends with by itself, without a sweep."""
     run = trial_config(config, trial.values)
     place.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def train_alone(prepared: Path, place: Path, threads: int) -> None:
     main.main([str(prepared), str(place / "model"), str(place / "run.json")], standalone_mode=False)
 
 
-def check(run: SweepRun, trials: Sequence[Trial], known: dict[str, str]) -> None:
+def check(run: SweepRun, trials: Sequence[TrialHistory], known: dict[str, str]) -> None:
     """What has to hold of a finished sweep, whatever was killed: no trial is lost, none was run twice at once, and each
     complete one has the weights of its training alone. ``known`` are those by settings."""
     config = run.config
@@ -184,7 +184,7 @@ def check(run: SweepRun, trials: Sequence[Trial], known: dict[str, str]) -> None
 KINDS = ("slot", "worker", "all", "write")
 
 
-def storm(run: SweepRun, workers: int, kinds: Sequence[str], seed: int) -> list[Trial]:
+def storm(run: SweepRun, workers: int, kinds: Sequence[str], seed: int) -> list[TrialHistory]:
     """Run a sweep and kill its workers one after another in the given ways; a seed decides which and when.
 
     The sweep may end before all kills.

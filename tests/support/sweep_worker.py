@@ -19,7 +19,7 @@ from slipstream.config import RunConfig
 from slipstream.storage.local import LocalStorage
 from slipstream.sweep import worker as engine
 from slipstream.sweep.engine import work
-from slipstream.sweep.worker import Pod
+from slipstream.sweep.worker import WorkerPod
 from tests.support.noted_trial import noted
 
 
@@ -47,5 +47,5 @@ if __name__ == "__main__":
     engine.train_trial = noted
     engine.MODULES = (*engine.MODULES, "tests.support.noted_trial")
     with tempfile.TemporaryDirectory() as scratch:
-        pod = Pod(Path(prepared), Path(scratch), int(slots), Holder(execution), grace_s=20.0)
+        pod = WorkerPod(Path(prepared), Path(scratch), int(slots), Holder(execution), grace_s=20.0)
         work(RunConfig.from_file(Path(config)), store, pod)

@@ -25,7 +25,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.homes import HOMES
 from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.models.config import ModelConfig
 from slipstream.proofs.processes import free_port
 from slipstream.proofs.rehearsal.bucket import S3Bucket
@@ -70,7 +70,7 @@ class Cluster:
     bucket: S3Bucket
     environment: dict[str, str]
     workdir: Path
-    packages: dict[tuple[int, int], Package] = field(default_factory=dict)
+    packages: dict[tuple[int, int], RegistrationArchive] = field(default_factory=dict)
     #: That of a scheduler; without one there is room for all.
     admit: Callable[[PodProcess], None] | None = None
 

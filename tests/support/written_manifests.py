@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any
 
 from slipstream.manifests.build import manifests
-from slipstream.manifests.documents import File
-from slipstream.manifests.site import Site, site_of
-from slipstream.manifests.triton import Serving
+from slipstream.manifests.documents import ManifestFile
+from slipstream.manifests.site import ClusterSite, site_of
+from slipstream.manifests.triton import TritonService
 from slipstream.profiles.profile import load, parse
 
 #: All that have GPUs.
@@ -18,9 +18,9 @@ MODELS = "s3://bucket/triton"
 
 
 @cache
-def files(profile: str, keda: bool = False, cluster: str = "mine") -> tuple[File, ...]:
+def files(profile: str, keda: bool = False, cluster: str = "mine") -> tuple[ManifestFile, ...]:
     """With a model in service."""
-    return tuple(manifests(site_of(load(profile), "churn", cluster), Serving(MODELS, keda)))
+    return tuple(manifests(site_of(load(profile), "churn", cluster), TritonService(MODELS, keda)))
 
 
 def objects(profile: str, keda: bool = False) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def objects(profile: str, keda: bool = False) -> list[dict[str, Any]]:
     return [tree for file in files(profile, keda) if not file.path.startswith("helm/") for tree in trees(file)]
 
 
-def trees(file: File) -> Iterator[dict[str, Any]]:
+def trees(file: ManifestFile) -> Iterator[dict[str, Any]]:
     yield from (document.tree for document in file.documents)
 
 
@@ -47,12 +47,12 @@ def named(profile: str, kind: str, name: str = "", keda: bool = False) -> dict[s
 GPUS = {"processes": 8, "gpu": "8", "cpu": "88", "memory": "1000Gi", "accelerator": "nvidia-a100-80gb"}
 
 
-def site(**distributed: Any) -> Site:
+def site(**distributed: Any) -> ClusterSite:
     """Of a profile whose process groups ask for ``GPUS``, and for these."""
     return site_of(parse("mine", {"distributed": {**GPUS, **distributed}}), "churn", "mine")
 
 
-def of_kind(site: Site, kind: str) -> list[dict[str, Any]]:
+def of_kind(site: ClusterSite, kind: str) -> list[dict[str, Any]]:
     found = [tree for file in manifests(site, None) for tree in trees(file)]
     return [tree for tree in found if tree.get("kind") == kind]
 

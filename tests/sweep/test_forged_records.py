@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from slipstream.config import RunConfig
 from slipstream.sweep import study
-from slipstream.sweep.records import Ended, Proposed, Record, Reported, Trial, encode, given_of, trials_of
+from slipstream.sweep.records import (
+    Record,
+    RungReported,
+    TrialEnded,
+    TrialHistory,
+    TrialProposed,
+    encode,
+    given_of,
+    trials_of,
+)
 from slipstream.sweep.space import objection, parameters_of
 from tests.support import REPOSITORY
 from tests.support.sweep_runs import CONFIG, SweepRun
@@ -58,40 +67,40 @@ def test_exactly_the_settings_of_the_space_are_set_to_what_it_has(values: dict[s
 @given(sampler=st.sampled_from(["tpe", "random"]), seed=st.integers(0, 2**32), number=st.integers(1, 12))
 def test_whatever_is_proposed_counts(sampler: str, seed: int, number: int) -> None:
     sweep = RunConfig.from_dict({"sweep": {"space": SPACE, "sampler": sampler, "seed": seed}}).sweep
-    trials = [Trial(0, {})]
+    trials = [TrialHistory(0, {})]
     for each in range(1, number + 1):
         values = study.propose(sweep, PARAMETERS, trials).values
         assert not objection(values, PARAMETERS)
-        trials.append(Trial(each, values, ended=Ended("complete", 1 / each, weights="ab")))
+        trials.append(TrialHistory(each, values, ended=TrialEnded("complete", 1 / each, weights="ab")))
 
 
 @pytest.mark.parametrize(
     ("end", "counts"),
     [
-        (Ended("complete", 0.5, weights="ab" * 32), True),
-        (Ended("complete", 0.5), False),
-        (Ended("complete", weights="ab" * 32), False),
-        (Ended("pruned", 0.5), True),
-        (Ended("pruned"), False),
-        (Ended("failed", reason="its code has a bug"), True),
-        (Ended("failed", 0.5), False),
+        (TrialEnded("complete", 0.5, weights="ab" * 32), True),
+        (TrialEnded("complete", 0.5), False),
+        (TrialEnded("complete", weights="ab" * 32), False),
+        (TrialEnded("pruned", 0.5), True),
+        (TrialEnded("pruned"), False),
+        (TrialEnded("failed", reason="its code has a bug"), True),
+        (TrialEnded("failed", 0.5), False),
     ],
 )
-def test_an_end_needs_the_fields_of_its_state(end: Ended, *, counts: bool) -> None:
-    (trial,), _ = trials_of({0: [Proposed({}), end]}, PARAMETERS)
+def test_an_end_needs_the_fields_of_its_state(end: TrialEnded, *, counts: bool) -> None:
+    (trial,), _ = trials_of({0: [TrialProposed({}), end]}, PARAMETERS)
     assert trial.ended == (end if counts else None)
-    later = Ended("pruned", 0.7)
-    (trial,), _ = trials_of({0: [Proposed({}), end, later]}, PARAMETERS)
+    later = TrialEnded("pruned", 0.7)
+    (trial,), _ = trials_of({0: [TrialProposed({}), end, later]}, PARAMETERS)
     assert trial.ended == (end if counts else later)
 
 
 def test_the_first_that_sets_nothing_is_the_configuration_as_given() -> None:
     found: dict[int, list[Record]] = {
         0: [],  # damaged
-        2: [Proposed({"model.name": "evil:make"}), Proposed(RIGHT)],
-        3: [Reported(1000, 0.5, stops=False), Proposed(RIGHT)],
-        5: [Proposed({})],
-        6: [Proposed({}), Ended("pruned", 0.5)],
+        2: [TrialProposed({"model.name": "evil:make"}), TrialProposed(RIGHT)],
+        3: [RungReported(1000, 0.5, stops=False), TrialProposed(RIGHT)],
+        5: [TrialProposed({})],
+        6: [TrialProposed({}), TrialEnded("pruned", 0.5)],
     }
     trials, ignored = trials_of(found, PARAMETERS)
     assert [(trial.number, trial.values) for trial in trials] == [(3, RIGHT), (5, {})]
@@ -102,11 +111,11 @@ def test_the_first_that_sets_nothing_is_the_configuration_as_given() -> None:
     assert study.propose(SEARCHED.sweep, PARAMETERS, trials).values and not given_of(trials[:1])
     assert study.propose(SEARCHED.sweep, PARAMETERS, trials[:1]).values == {}
     # It is trained to its end, whatever the others came to.
-    others = [Trial(number, RIGHT, (Reported(3000, 0.1, stops=False),)) for number in range(5)]
-    report = Reported(3000, 9.0, stops=False)
+    others = [TrialHistory(number, RIGHT, (RungReported(3000, 0.1, stops=False),)) for number in range(5)]
+    report = RungReported(3000, 9.0, stops=False)
     assert not study.stops(SEARCHED.sweep, [2222], [*others, as_given], as_given, report)
     # A trial that has number 0 is one like any other.
-    worse = Trial(0, RIGHT)
+    worse = TrialHistory(0, RIGHT)
     assert study.stops(SEARCHED.sweep, [2222], [as_given, *others[1:], worse], worse, report)
 
 
@@ -120,14 +129,14 @@ def test_one_worker_among_all_of_them(tmp_path: Path, prepared: Path) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     right = {RATE: 0.01, HIDDEN: [8]}
     forged: dict[str, bytes] = {
-        "0000/0001": encode(Proposed({}))[:-9],
-        "0001/0001": encode(Proposed({**right, "model.name": "evil:make"})),
-        "0001/0002": encode(Proposed(right)),
-        "0001/0003": encode(Ended("complete", -1e9, weights="ab" * 32)),
-        "0002/0001": encode(Proposed({RATE: 0.01})),
-        "0003/0001": encode(Proposed({**right, HIDDEN: [10**6]})),
-        "0004/0001": encode(Proposed(right)),
-        "0004/0002": encode(Ended("complete", weights="ab" * 32)),
+        "0000/0001": encode(TrialProposed({}))[:-9],
+        "0001/0001": encode(TrialProposed({**right, "model.name": "evil:make"})),
+        "0001/0002": encode(TrialProposed(right)),
+        "0001/0003": encode(TrialEnded("complete", -1e9, weights="ab" * 32)),
+        "0002/0001": encode(TrialProposed({RATE: 0.01})),
+        "0003/0001": encode(TrialProposed({**right, HIDDEN: [10**6]})),
+        "0004/0001": encode(TrialProposed(right)),
+        "0004/0002": encode(TrialEnded("complete", weights="ab" * 32)),
     }
     for name, content in forged.items():
         file = tmp_path / f"store/records/{name}.json"

@@ -15,15 +15,15 @@ from slipstream.errors import UserError
 from slipstream.storage import storage_for
 from slipstream.sweep.engine import identity_of
 from slipstream.sweep.records import (
-    Died,
-    Ended,
-    Identity,
-    Point,
-    Proposed,
+    CurvePoint,
+    ExecutionStarted,
     Record,
-    Reported,
-    Started,
-    Trial,
+    RungReported,
+    SweepIdentity,
+    TrialDied,
+    TrialEnded,
+    TrialHistory,
+    TrialProposed,
     decode,
     encode,
 )
@@ -32,14 +32,14 @@ from slipstream.sweep.store import SweepStore, best_of, refusal
 from tests.support.wording import refuses, same_wording
 
 RECORDS: list[Record] = [
-    Proposed({"training.learning_rate": 1e-3, "model.arguments.hidden": [8, 16]}),
-    Reported(2222, 0.25, stops=True),
-    Died(20, "SIGKILL"),
-    Ended("complete", 0.125, [Point(1000, 0.5, 0.5), Point(2000, 0.125, 0.125)], 1.5, "ab" * 32),
-    Ended("failed", reason="out of memory"),
+    TrialProposed({"training.learning_rate": 1e-3, "model.arguments.hidden": [8, 16]}),
+    RungReported(2222, 0.25, stops=True),
+    TrialDied(20, "SIGKILL"),
+    TrialEnded("complete", 0.125, [CurvePoint(1000, 0.5, 0.5), CurvePoint(2000, 0.125, 0.125)], 1.5, "ab" * 32),
+    TrialEnded("failed", reason="out of memory"),
 ]
 PARAMETERS = untyped_parameters({"training.epochs": {"low": 0, "high": 99}})
-IDENTITY = Identity("data", {"name": "mlp"}, {"epochs": 3}, {"training.epochs": {"low": 1, "high": 3}}, 0)
+IDENTITY = SweepIdentity("data", {"name": "mlp"}, {"epochs": 3}, {"training.epochs": {"low": 1, "high": 3}}, 0)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
@@ -54,7 +54,7 @@ def test_a_record_comes_back_as_it_was_and_no_part_of_it_counts(record: Record) 
     [
         *zip(RECORDS, ("proposed", "reported", "died", "ended", "ended"), strict=True),
         (IDENTITY, "identity"),
-        (Started("f1", 1.5), "started"),
+        (ExecutionStarted("f1", 1.5), "started"),
     ],
 )
 def test_stored_kinds_do_not_depend_on_class_names(record: Record, kind: str) -> None:
@@ -64,7 +64,7 @@ def test_stored_kinds_do_not_depend_on_class_names(record: Record, kind: str) ->
 def test_a_record_of_an_earlier_version_is_read() -> None:
     content = b"""{"kind": "reported", "nonce": "00", "record": {"best": 0.25, "progress": 2222, "stops": true},
     "sha256": "d5684f574d26c57c6051c7243dfd304c39e061df1ec0d39ac14e3412d57bd688"}"""
-    assert decode(content) == Reported(2222, 0.25, stops=True)
+    assert decode(content) == RungReported(2222, 0.25, stops=True)
 
 
 def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
@@ -79,19 +79,19 @@ def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
     assert not believed
 
 
-def complete(loss: float) -> Ended:
-    return Ended("complete", loss, weights="ab" * 32)
+def complete(loss: float) -> TrialEnded:
+    return TrialEnded("complete", loss, weights="ab" * 32)
 
 
 def begin_six(store: SweepStore) -> None:
     """The settings as given, and five trials of the space."""
-    store.propose(lambda _: Proposed({}))
+    store.propose(lambda _: TrialProposed({}))
     for number in range(1, 6):
         store.propose(partial(proposed, number))
 
 
-def proposed(number: int, known: object) -> Proposed:
-    return Proposed({"training.epochs": number})
+def proposed(number: int, known: object) -> TrialProposed:
+    return TrialProposed({"training.epochs": number})
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, -2])
@@ -100,7 +100,7 @@ def test_a_record_that_is_cut_is_passed_over(tmp_path: Path, kept: int) -> None:
     had not begun, the other has not ended, and both can go on."""
     store = SweepStore(str(tmp_path), PARAMETERS)
     for number in range(3):
-        assert store.propose(partial(proposed, number)) == Trial(number, {"training.epochs": number})
+        assert store.propose(partial(proposed, number)) == TrialHistory(number, {"training.epochs": number})
         store.append(number, complete(1.0 + number))
     for name in ("0001/0001.json", "0002/0002.json"):
         file = tmp_path / "records" / name
@@ -108,7 +108,7 @@ def test_a_record_that_is_cut_is_passed_over(tmp_path: Path, kept: int) -> None:
     again = SweepStore(str(tmp_path), PARAMETERS)
     assert [(trial.number, trial.ended is not None) for trial in again.trials()] == [(0, True), (2, False)]
     again.append(2, complete(5.0))
-    begun = again.propose(lambda trials: Proposed({"training.epochs": len(trials)}))
+    begun = again.propose(lambda trials: TrialProposed({"training.epochs": len(trials)}))
     assert begun and begun.number == 3
     found = {trial.number: trial for trial in SweepStore(str(tmp_path), PARAMETERS).trials()}
     assert found[2].ended == complete(5.0) and found[3].values == {"training.epochs": 2}
@@ -125,16 +125,16 @@ def test_what_a_store_begins_with_may_be_cut_too(tmp_path: Path) -> None:
 def test_of_two_that_say_the_same_the_first_counts(tmp_path: Path) -> None:
     """A worker that was thought dead ends a trial that its successor has ended."""
     first, second = SweepStore(str(tmp_path), PARAMETERS), SweepStore(str(tmp_path), PARAMETERS)
-    first.propose(lambda _: Proposed({}))
+    first.propose(lambda _: TrialProposed({}))
     second.trials()
     first.append(0, complete(0.5))
-    second.append(0, Ended("pruned", 0.7))
+    second.append(0, TrialEnded("pruned", 0.7))
     assert [trial.ended for trial in SweepStore(str(tmp_path), PARAMETERS).trials()] == [complete(0.5)]
 
 
 def propose_many(store: SweepStore, number: int, mine: list[int]) -> None:
     while len(mine) < number:
-        found = store.propose(lambda trials: Proposed({"training.epochs": len(trials)}))
+        found = store.propose(lambda trials: TrialProposed({"training.epochs": len(trials)}))
         if found is not None:
             mine.append(found.number)
 
@@ -172,7 +172,7 @@ def test_another_sweep_in_the_same_store_is_refused(tmp_path: Path, changed: dic
     SweepStore(str(tmp_path), PARAMETERS).open(IDENTITY)
     SweepStore(str(tmp_path), PARAMETERS).open(IDENTITY)
     with refuses(UserError):
-        SweepStore(str(tmp_path), PARAMETERS).open(Identity(**{**vars(IDENTITY), **changed}))
+        SweepStore(str(tmp_path), PARAMETERS).open(SweepIdentity(**{**vars(IDENTITY), **changed}))
 
 
 def test_a_sweep_from_before_a_setting_goes_on_where_it_has_the_default(tmp_path: Path) -> None:
@@ -193,9 +193,9 @@ def test_five_failures_at_the_start_are_no_accident(tmp_path: Path) -> None:
     begin_six(store)
     for number in range(5):
         assert not refusal(store.trials())
-        store.append(number, Ended("failed", reason=f"reason {number}"))
+        store.append(number, TrialEnded("failed", reason=f"reason {number}"))
     same_wording(refusal(store.trials()))
-    store.append(5, Ended("pruned", 1.0))
+    store.append(5, TrialEnded("pruned", 1.0))
     assert not refusal(store.trials()) and best_of(store.trials()) is None
 
 
@@ -203,11 +203,11 @@ def test_five_failures_at_the_start_are_no_accident(tmp_path: Path) -> None:
 def test_others_may_fail_while_the_settings_as_given_are_trained(given: int, tmp_path: Path) -> None:
     store = SweepStore(str(tmp_path), PARAMETERS)
     for number in range(8):
-        store.propose(partial(proposed, number) if number != given else lambda _: Proposed({}))
+        store.propose(partial(proposed, number) if number != given else lambda _: TrialProposed({}))
         if number != given:
-            store.append(number, Ended("failed", reason=f"reason {number}"))
+            store.append(number, TrialEnded("failed", reason=f"reason {number}"))
     assert not refusal(store.trials())
-    store.append(given, Ended("failed", reason="as given"))
+    store.append(given, TrialEnded("failed", reason="as given"))
     same_wording(refusal(store.trials()))
 
 
@@ -220,7 +220,7 @@ def test_minutes_are_counted_from_the_first_start_of_an_execution(tmp_path: Path
 
 def test_what_a_trial_has_left_is_deleted_but_for_its_records(tmp_path: Path) -> None:
     store = SweepStore(str(tmp_path), PARAMETERS)
-    store.propose(lambda _: Proposed({}))
+    store.propose(lambda _: TrialProposed({}))
     storage = storage_for(store.checkpoints(0))
     storage.put("step-000000000020.a0001/manifest.json", b"{}")
     storage.put("step-000000000020.a0001/tensors.bin", b"1")

@@ -8,8 +8,8 @@ import pytest
 
 from slipstream.artifacts.homes import Holder
 from slipstream.sweep import slots
-from slipstream.sweep.records import Proposed
-from slipstream.sweep.slots import Occupation
+from slipstream.sweep.records import TrialProposed
+from slipstream.sweep.slots import OccupiedSlots
 from slipstream.sweep.store import SweepStore
 from slipstream.train.checkpoint.lease import Lease
 
@@ -22,17 +22,17 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"s3://bucket/{tmp_path.name}"
 
 
-def occupation(address: str, name: str, attempt: int = 0) -> Occupation:
-    return Occupation(SweepStore(address, ()), Holder(name, attempt))
+def occupation(address: str, name: str, attempt: int = 0) -> OccupiedSlots:
+    return OccupiedSlots(SweepStore(address, ()), Holder(name, attempt))
 
 
-def take(by: Occupation, after: int) -> Lease | None:
+def take(by: OccupiedSlots, after: int) -> Lease | None:
     return by.take(0, after, lambda: False, lambda why: None)
 
 
 def test_one_of_two_gets_it_and_the_other_sees_that(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "GLANCE_S", 0.0)
-    SweepStore(address, ()).propose(lambda _: Proposed({}))
+    SweepStore(address, ()).propose(lambda _: TrialProposed({}))
     one, two = occupation(address, "one"), occupation(address, "two")
     assert one.look(0).held is False and two.look(0).held is False
     lease = take(one, 0)
@@ -50,7 +50,7 @@ def test_one_of_two_gets_it_and_the_other_sees_that(address: str, monkeypatch: p
 
 def test_a_store_is_not_asked_of_everybody_all_the_time(store: object, tmp_path: Path) -> None:
     address = f"s3://bucket/{tmp_path.name}"
-    SweepStore(address, ()).propose(lambda _: Proposed({}))
+    SweepStore(address, ()).propose(lambda _: TrialProposed({}))
     one, two = occupation(address, "one"), occupation(address, "two")
     lease = take(one, one.look(0).attempt)
     assert lease

@@ -10,7 +10,7 @@ import pytest
 from slipstream.config import RunConfig
 from slipstream.sweep import study
 from slipstream.sweep.config import SweepConfig
-from slipstream.sweep.records import Ended, Point, Reported, Trial
+from slipstream.sweep.records import CurvePoint, RungReported, TrialEnded, TrialHistory
 from slipstream.sweep.space import parameters_of
 
 SPACE = {
@@ -37,10 +37,10 @@ def test_rungs(epochs: int, evaluations: int, places: list[int]) -> None:
 
 
 def test_a_rung_is_due_once() -> None:
-    trial = Trial(1, {}, (Reported(3000, 0.5, stops=False),))
+    trial = TrialHistory(1, {}, (RungReported(3000, 0.5, stops=False),))
     assert not study.is_due([2222, 6666], trial, 4000)
     assert study.is_due([2222, 6666], trial, 7000)
-    assert not study.is_due([2222, 6666], Trial(1, {}), 2000)
+    assert not study.is_due([2222, 6666], TrialHistory(1, {}), 2000)
 
 
 def test_trials_end_where_optunas_pruner_ends_them() -> None:
@@ -49,43 +49,51 @@ def test_trials_end_where_optunas_pruner_ends_them() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1000, reduction_factor=study.REDUCTION)
     theirs = optuna.create_study(pruner=pruner)
-    ours: list[Trial] = [Trial(0, {}, ended=Ended("failed"))]  # the settings as given, which nothing is compared with
+    ours: list[TrialHistory] = [
+        TrialHistory(0, {}, ended=TrialEnded("failed"))
+    ]  # the settings as given, which nothing is compared with
     ends = []
     for number in range(1, 61):
-        asked, now, best, stopped = theirs.ask(), Trial(number, {"x": 1}), 9.0, False
+        asked, now, best, stopped = theirs.ask(), TrialHistory(number, {"x": 1}), 9.0, False
         for epoch in range(1, 28):
             best = min(best, draws.random() + 3 / epoch)
             asked.report(best, 1000 * epoch)
             expected = asked.should_prune()
             if study.is_due(places, now, 1000 * epoch):
-                report = Reported(1000 * epoch, best, stops=False)
+                report = RungReported(1000 * epoch, best, stops=False)
                 stopped = study.stops(CONFIG.sweep, places, [*ours, now], now, report)
-                now = Trial(number, now.values, (*now.reports, Reported(1000 * epoch, best, stopped)))
+                now = TrialHistory(number, now.values, (*now.reports, RungReported(1000 * epoch, best, stopped)))
             assert stopped == expected, (number, epoch)
             if stopped:
                 break
         theirs.tell(asked, state=optuna.trial.TrialState.PRUNED if stopped else None, values=None if stopped else best)
-        ours.append(Trial(now.number, now.values, now.reports, ended=Ended("pruned" if stopped else "complete", best)))
+        ours.append(
+            TrialHistory(
+                now.number, now.values, now.reports, ended=TrialEnded("pruned" if stopped else "complete", best)
+            )
+        )
         ends.append(epoch)
     assert {1, 3, 9, 27} <= set(ends)
 
 
 def test_the_settings_as_given_are_trained_to_their_end() -> None:
-    others = [Trial(number, {"x": 1}, (Reported(3000, 0.1, stops=False),)) for number in range(1, 9)]
-    given, report = Trial(0, {}), Reported(3000, 9.0, stops=False)
+    others = [TrialHistory(number, {"x": 1}, (RungReported(3000, 0.1, stops=False),)) for number in range(1, 9)]
+    given, report = TrialHistory(0, {}), RungReported(3000, 9.0, stops=False)
     assert not study.stops(CONFIG.sweep, [2222], [given, *others], given, report)
-    worse = Trial(9, {"x": 1})
+    worse = TrialHistory(9, {"x": 1})
     assert study.stops(CONFIG.sweep, [2222], [given, *others, worse], worse, report)
     assert not study.stops(SweepConfig(pruning="none"), [2222], [given, *others, worse], worse, report)
 
 
-def known(number: int) -> list[Trial]:
+def known(number: int) -> list[TrialHistory]:
     """Trials whose loss depends on the learning rate alone."""
-    trials = [Trial(0, {}, ended=Ended("complete", 1.0))]
+    trials = [TrialHistory(0, {}, ended=TrialEnded("complete", 1.0))]
     while len(trials) < number:
         values = study.propose(CONFIG.sweep, PARAMETERS, trials).values
         loss = abs(values["training.learning_rate"] - 0.01)
-        trials.append(Trial(len(trials), values, ended=Ended("complete", loss, [Point(1000, loss, loss)])))
+        trials.append(
+            TrialHistory(len(trials), values, ended=TrialEnded("complete", loss, [CurvePoint(1000, loss, loss)]))
+        )
     return trials
 
 
@@ -102,7 +110,7 @@ def test_what_comes_next_depends_on_the_records_alone() -> None:
 
 def test_another_seed_draws_other_settings() -> None:
     other = SweepConfig(space=SPACE, seed=1)
-    given = [Trial(0, {}, ended=Ended("complete", 1.0))]
+    given = [TrialHistory(0, {}, ended=TrialEnded("complete", 1.0))]
     assert study.propose(other, PARAMETERS, given) != study.propose(CONFIG.sweep, PARAMETERS, given)
 
 

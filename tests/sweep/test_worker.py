@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.sweep.records import Point
-from slipstream.sweep.trial import Outcome
-from slipstream.sweep.worker import Worker
+from slipstream.sweep.records import CurvePoint
+from slipstream.sweep.trial import TrialOutcome
+from slipstream.sweep.worker import SweepWorker
 from tests.support.sweep_runs import CONFIG, SweepRun, check, trials_of
 
 
@@ -53,14 +53,14 @@ def test_a_trial_that_cannot_be_trained_fails_alone_with_its_reason(tmp_path: Pa
 def test_a_trial_that_runs_out_of_memory_twice_with_one_number_has_failed() -> None:
     numbers, followed = iter((1, 2, 2, 4)), list[int]()
 
-    def follow(*_: object) -> tuple[Outcome, list[Point]]:
+    def follow(*_: object) -> tuple[TrialOutcome, list[CurvePoint]]:
         followed.append(next(numbers))
-        return Outcome("out of memory", "rank 0 ran out of memory", micro_batches=followed[-1]), []
+        return TrialOutcome("out of memory", "rank 0 ran out of memory", micro_batches=followed[-1]), []
 
     worker: Any = SimpleNamespace(_follow=follow, _over=Event())
     taken: Any = SimpleNamespace(trial=SimpleNamespace(number=0), lost=False)
     job: Any = None
-    outcome, _ = Worker._follow_until_it_fits(worker, taken, job)
+    outcome, _ = SweepWorker._follow_until_it_fits(worker, taken, job)
     assert outcome and (outcome.state, outcome.reason) == ("failed", "rank 0 ran out of memory")
     assert followed == [1, 2, 2]
 

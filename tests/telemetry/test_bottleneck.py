@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from slipstream.artifacts.results import bottleneck as causes
-from slipstream.artifacts.results.bottleneck import Bottleneck, Observed
-from slipstream.telemetry.bottleneck import Around, judge, observe
+from slipstream.artifacts.results.bottleneck import AttemptLosses, Bottleneck
+from slipstream.telemetry.bottleneck import AttemptMeasurements, judge, observe
 from slipstream.telemetry.step_blocks import BLOCK_STEPS, BLOCKS, PER_EXCHANGE, PER_STEP, StepBlocks
 from tests.support.wording import same_wording
 
@@ -35,8 +35,8 @@ def blocks_of(
     return blocks
 
 
-def verdict_of(blocks: StepBlocks, around: Around | None = None) -> Bottleneck:
-    observed = observe(blocks, around or Around(overhead=0.0004))
+def verdict_of(blocks: StepBlocks, around: AttemptMeasurements | None = None) -> Bottleneck:
+    observed = observe(blocks, around or AttemptMeasurements(overhead=0.0004))
     assert observed is not None
     found = judge([observed])
     assert found is not None
@@ -63,7 +63,9 @@ def test_data_that_is_late_for_all_or_for_one(slow: tuple[int, ...]) -> None:
 
 
 def test_a_slow_exchange_is_not_mistaken_for_a_slow_rank() -> None:
-    found = verdict_of(blocks_of({"exchange": 0.02}, {"exchange": 0.02}), Around(exchanged_bytes=3_200_000))
+    found = verdict_of(
+        blocks_of({"exchange": 0.02}, {"exchange": 0.02}), AttemptMeasurements(exchanged_bytes=3_200_000)
+    )
     assert found.verdict == causes.COMMUNICATION
     assert found.shares[causes.COMMUNICATION] == pytest.approx(20 / 40, abs=0.03)
     assert causes.STRAGGLER not in found.shares and "3.2 MB" in found.sentence
@@ -92,13 +94,13 @@ def test_ranks_that_are_slow_in_turn_are_no_stragglers() -> None:
 
 
 def test_a_divided_model_has_no_straggler_and_says_that_it_cannot_be_told_apart() -> None:
-    found = verdict_of(blocks_of({"exchange": 0.02}, {"exchange": 0.02}), Around(divided=True))
+    found = verdict_of(blocks_of({"exchange": 0.02}, {"exchange": 0.02}), AttemptMeasurements(divided=True))
     assert found.verdict == causes.COMMUNICATION
     same_wording(found.sentence)
 
 
 def test_passes_that_take_as_long_over_fewer_rows() -> None:
-    found = verdict_of(blocks_of({}, {}), Around(overhead=0.009, pieces=2))
+    found = verdict_of(blocks_of({}, {}), AttemptMeasurements(overhead=0.009, pieces=2))
     assert found.verdict == causes.LAUNCH
     assert found.shares[causes.LAUNCH] == pytest.approx(0.9, abs=0.05), "a pass of 9 ms for each of two micro-batches"
 
@@ -106,7 +108,7 @@ def test_passes_that_take_as_long_over_fewer_rows() -> None:
 @pytest.mark.parametrize(("periods", "verdict"), [(60, causes.THROTTLED), (20, "")])
 def test_a_quota_counts_if_it_stops_a_quarter_of_the_periods(periods: int, verdict: str) -> None:
     beside = {"throttled_seconds": 5.0, "throttled_periods": periods, "periods": 100}
-    found = verdict_of(blocks_of({}, {}, beside=beside), Around(threads=2))
+    found = verdict_of(blocks_of({}, {}, beside=beside), AttemptMeasurements(threads=2))
     assert found.verdict == verdict
     if verdict:
         assert found.shares[verdict] == pytest.approx(2.5 / (STEPS * 0.0205), rel=0.05)
@@ -121,12 +123,12 @@ def test_gpus_that_are_clocked_down() -> None:
 @pytest.mark.parametrize(
     ("around", "verdict"),
     [
-        (Around(checkpoint=4.0), causes.CHECKPOINT),
-        (Around(evaluation=4.0), causes.EVALUATION),
-        (Around(late_pods=4.0), causes.LATE_PODS),
+        (AttemptMeasurements(checkpoint=4.0), causes.CHECKPOINT),
+        (AttemptMeasurements(evaluation=4.0), causes.EVALUATION),
+        (AttemptMeasurements(late_pods=4.0), causes.LATE_PODS),
     ],
 )
-def test_what_happens_between_steps(around: Around, verdict: str) -> None:
+def test_what_happens_between_steps(around: AttemptMeasurements, verdict: str) -> None:
     found = verdict_of(blocks_of({}, {}), around)
     steps = STEPS * 0.0205
     assert found.verdict == verdict and found.shares[verdict] == pytest.approx(4 / (4 + steps), rel=0.03)
@@ -134,13 +136,13 @@ def test_what_happens_between_steps(around: Around, verdict: str) -> None:
 
 
 def test_causes_below_a_fifth_are_listed_only() -> None:
-    found = verdict_of(blocks_of({}, {}), Around(evaluation=STEPS * 0.0205 / 6))
+    found = verdict_of(blocks_of({}, {}), AttemptMeasurements(evaluation=STEPS * 0.0205 / 6))
     assert (found.verdict, found.also) == ("", [causes.EVALUATION])
     assert found.sentence.endswith("; next evaluation (14 %)")
 
 
 def test_attempts_are_weighted_by_their_time() -> None:
-    first = observe(blocks_of({}, {}), Around(evaluation=6.0))
+    first = observe(blocks_of({}, {}), AttemptMeasurements(evaluation=6.0))
     assert first is not None
     idle = replace(first, seconds=10 * first.seconds, lost={}, evidence={})
     found, alone = judge([first, idle]), judge([first])
@@ -150,7 +152,7 @@ def test_attempts_are_weighted_by_their_time() -> None:
 
 
 def test_no_step_no_verdict() -> None:
-    assert observe(StepBlocks(2), Around()) is None
+    assert observe(StepBlocks(2), AttemptMeasurements()) is None
 
 
 def test_long_trainings_keep_few_blocks_and_lose_no_step() -> None:
@@ -166,8 +168,8 @@ def test_long_trainings_keep_few_blocks_and_lose_no_step() -> None:
 def test_what_a_later_version_observed_is_no_traceback() -> None:
     from slipstream.artifacts.results.ledger import AttemptRecord, observed_in
 
-    known = observe(blocks_of({}, {}), Around())
-    assert isinstance(known, Observed)
+    known = observe(blocks_of({}, {}), AttemptMeasurements())
+    assert isinstance(known, AttemptLosses)
     from slipstream.artifacts.records import to_tree
 
     records = [

@@ -22,11 +22,11 @@ from click.testing import CliRunner, Result
 from slipstream.telemetry import bottleneck
 from slipstream.telemetry.node import NodeFacts, write_facts
 from slipstream.telemetry.records import HostReading, RankTotals, Sample
-from slipstream.telemetry.ring import SILENT_S, Ring
+from slipstream.telemetry.ring import SILENT_S, SampleRing
 from slipstream.telemetry.totals import write_totals
 from slipstream.telemetry.view import command
 from slipstream.telemetry.view.command import CLEAR_LINE, HOME, main, stages_in
-from slipstream.telemetry.view.page import Snapshot, page, parts_of
+from slipstream.telemetry.view.page import TelemetrySnapshot, page, parts_of
 from tests.support.sampler_process import device, sample, totals
 from tests.support.wording import refuses, same_wording
 
@@ -42,7 +42,7 @@ CAUSES = {"launch": 0.02, "data": 0.25, "communication": 0.12}
 
 def stage(base: Path, name: str, at: float, ranks: Sequence[RankTotals] = ()) -> Path:
     """A stage whose last sample was taken ``at``, the sixth; a second lies between two."""
-    ring = Ring(base / name)
+    ring = SampleRing(base / name)
     for number in range(6):
         ring.add(sample(at - 5 + number, *DEVICES))
     for rank in ranks:
@@ -74,7 +74,7 @@ def called(*arguments: str | Path) -> Result:
 
 def test_all_that_is_known_is_shown(tmp_path: Path) -> None:
     ranks = [rank(0, goodput=0.9, bottlenecks=CAUSES), rank(1)]
-    lines = page(Snapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW + 2))
+    lines = page(TelemetrySnapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW + 2))
     assert lines[0] == "train-ab on node-7 (p5.48xlarge on spot): sampled 2 s ago"
     assert row(lines, "device") == {
         "device": '0 A "100"',
@@ -126,17 +126,17 @@ def test_the_verdict_is_by_the_thresholds_of_the_report(
     tmp_path: Path, largest: float, verdict: str, note: str
 ) -> None:
     ranks = [rank(0, goodput=0.5, bottlenecks={"data": largest})]
-    lines = page(Snapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW))
+    lines = page(TelemetrySnapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW))
     assert any(line.endswith(verdict) for line in lines)
     assert row(lines, "cause").get("share") is not None
     assert (note in lines[-1]) and lines[-1].endswith(note or "%")
 
 
 def test_before_the_first_step_and_without_devices(tmp_path: Path) -> None:
-    ring = Ring(tmp_path)
+    ring = SampleRing(tmp_path)
     ring.add(Sample(NOW, HostReading(5.0, 2)))
     write_totals(tmp_path, replace(totals(0, 0), last_step_at=0.0, goodput=None, bottlenecks={}, phase_seconds={}))
-    lines = page(Snapshot.of(tmp_path, NOW))
+    lines = page(TelemetrySnapshot.of(tmp_path, NOW))
     assert not any(line.startswith(("device", "cause", "goodput")) for line in lines)
     host, first = row(lines, "host"), row(lines, "rank")
     assert (host["CPUs used"], host["memory"]) == ("- of 2", "-")
@@ -144,17 +144,17 @@ def test_before_the_first_step_and_without_devices(tmp_path: Path) -> None:
 
 
 def test_what_a_quota_stopped_is_a_share_of_its_periods(tmp_path: Path) -> None:
-    ring = Ring(tmp_path)
+    ring = SampleRing(tmp_path)
     ring.add(Sample(NOW, HostReading(5.0, 2, throttled_periods=10, periods=100)))
     ring.add(Sample(NOW + 1, HostReading(6.0, 2, throttled_periods=13, periods=110)))
-    host = row(page(Snapshot.of(tmp_path, NOW)), "host")
+    host = row(page(TelemetrySnapshot.of(tmp_path, NOW)), "host")
     assert (host["CPUs used"], host["throttled by the quota"]) == ("1.00 of 2", "30 % of its periods")
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_on_a_narrow_terminal_tables_go_on_below_and_nothing_is_lost(tmp_path: Path, width: int) -> None:
     directory = stage(tmp_path, "train-ab", NOW, [rank(0, goodput=0.9, bottlenecks=CAUSES), rank(1)])
-    wide, narrow = page(Snapshot.of(directory, NOW)), page(Snapshot.of(directory, NOW), width)
+    wide, narrow = page(TelemetrySnapshot.of(directory, NOW)), page(TelemetrySnapshot.of(directory, NOW), width)
     assert max(map(len, wide)) > width
     assert all(len(line) <= width for line in narrow if not line.startswith("(utilisation"))
     assert set(" ".join(wide).split()) == set(" ".join(narrow).split())
@@ -217,10 +217,10 @@ def flipped(path: Path) -> None:
 @pytest.mark.parametrize("damage", [emptied, cut, flipped])
 def test_of_damaged_files_the_rest_is_shown(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     directory = stage(tmp_path, "train-ab", NOW, [rank(0), rank(1)])
-    whole = page(Snapshot.of(directory, NOW))
+    whole = page(TelemetrySnapshot.of(directory, NOW))
     damage(directory / "ranks/0.json")
     (directory / "facts.json").write_text('{"node": 1}')
-    lines = page(Snapshot.of(directory, NOW))
+    lines = page(TelemetrySnapshot.of(directory, NOW))
     assert lines[0] == "train-ab: sampled 0 s ago"
     assert row(lines, "rank") == (row(whole, "rank", 1) if damage is not flipped else row(lines, "rank"))
     damage(next(directory.glob("*.ring")))
@@ -229,15 +229,15 @@ def test_of_damaged_files_the_rest_is_shown(tmp_path: Path, damage: Callable[[Pa
         assert refused.exit_code == 1
         same_wording(refused.output)
     else:
-        assert page(Snapshot.of(directory, NOW))[0] == "train-ab: sampled 1 s ago"
+        assert page(TelemetrySnapshot.of(directory, NOW))[0] == "train-ab: sampled 1 s ago"
 
 
 def test_names_in_files_do_not_move_the_cursor(tmp_path: Path) -> None:
-    ring = Ring(tmp_path / "train-ab")
+    ring = SampleRing(tmp_path / "train-ab")
     ring.add(sample(NOW, replace(device(), name="\x1b[2J")))
     write_totals(tmp_path / "train-ab", rank(0, goodput=0.9, bottlenecks={"\x1b[2J": 0.3}))
     write_facts(tmp_path / "train-ab", replace(FACTS, node="\x07", instance_type="a\nb\x1b[2J"))
-    assert all(line.isprintable() for line in page(Snapshot.of(tmp_path / "train-ab", NOW)))
+    assert all(line.isprintable() for line in page(TelemetrySnapshot.of(tmp_path / "train-ab", NOW)))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_it_is_drawn_in_place_until_the_stage_has_ended(
     def sleep(seconds: float) -> None:
         now[0] += seconds
         if now[0] <= NOW + 3:
-            Ring(directory).add(sample(now[0], *DEVICES))
+            SampleRing(directory).add(sample(now[0], *DEVICES))
 
     monkeypatch.setattr(command.time, "time", lambda: now[0])
     monkeypatch.setattr(command.time, "sleep", sleep)
@@ -318,4 +318,4 @@ def test_a_rank_of_another_version_is_left_out(tmp_path: Path) -> None:
     directory = stage(tmp_path, "train-ab", NOW, [rank(0), rank(1)])
     path = directory / "ranks/0.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "new": 1}))
-    assert row(page(Snapshot.of(directory, NOW)), "rank")["rank"] == "1"
+    assert row(page(TelemetrySnapshot.of(directory, NOW)), "rank")["rank"] == "1"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.telemetry.cost import Cost, Row, Usage, bill
+from slipstream.telemetry.cost import AttemptCost, AttemptUsage, Cost, bill
 from tests.support.wording import refuses
 
 CENT = Decimal("0.01")
@@ -20,11 +20,11 @@ PRICES = st.decimals(min_value="0.001", max_value="99.9999", places=6)
 
 
 @st.composite
-def priced(draw: st.DrawFn) -> Usage:
+def priced(draw: st.DrawFn) -> AttemptUsage:
     """An attempt whose prices are known; many are killed early, and what they did is lost, in part or whole."""
     on_demand = draw(PRICES)
     seconds = draw(st.floats(0, 2e5))
-    return Usage(
+    return AttemptUsage(
         stage=draw(st.sampled_from(["prepare", "train", "export"])),
         attempt=draw(st.integers(0, 9)),
         seconds=seconds,
@@ -40,7 +40,7 @@ def priced(draw: st.DrawFn) -> Usage:
 ATTEMPTS = st.lists(priced(), min_size=1, max_size=30)
 
 
-def exact(usage: Usage, seconds: float, price: Decimal | None) -> Fraction:
+def exact(usage: AttemptUsage, seconds: float, price: Decimal | None) -> Fraction:
     assert price is not None
     return Fraction(seconds) * usage.pods * Fraction(price) / 3600
 
@@ -56,7 +56,7 @@ def total_of(costs: list[Cost], column: str) -> Decimal:
 
 @settings(max_examples=200, deadline=None)
 @given(ATTEMPTS)
-def test_rows_add_up_to_stages_and_stages_to_all(used: list[Usage]) -> None:
+def test_rows_add_up_to_stages_and_stages_to_all(used: list[AttemptUsage]) -> None:
     found = bill(used)
     for column in ("paid", "lost", "on_demand"):
         for stage, cost in found.stages.items():
@@ -67,7 +67,7 @@ def test_rows_add_up_to_stages_and_stages_to_all(used: list[Usage]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(ATTEMPTS)
-def test_the_sums_are_those_of_the_exact_amounts(used: list[Usage]) -> None:
+def test_the_sums_are_those_of_the_exact_amounts(used: list[AttemptUsage]) -> None:
     """However many attempts: rounding each would let the error grow with them."""
     total = bill(used).total
     paid = sum(exact(usage, usage.seconds, usage.price) for usage in used)
@@ -81,7 +81,7 @@ def test_the_sums_are_those_of_the_exact_amounts(used: list[Usage]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(ATTEMPTS)
-def test_a_row_contradicts_nothing(used: list[Usage]) -> None:
+def test_a_row_contradicts_nothing(used: list[AttemptUsage]) -> None:
     by_row = {(row.stage, number): row for number, row in enumerate(bill(used).rows)}
     stages = list(dict.fromkeys(usage.stage for usage in used))
     for row, usage in zip(by_row.values(), sorted(used, key=lambda usage: stages.index(usage.stage)), strict=True):
@@ -95,7 +95,7 @@ def test_a_row_contradicts_nothing(used: list[Usage]) -> None:
 
 
 def test_amounts_that_rounded_alone_would_not_add_up() -> None:
-    used = [Usage("train", number, 3600, on_demand_price=Decimal("0.004")) for number in range(10)]
+    used = [AttemptUsage("train", number, 3600, on_demand_price=Decimal("0.004")) for number in range(10)]
     found = bill(used)
     assert [int(known(row.cost.paid) * 100) for row in found.rows] == [0, 1, 0, 1, 0, 0, 1, 0, 1, 0]
     assert found.total.paid == Decimal("0.04")
@@ -103,9 +103,9 @@ def test_amounts_that_rounded_alone_would_not_add_up() -> None:
 
 def test_a_killed_attempt_is_paid_for_and_its_lost_work_told_apart() -> None:
     price: dict[str, Any] = {"on_demand_price": Decimal("40.00"), "spot_price": Decimal("16.00")}
-    killed = Usage("train", 0, 1800, lost_seconds=450, pods=2, gpus=8, spot=True, joules=7.2e6, **price)
-    finished = Usage("train", 1, 3600, pods=2, gpus=8, joules=3.6e6, **price)
-    found = bill([killed, finished, Usage("prepare", 0, 900, on_demand_price=Decimal("0.40"))])
+    killed = AttemptUsage("train", 0, 1800, lost_seconds=450, pods=2, gpus=8, spot=True, joules=7.2e6, **price)
+    finished = AttemptUsage("train", 1, 3600, pods=2, gpus=8, joules=3.6e6, **price)
+    found = bill([killed, finished, AttemptUsage("prepare", 0, 900, on_demand_price=Decimal("0.40"))])
     first = found.rows[0].cost
     assert (first.pod_hours, first.gpu_hours, first.watt_hours) == (1.0, 8.0, 2000.0)
     assert (first.paid, first.lost, first.on_demand) == (Decimal("16.00"), Decimal("4.00"), Decimal("40.00"))
@@ -118,24 +118,24 @@ def test_a_killed_attempt_is_paid_for_and_its_lost_work_told_apart() -> None:
 
 def test_no_more_is_lost_than_was_done() -> None:
     """Sums of times that were measured apart may say so."""
-    (row,) = bill([Usage("train", 0, 3600, lost_seconds=3600.5, on_demand_price=Decimal("7200.00"))]).rows
+    (row,) = bill([AttemptUsage("train", 0, 3600, lost_seconds=3600.5, on_demand_price=Decimal("7200.00"))]).rows
     assert row.cost.lost == row.cost.paid == Decimal("7200.00")
 
 
 def test_rows_stand_in_the_order_of_their_stages() -> None:
-    used = [Usage("prepare", 0, 1), Usage("train", 0, 1), Usage("prepare", 1, 1)]
+    used = [AttemptUsage("prepare", 0, 1), AttemptUsage("train", 0, 1), AttemptUsage("prepare", 1, 1)]
     assert [(row.stage, row.attempt) for row in bill(used).rows] == [("prepare", 0), ("prepare", 1), ("train", 0)]
 
 
 def test_no_price_is_hours_and_no_dollars() -> None:
-    (row,) = bill([Usage("train", 0, 7200, pods=2, gpus=4)]).rows
-    assert row == Row("train", 0, Cost(4.0, 16.0, None, None, None, None, unpriced_pod_hours=4.0))
+    (row,) = bill([AttemptUsage("train", 0, 7200, pods=2, gpus=4)]).rows
+    assert row == AttemptCost("train", 0, Cost(4.0, 16.0, None, None, None, None, unpriced_pod_hours=4.0))
 
 
 def test_a_spot_price_that_is_not_known_leaves_the_one_on_demand() -> None:
     used = [
-        Usage("train", 0, 3600, lost_seconds=3600, spot=True, on_demand_price=Decimal("2.50")),
-        Usage("train", 1, 3600, on_demand_price=Decimal("2.50")),
+        AttemptUsage("train", 0, 3600, lost_seconds=3600, spot=True, on_demand_price=Decimal("2.50")),
+        AttemptUsage("train", 1, 3600, on_demand_price=Decimal("2.50")),
     ]
     found = bill(used)
     assert (found.rows[0].cost.paid, found.rows[0].cost.lost) == (None, None)
@@ -157,4 +157,4 @@ def test_nothing_used_costs_nothing_known() -> None:
 )
 def test_amounts_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with refuses(ValueError):
-        replace(Usage("train", 0, 1.0), **wrong)
+        replace(AttemptUsage("train", 0, 1.0), **wrong)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.telemetry.records import HostReading
-from slipstream.telemetry.sampler.host import Host, Waits, descendants
+from slipstream.telemetry.sampler.host import CpuWaits, HostUsage, descendants
 from tests.support.control_groups import tree
 from tests.support.sampler_process import until
 
@@ -35,7 +35,7 @@ def test_version_2(tmp_path: Path) -> None:
         memory_DOT_current=str(GIB),
         memory_DOT_stat="anon 5\ninactive_file 1024\n",
     )
-    assert Host(1, root).read() == HostReading(2.5, 1.5, 0, 0.7, 10, 40, GIB - 1024, 2 * GIB)
+    assert HostUsage(1, root).read() == HostReading(2.5, 1.5, 0, 0.7, 10, 40, GIB - 1024, 2 * GIB)
 
 
 def test_version_1_with_the_quota_in_the_group_above(tmp_path: Path) -> None:
@@ -51,21 +51,21 @@ def test_version_1_with_the_quota_in_the_group_above(tmp_path: Path) -> None:
         memory__pod__one__memory_DOT_usage_in_bytes=str(GIB),
         memory__pod__memory_DOT_limit_in_bytes=str(3 * GIB),
     )
-    assert Host(1, root).read() == HostReading(3.0, 0.5, 0, 1.5, 20, 30, GIB, 3 * GIB)
+    assert HostUsage(1, root).read() == HostReading(3.0, 0.5, 0, 1.5, 20, 30, GIB, 3 * GIB)
 
 
 def test_a_machine_without_groups(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/stat").write_text("cpu  100 20 30 9999 8888 5 6 7 55 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
     (tmp_path / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n")
-    read = Host(1, tmp_path).read()
+    read = HostUsage(1, tmp_path).read()
     ticks = 100 + 20 + 30 + 5 + 6 + 7
     assert read.cpu_seconds == pytest.approx(ticks / os.sysconf("SC_CLK_TCK"))
     assert (read.cpus, read.memory_used_bytes, read.memory_limit_bytes) == (8, 600 * 1024, 1000 * 1024)
 
 
 def test_a_system_without_proc(tmp_path: Path) -> None:
-    assert Host(1, tmp_path).read() == HostReading(0.0, 8)
+    assert HostUsage(1, tmp_path).read() == HostReading(0.0, 8)
 
 
 def process(root: Path, number: int, parent: int, **waits: int) -> None:
@@ -82,7 +82,7 @@ def test_the_waits_of_descendants_count_also_after_their_threads_end(tmp_path: P
     process(tmp_path, 11, 10, t11=2 * 10**9, t12=10**9)
     process(tmp_path, 13, 11, t13=10**9)
     process(tmp_path, 20, 1, t20=10**12)
-    waits = Waits(10, tmp_path)
+    waits = CpuWaits(10, tmp_path)
     assert waits.seconds() == 4
     (tmp_path / "proc/11/task/12/schedstat").unlink()
     process(tmp_path, 11, 10, t11=5 * 10**9)
@@ -99,7 +99,7 @@ def test_counting_takes_its_share_of_a_processor_and_no_more(tmp_path: Path, mon
     now, used = [100.0], itertools.count(0, 0.02)
     monkeypatch.setattr("slipstream.telemetry.sampler.host.time.monotonic", lambda: now[0])
     monkeypatch.setattr("slipstream.telemetry.sampler.host.time.thread_time", lambda: next(used))
-    waits = Waits(10, tmp_path)
+    waits = CpuWaits(10, tmp_path)
     waits.seconds()
     process(tmp_path, 11, 10, t11=2 * 10**9)
     now[0] += 19.5
@@ -120,7 +120,7 @@ def test_real_processes_that_share_a_processor_wait() -> None:
     )
     try:
         until(lambda: len(descendants(shell.pid, "/proc")) == 2)
-        waits = Waits(shell.pid)
+        waits = CpuWaits(shell.pid)
         before = waits.seconds()
 
         def have_waited() -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.proofs.processes import free_port
-from slipstream.telemetry.metrics import Labels, exposition
+from slipstream.telemetry.metrics import MetricLabels, exposition
 from slipstream.telemetry.names import METRICS
 from slipstream.telemetry.records import DeviceReading
 from slipstream.telemetry.totals import NodeTotals, write_totals
@@ -23,7 +23,7 @@ from tests.support.sampler_process import LABELS, device, sample, sampling, tota
 NODE = NodeTotals(60, 120, {"GPU-0": 5.5}, {"GPU-0": {"sw_power_cap": 2.0}}, {"spot": 0.05})
 
 
-def all_metrics(labels: Labels = LABELS) -> str:
+def all_metrics(labels: MetricLabels = LABELS) -> str:
     return exposition(sample(8.0, device()), NODE, [totals(0), totals(1)], labels)
 
 
@@ -97,8 +97,8 @@ def test_without_gauges_all_counters_are_there() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus")
-@pytest.mark.parametrize("labels", [LABELS, Labels('a\n"b"\\', "é{},=", -1, "")], ids=["plain", "hostile"])
-def test_promtool_finds_nothing_to_mend(labels: Labels) -> None:
+@pytest.mark.parametrize("labels", [LABELS, MetricLabels('a\n"b"\\', "é{},=", -1, "")], ids=["plain", "hostile"])
+def test_promtool_finds_nothing_to_mend(labels: MetricLabels) -> None:
     check = subprocess.run(["promtool", "check", "metrics"], input=all_metrics(labels), capture_output=True, text=True)
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 

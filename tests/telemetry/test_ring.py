@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.telemetry import ring
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, Reader, Ring, latest, newest, read, read_file
+from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, RingReader, SampleRing, latest, newest, read, read_file
 from tests.support.sampler_process import device, sample
 
 #: A full hour.
@@ -19,7 +19,7 @@ DAY_S = 86_400
 
 
 def write(directory: Path, samples: Iterable[Sample]) -> list[Sample]:
-    kept, written = Ring(directory), list(samples)
+    kept, written = SampleRing(directory), list(samples)
     for each in written:
         kept.add(each)
     return written
@@ -186,7 +186,7 @@ def test_a_reader_reads_only_what_has_grown(tmp_path: Path, monkeypatch: pytest.
         return read_file(path, named)
 
     monkeypatch.setattr(ring, "read_file", counted)
-    reader, written = Reader(tmp_path), write(tmp_path, (sample(BEGIN + i, device()) for i in range(FILE_S + 10)))
+    reader, written = RingReader(tmp_path), write(tmp_path, (sample(BEGIN + i, device()) for i in range(FILE_S + 10)))
     assert reader.read() == written
     asked.clear()
     written += write(tmp_path, [sample(BEGIN + FILE_S + 10, device())])

@@ -17,7 +17,7 @@ import pytest
 from slipstream.proofs.processes import free_port
 from slipstream.telemetry.records import DeviceReading, Sample
 from slipstream.telemetry.ring import read
-from slipstream.telemetry.sampler.driver import Driver
+from slipstream.telemetry.sampler.driver import DriverQuery
 from slipstream.telemetry.sampler.sampling import Sampler
 from slipstream.telemetry.totals import read_node, write_totals
 from tests.support.fake_nvml import ROOT, FakeNvml
@@ -94,8 +94,8 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = f"""
 import subprocess, sys, time
 from pathlib import Path
-from slipstream.telemetry.watch import Labels, start
-print(start(Path({str(tmp_path / "t")!r}), Labels("e", "t", 0, "n"), {{}}).pid, flush=True)
+from slipstream.telemetry.watch import MetricLabels, start
+print(start(Path({str(tmp_path / "t")!r}), MetricLabels("e", "t", 0, "n"), {{}}).pid, flush=True)
 time.sleep(100)
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -143,7 +143,7 @@ def test_a_disk_that_takes_no_samples_is_one_line(tmp_path: Path, capsys: pytest
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next() -> None:
     answers: queue.Queue[tuple[DeviceReading, ...]] = queue.Queue()
-    driver = Driver(answers.get)
+    driver = DriverQuery(answers.get)
     answers.put((device(busy=0.1),))
     assert driver.ask() and driver.answer(10)[0].busy == 0.1
     assert driver.ask() and not driver.answer(0.01)[0].up
@@ -156,7 +156,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next() -> None:
 
 def test_a_device_that_a_driver_no_longer_lists_is_not_up() -> None:
     lists = iter([(device("a"), device("b")), (device("b"),)])
-    driver = Driver(lambda: next(lists))
+    driver = DriverQuery(lambda: next(lists))
     driver.ask()
     driver.answer(10)
     driver.ask()
@@ -170,7 +170,7 @@ def test_a_driver_that_fails_is_one_line_and_asked_again(capsys: pytest.CaptureF
         asked.set()
         raise ArithmeticError("no figure")
 
-    driver = Driver(fail)
+    driver = DriverQuery(fail)
     for _ in range(3):
         asked.clear()
         driver.ask()

@@ -93,20 +93,20 @@ def test_a_client_that_sends_a_byte_at_a_time_blocks_nobody_and_is_cut_off(port:
 def test_of_many_clients_eight_are_served_at_a_time_and_the_others_wait(
     port: int, short: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served: set[server.Handler] = set()
-    most, begin, end = [0], server.Handler.setup, server.Handler.finish
+    served: set[server.MetricsHandler] = set()
+    most, begin, end = [0], server.MetricsHandler.setup, server.MetricsHandler.finish
 
-    def begin_noted(handler: server.Handler) -> None:
+    def begin_noted(handler: server.MetricsHandler) -> None:
         served.add(handler)
         most[0] = max(most[0], len(served))
         begin(handler)
 
-    def end_noted(handler: server.Handler) -> None:
+    def end_noted(handler: server.MetricsHandler) -> None:
         end(handler)
         served.discard(handler)
 
-    monkeypatch.setattr(server.Handler, "setup", begin_noted)
-    monkeypatch.setattr(server.Handler, "finish", end_noted)
+    monkeypatch.setattr(server.MetricsHandler, "setup", begin_noted)
+    monkeypatch.setattr(server.MetricsHandler, "finish", end_noted)
     with contextlib.ExitStack() as stack:
         for _ in range(server.MOST_CONNECTIONS + 2):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))

@@ -16,7 +16,7 @@ from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.compress.config import CompressionConfig
 from slipstream.compress.engine import CompressionRun
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.errors import UserError
 from slipstream.models.adapters.merge import merge
 from slipstream.models.adapters.network import numbers_in, plain_shapes
@@ -158,9 +158,9 @@ def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with refuses(UserError):
-            Setup.begin(request, Group(0, 1, torch.device("cpu"), "gloo"), training.gradients, None)
+            Setup.begin(request, RankContext(0, 1, torch.device("cpu"), "gloo"), training.gradients, None)
         monkeypatch.setattr(setup, "check_memory", lambda *_: None)
-        begun = Setup.begin(request, Group(0, 1, torch.device("cpu"), "gloo"), training.gradients, None)
+        begun = Setup.begin(request, RankContext(0, 1, torch.device("cpu"), "gloo"), training.gradients, None)
     finally:
         dist.destroy_process_group()
     filled = begun.parallel.model.state_dict()

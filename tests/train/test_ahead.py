@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slipstream.proofs.processes import FORK, free_port
-from slipstream.train.device_clock import DeviceClock, Mark
+from slipstream.train.device_clock import DeviceClock, DeviceMark
 from tests.support.training import table_of_numbers
 
 STEPS, STEP_S = 24, 0.04
@@ -33,7 +33,7 @@ class StandIn(DeviceClock):
         self.free_at = max(self.free_at, time.perf_counter()) + seconds
         return self.free_at
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceMark:
         return Later(max(self.free_at, time.perf_counter()))
 
 
@@ -60,10 +60,10 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     from slipstream.train.checkpoint.restore import ResumePolicy
     from slipstream.train.checkpoint.state import AppState
     from slipstream.train.config import TrainingConfig
-    from slipstream.train.fault_tolerance.consensus import Interval
+    from slipstream.train.fault_tolerance.consensus import CheckpointInterval
     from slipstream.train.fault_tolerance.goodput import GoodputRecorder
     from slipstream.train.fault_tolerance.guard import Guard
-    from slipstream.train.fault_tolerance.notices import Watcher
+    from slipstream.train.fault_tolerance.notices import NoticeWatcher
     from slipstream.train.loop import train_loop
     from slipstream.train.loop.optimizer import make_optimizer
     from slipstream.train.loop.precision import LossScaler
@@ -81,7 +81,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
 
     loader.StoredRows.gather = slow_gather  # type: ignore[method-assign,assignment]
     loader.BUFFER_BATCHES = 1
-    with process_group() as group, Watcher([], grace_s=None) as watcher:
+    with process_group() as group, NoticeWatcher([], grace_s=None) as watcher:
         data = PreparedData.open(prepared)
         config = TrainingConfig(epochs=STEPS, batch_size=128, patience=0, evaluate_every=STEPS)
         model = build(ModelConfig(arguments={"hidden": [4]}), data.signature, 0)
@@ -109,7 +109,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
             return StepResult([torch.ones(())], torch.zeros(()))
 
         train_loop.train_step = given  # type: ignore[assignment]
-        guard = Guard(checkpoints, Interval(seconds=6.5 * STEP_S), watcher, recorder, clock)
+        guard = Guard(checkpoints, CheckpointInterval(seconds=6.5 * STEP_S), watcher, recorder, clock)
         guard.begin(0)
         began = time.perf_counter()
         loop = train_loop.TrainLoop(state, data, config, group, "fp32", guard)

@@ -17,7 +17,7 @@ from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.language.tokenizer import vocabulary_beside
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
-from slipstream.models.base.tensors import Base
+from slipstream.models.base.tensors import OpenedBase
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.trained import TrainedModel
 from slipstream.settings import to_dict
@@ -123,7 +123,7 @@ def test_training_begins_with_the_base_and_leaves_a_model_of_its_own(
     assert model.config.base == "" and model.config.name == "transformer"
     with torch.no_grad():
         torch.testing.assert_close(model.load("last")(some_tokens()), theirs(base, some_tokens()), rtol=0, atol=1e-5)
-    stored = Base.open(str(base))
+    stored = OpenedBase.open(str(base))
     for name, parameter in model.load("best").network.named_parameters():
         whole = torch.empty(parameter.shape)
         stored.fill(whole, name, (0, 0))

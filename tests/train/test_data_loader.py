@@ -16,7 +16,7 @@ import torch
 
 from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.prepared.data import TARGET, PreparedData
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.train import data_loader as loader
 from slipstream.train.data_loader import Batch, StoredRows, evaluation_batches, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder, share
@@ -266,7 +266,7 @@ def test_on_a_gpu_a_batch_holds_until_the_work_on_it_is_done(
     prepared = write(tmp_path / "data", {"train": [records(rows)]}, 4096)
     device, order = torch.device("cuda"), GlobalOrder(stored_blocks(prepared, "train"), 4096, seed=0)
     busy, sums = torch.ones(4096, 4096, device=device), []
-    for batch in training_batches(prepared, order, Group(0, 1, device, "nccl"), stop=3 * rows):
+    for batch in training_batches(prepared, order, RankContext(0, 1, device, "nccl"), stop=3 * rows):
         for _ in range(20):
             busy = busy @ busy / 4096
         # Enqueued behind much work: the buffer is asked for again long before this runs.

@@ -10,14 +10,18 @@ import pytest
 
 from slipstream.errors import UserError
 from slipstream.models import arithmetic
-from slipstream.models.arithmetic import Ability, common_precision
+from slipstream.models.arithmetic import DeviceCapability, common_precision
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support import training
 from tests.support.training import log, refusal, table_of_numbers, trained
 from tests.support.wording import refuses, same_wording
 
-A100, T4, CPU = Ability(gpu=True, bf16=True), Ability(gpu=True, bf16=False), Ability(gpu=False, bf16=False)
+A100, T4, CPU = (
+    DeviceCapability(gpu=True, bf16=True),
+    DeviceCapability(gpu=True, bf16=False),
+    DeviceCapability(gpu=False, bf16=False),
+)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,7 @@ A100, T4, CPU = Ability(gpu=True, bf16=True), Ability(gpu=True, bf16=False), Abi
         ("fp32", [A100, T4], "fp32"),
     ],
 )
-def test_one_precision_that_all_have(wanted: str, ranks: list[Ability], found: str) -> None:
+def test_one_precision_that_all_have(wanted: str, ranks: list[DeviceCapability], found: str) -> None:
     assert common_precision(wanted, ranks) == common_precision(wanted, ranks[::-1]) == found
 
 

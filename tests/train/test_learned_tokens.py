@@ -22,7 +22,7 @@ from slipstream.train.data_loader import Batch
 from slipstream.train.loop.objective import correct_sum, evaluate_split, loss_sum
 from slipstream.train.loop.optimizer import make_optimizer
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
 from slipstream.train.loop.step import padded_rows, train_step
 from slipstream.train.parallel.replicas import replicate
@@ -77,9 +77,11 @@ def divided(accumulation: int, fault: str = "") -> dict[str, Tensor]:
     rank, world = dist.get_rank(), dist.get_world_size()
     model, config = small_model(), TrainingConfig(clip_norm=0, accumulation=accumulation)
     group = on_cpu(rank, world)
-    parallel = replicate(model, Traits(), group)
+    parallel = replicate(model, ModelTraits(), group)
     optimizer = make_optimizer(model, config)
-    state = TrainingState(parallel, optimizer, LossScaler(CPU, enabled=False), weights_of(model), Progress(), Traits())
+    state = TrainingState(
+        parallel, optimizer, LossScaler(CPU, enabled=False), weights_of(model), Progress(), ModelTraits()
+    )
     for step in range(STEPS):
         state.progress.step = step
         rows = answers(step)

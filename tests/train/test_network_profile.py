@@ -21,7 +21,7 @@ from slipstream.errors import UserError
 from slipstream.interconnect.history import TuningHistory, tuning_at
 from slipstream.interconnect.profile import Fingerprint
 from slipstream.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
-from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, read_tuning, write_tuning
+from slipstream.interconnect.tuning import DdpSettings, Tuning, TuningTrial, read_tuning, write_tuning
 from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.proofs.gpu.trainings import write_table
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning, allowed_part
@@ -139,13 +139,13 @@ def test_a_result_of_other_hardware_is_ignored_and_said(tmp_path: Path, caplog: 
 @pytest.mark.parametrize(
     ("trials", "view"),
     [
-        ((Trial("gradient_as_bucket_view", "no change"),), True),
-        ((Trial("gradient_as_bucket_view=False", "no change"),), True),
-        ((Trial("gradient_as_bucket_view=False", "taken"),), False),
+        ((TuningTrial("gradient_as_bucket_view", "no change"),), True),
+        ((TuningTrial("gradient_as_bucket_view=False", "no change"),), True),
+        ((TuningTrial("gradient_as_bucket_view=False", "taken"),), False),
     ],
 )
 def test_a_result_from_before_that_found_nothing_changes_nothing(
-    trials: tuple[Trial, ...], view: bool, tmp_path: Path
+    trials: tuple[TuningTrial, ...], view: bool, tmp_path: Path
 ) -> None:
     """Where gradients lie was said in every result, and it was another default."""
     write_tuning(tmp_path, replace(FOUND, ddp=DdpSettings(gradient_as_bucket_view=False), trials=trials), {})

@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import build, zeros
-from slipstream.models.initial.drawn import Drawn
+from slipstream.models.initial.drawn import DrawnValues
 from slipstream.proofs.gpu.waits import STAND_IN, NoWaits
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch, DeviceBuffer
@@ -106,7 +106,7 @@ def divided_images() -> list[str]:
     config, signature = KINDS["images"]
     layout = Layout.connect(ParallelConfig(shard="weights"), dist.get_rank(), 2, torch.device("cpu"))
     model = build(config, signature, 0)
-    divided = divide(model, layout, STAND_IN, Drawn(model.network, 0), micro_batches=1, rows=1, precision="fp32")
+    divided = divide(model, layout, STAND_IN, DrawnValues(model.network, 0), micro_batches=1, rows=1, precision="fp32")
     return [buffer.device.type for buffer in (divided.model.image_mean, divided.model.image_std)]
 
 

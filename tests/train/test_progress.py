@@ -13,7 +13,7 @@ import pytest
 
 from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import SILENT_S, Ring
+from slipstream.telemetry.ring import SILENT_S, SampleRing
 from slipstream.train.loop import progress
 from slipstream.train.loop.progress import ProgressDisplay, devices_of
 from tests.support.sampler_process import device, sample
@@ -24,7 +24,7 @@ POINT = ValidationPoint(step=120, epoch=20.0, loss=0.03141, accuracy=0.9959)
 
 def sampled(directory: Path, devices: Sequence[DeviceReading], ago: float = 0.0) -> Path:
     """The host uses half of a processor of four."""
-    ring, now = Ring(directory), time.time()
+    ring, now = SampleRing(directory), time.time()
     for number in range(4):
         ring.add(sample(now - ago - 3 + number, *devices))
     return directory

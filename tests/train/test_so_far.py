@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.ledger import STEPS, AttemptRecord
-from slipstream.artifacts.results.so_far import TrainingSoFar
+from slipstream.artifacts.results.so_far import LiveProgress
 from slipstream.artifacts.results.training import LossPoint
 from slipstream.train import so_far
 from slipstream.train.so_far import attempts, read, written
@@ -18,8 +18,8 @@ from tests.support.wording import same_wording
 POINT = LossPoint(3, 0.5, 0.7, 1e-3)
 
 
-def at(step: int) -> TrainingSoFar:
-    return TrainingSoFar(step, 10, 0, [POINT], [], None)
+def at(step: int) -> LiveProgress:
+    return LiveProgress(step, 10, 0, [POINT], [], None)
 
 
 def test_it_is_written_as_it_goes_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,5 +57,5 @@ def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
     path = tmp_path / "so_far.json"
     so_far.write(path, at(1))
     with pytest.raises(ValueError):
-        so_far.write(path, TrainingSoFar(2, 10, 0, [LossPoint(3, 0.5, float("nan"), 1e-3)], [], None))
-    assert from_json(path.read_bytes(), TrainingSoFar, path) == at(1)
+        so_far.write(path, LiveProgress(2, 10, 0, [LossPoint(3, 0.5, float("nan"), 1e-3)], [], None))
+    assert from_json(path.read_bytes(), LiveProgress, path) == at(1)

@@ -14,13 +14,13 @@ from torch import nn
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.factory import Predictor
 from slipstream.proofs.gpu.waits import NoWaits
-from slipstream.train.checkpoint.manager import Restored
+from slipstream.train.checkpoint.manager import RestoredCheckpoint
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.objective import evaluate_split
 from slipstream.train.loop.optimizer import (
     AveragedWeights,
-    Verdict,
+    GradientCheck,
     judge,
     learning_rate,
     make_optimizer,
@@ -142,7 +142,7 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
         monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor, known=known: known)
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=fused)
         before = [p.detach().clone() for p in parameters]
-        update(optimizer, Verdict(verdict.norm, torch.ones(())))
+        update(optimizer, GradientCheck(verdict.norm, torch.ones(())))
         assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
         update(optimizer, verdict)
         assert not torch.equal(parameters[0], before[0]) and torch.equal(parameters[2], before[2])
@@ -307,8 +307,8 @@ def test_losses_that_were_not_added_up_yet_come_back(
 ) -> None:
     state = state_of(nets.with_unused(SIGNATURE), TrainingConfig())
     progress = {"progress": {"step": 9}, "best_weights": state.best_weights}
-    state.apply(Restored(9, progress, tuple(owns), "", same_world, ()), on_cpu(rank, 2))
+    state.apply(RestoredCheckpoint(9, progress, tuple(owns), "", same_world, ()), on_cpu(rank, 2))
     assert (state.loss_sums, state.pending_points, state.progress.step) == (losses, points, 9)
     resaved = state.rank_state()
-    state.apply(Restored(9, progress, (resaved, resaved), "", True, ()), on_cpu(rank, 2))
+    state.apply(RestoredCheckpoint(9, progress, (resaved, resaved), "", True, ()), on_cpu(rank, 2))
     assert (state.loss_sums, state.pending_points) == (losses, points)

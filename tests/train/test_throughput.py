@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.train.config import TrainingConfig
@@ -58,7 +58,7 @@ def figures(child: object) -> object:
     from slipstream.train import throughput as module
 
     module.measured_peak = lambda device, kind: 1e9
-    group = Group(dist.get_rank(), dist.get_world_size(), CPU, "gloo")
+    group = RankContext(dist.get_rank(), dist.get_world_size(), CPU, "gloo")
     return throughput(rows=1000, seconds=4.0, tokens_per_row=8, flops_per_row=1e6, kind="fp32", group=group)
 
 

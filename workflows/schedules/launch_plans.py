@@ -65,7 +65,7 @@ def notifications(notify: Notify) -> list[Email | Slack]:
     return [kind(phases=phases, recipients_email=addresses) for kind, addresses in kinds if addresses]
 
 
-class Started(NamedTuple):
+class ScheduledWorkflows(NamedTuple):
     """Workflows of a schedule for manual and scheduled starts, and their inputs.
 
     ``told_when`` is True if ``by_schedule`` has the further inputs ``cron`` and ``kickoff`` (the due time).
@@ -77,7 +77,7 @@ class Started(NamedTuple):
     told_when: bool
 
 
-def started(schedule: AnySchedule) -> Started:
+def started(schedule: AnySchedule) -> ScheduledWorkflows:
     """Return the workflows and inputs of a schedule.
 
     A new kind of schedule needs a case here, settings in :mod:`.settings` and a description in :mod:`.command`.
@@ -85,21 +85,21 @@ def started(schedule: AnySchedule) -> Started:
     match schedule:
         case TrainingSchedule(registry=""):
             inputs = {"data": schedule.data, "target": schedule.target}
-            return Started(train_and_export, train_on_schedule, inputs, told_when=True)
+            return ScheduledWorkflows(train_and_export, train_on_schedule, inputs, told_when=True)
         case TrainingSchedule():
             inputs = {"data": schedule.data, "target": schedule.target, "registry": schedule.registry}
-            return Started(train_and_promote, promote_on_schedule, inputs, told_when=True)
+            return ScheduledWorkflows(train_and_promote, promote_on_schedule, inputs, told_when=True)
         case ScoringSchedule():
             inputs = {"registry": schedule.registry, "data": schedule.data, "output": schedule.output}
             if not schedule.training_data:
-                return Started(score, score, inputs, told_when=False)
+                return ScheduledWorkflows(score, score, inputs, told_when=False)
             inputs |= {"training_data": schedule.training_data, "target": schedule.target}
-            return Started(retrain_if_drifted, retrain_if_drifted, inputs, told_when=False)
+            return ScheduledWorkflows(retrain_if_drifted, retrain_if_drifted, inputs, told_when=False)
         case SweepSchedule():
             inputs = {"data": schedule.data, "target": schedule.target}
-            return Started(sweep, sweep_on_schedule, inputs, told_when=True)
+            return ScheduledWorkflows(sweep, sweep_on_schedule, inputs, told_when=True)
         case CollectivesSchedule():
-            return Started(benchmark, benchmark, {}, told_when=False)
+            return ScheduledWorkflows(benchmark, benchmark, {}, told_when=False)
 
 
 def launch_plan(name: str, schedule: AnySchedule) -> LaunchPlan:

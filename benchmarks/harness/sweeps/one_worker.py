@@ -13,11 +13,11 @@ from slipstream.artifacts.homes import Holder
 from slipstream.config import RunConfig
 from slipstream.sweep import worker
 from slipstream.sweep.engine import work
-from slipstream.sweep.worker import Pod
+from slipstream.sweep.worker import WorkerPod
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     worker.train_trial = noted_trial
     worker.MODULES = (*worker.MODULES, "harness.sweeps.noted_trial")
-    pod = Pod(place / "prepared", place / "scratch", 1, Holder("benchmark"))
+    pod = WorkerPod(place / "prepared", place / "scratch", 1, Holder("benchmark"))
     work(RunConfig.from_file(place / "run.json"), str(place / "store"), pod)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from harness.sweeps.problem import EPOCHS, SPACE, Problem
 from slipstream.config import RunConfig
 from slipstream.sweep import study
-from slipstream.sweep.records import Ended, Point, Reported, Trial
+from slipstream.sweep.records import CurvePoint, RungReported, TrialEnded, TrialHistory
 from slipstream.sweep.space import parameters_of
 from slipstream.sweep.store import best_of
 
@@ -62,8 +62,8 @@ class Simulation:
         self._problem, self._sweep, self._budget = problem, config.sweep, budget
         self._parameters = parameters_of(config)
         self._preemptions = preemptions
-        self._trials: list[Trial] = []
-        self._curves: list[list[Point]] = []
+        self._trials: list[TrialHistory] = []
+        self._curves: list[list[CurvePoint]] = []
         self._cost = 0.0
 
     def run(self, workers: int) -> Found:
@@ -101,7 +101,7 @@ class Simulation:
     def _propose(self) -> int:
         number = len(self._trials)
         values = study.propose(self._sweep, self._parameters, self._trials).values
-        self._trials.append(Trial(number, values))
+        self._trials.append(TrialHistory(number, values))
         self._curves.append([])
         return number
 
@@ -109,17 +109,17 @@ class Simulation:
         trial, curve = self._trials[number], self._curves[number]
         if epoch > len(curve):  # otherwise this epoch is repeated after a restart
             loss = self._problem.loss(trial.values, epoch)
-            curve.append(Point(1000 * epoch, loss, min(loss, curve[-1].best if curve else math.inf)))
+            curve.append(CurvePoint(1000 * epoch, loss, min(loss, curve[-1].best if curve else math.inf)))
         if epoch == EPOCHS:
-            self._trials[number] = replace(trial, ended=Ended("complete", curve[-1].best, curve))
+            self._trials[number] = replace(trial, ended=TrialEnded("complete", curve[-1].best, curve))
         elif self._stops(trial, curve[epoch - 1]):
-            self._trials[number] = replace(self._trials[number], ended=Ended("pruned", curve[-1].best, curve))
+            self._trials[number] = replace(self._trials[number], ended=TrialEnded("pruned", curve[-1].best, curve))
 
-    def _stops(self, trial: Trial, point: Point) -> bool:
+    def _stops(self, trial: TrialHistory, point: CurvePoint) -> bool:
         """Return True if a worker would prune the trial at this point, and add this to the trial's reports."""
         if not study.is_due(RUNGS, trial, point.progress):
             return False
-        report = Reported(point.progress, point.best, stops=False)
+        report = RungReported(point.progress, point.best, stops=False)
         stops = study.stops(self._sweep, RUNGS, self._trials, trial, report)
         self._trials[trial.number] = replace(trial, reports=(*trial.reports, replace(report, stops=stops)))
         return stops

@@ -91,7 +91,7 @@ def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path
 class StreamedData(PreparedData):
     """Prepared data whose blocks are downloaded by ``stream``: prefetched, or when first read."""
 
-    stream: Stream
+    stream: BlockStream
 
     def verified(self, blocks: list[Block]) -> Iterator[np.ndarray]:
         self.stream.fetch(blocks)
@@ -104,10 +104,12 @@ class StreamedData(PreparedData):
 def open_prepared(directory: Path) -> PreparedData:
     """Open prepared data or a stub of it in ``directory``. Raises ``DamagedArtifact`` if it is incomplete."""
     data = PreparedData.open(directory)
-    return StreamedData(data.artifact, data.signature, Stream(data.artifact)) if (directory / STUB).exists() else data
+    return (
+        StreamedData(data.artifact, data.signature, BlockStream(data.artifact)) if (directory / STUB).exists() else data
+    )
 
 
-class Stream:
+class BlockStream:
     """Disk cache of a stub's blocks in this process; several iterators may share it."""
 
     def __init__(self, artifact: Artifact) -> None:

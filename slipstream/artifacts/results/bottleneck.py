@@ -17,7 +17,7 @@ CONTENDED = "contended"
 
 
 @dataclass(frozen=True)
-class Observed:
+class AttemptLosses:
     """Measurements of one attempt while it trained."""
 
     #: Wall-clock seconds of all steps, the waits between them, evaluations and pauses for checkpoints.
@@ -57,7 +57,7 @@ class Bottleneck:
     seconds: float
     steps: int
     phases: dict[str, float]
-    #: Gradient exchange of the longest attempt, as in :class:`Observed`.
+    #: Gradient exchange of the longest attempt, as in :class:`AttemptLosses`.
     exchanged_bytes: int = 0
     least_exchange_s: float = 0.0
 

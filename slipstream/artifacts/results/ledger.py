@@ -18,7 +18,7 @@ from typing import Any
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.records import decode_record
-from slipstream.artifacts.results.bottleneck import Observed
+from slipstream.artifacts.results.bottleneck import AttemptLosses
 from slipstream.artifacts.results.devices import LATEST
 from slipstream.artifacts.results.training import Goodput
 from slipstream.logs import logger
@@ -66,7 +66,7 @@ class AttemptRecord:
     pods: int = 1
     #: Times in seconds since its start at which evaluations and checkpoints ended, by :data:`EVENTS`.
     events: dict[str, list[float]] = field(default_factory=dict)
-    #: :class:`.Observed` as JSON; None before the first step.
+    #: :class:`.AttemptLosses` as JSON; None before the first step.
     observed: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -176,8 +176,8 @@ def decode_attempt(content: bytes) -> AttemptRecord | None:
     return dataclasses.replace(record, seconds={name: record.seconds.get(name, 0.0) for name in ACTIVITIES})
 
 
-def observed_in(attempts: Sequence[AttemptRecord]) -> list[Observed]:
+def observed_in(attempts: Sequence[AttemptRecord]) -> list[AttemptLosses]:
     """Return the measurements of all attempts except those in a later version's format."""
     trees = (attempt.observed for attempt in attempts if attempt.observed is not None)
-    decoded = (decode_record(canonical_json(tree), Observed) for tree in trees)
+    decoded = (decode_record(canonical_json(tree), AttemptLosses) for tree in trees)
     return [observed for observed in decoded if observed is not None]

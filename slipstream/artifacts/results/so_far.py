@@ -8,7 +8,7 @@ from slipstream.artifacts.results.training import LossPoint, ValidationPoint
 
 
 @dataclass(frozen=True)
-class AttemptSoFar:
+class LiveAttempt:
     """Progress of one attempt; steps are optimiser steps at its start, at its last checkpoint, and now."""
 
     number: int
@@ -25,7 +25,7 @@ class AttemptSoFar:
 
 
 @dataclass(frozen=True)
-class TrainingSoFar:
+class LiveProgress:
     """Losses and attempts of a training up to now.
 
     Loss points after the last evaluation are rank 0's only.
@@ -37,4 +37,4 @@ class TrainingSoFar:
     steps: list[LossPoint]
     evaluations: list[ValidationPoint]
     best: ValidationPoint | None
-    attempts: list[AttemptSoFar] = field(default_factory=list)
+    attempts: list[LiveAttempt] = field(default_factory=list)

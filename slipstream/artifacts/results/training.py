@@ -56,7 +56,7 @@ class SkippedStep:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class RollbackRange:
     """Rollback after non-finite steps: to the checkpoint at step ``after``, omitting the steps up to ``through``."""
 
     after: int
@@ -86,7 +86,7 @@ class History:
     parameters: int
     world: ProcessGroupFigures
     skipped: list[SkippedStep] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[RollbackRange] = field(default_factory=list)
     #: Number of trained parameters; None in older trainings, which trained all.
     trained: int | None = None
 

@@ -16,7 +16,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.timing import FEWEST, slowest, time_cases, warm_up
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.operations.cases import Kind, prepare
+from slipstream.collectives.operations.cases import OperationKind, prepare
 from slipstream.collectives.operations.feasibility import free_memory_of, refuse_too_large, select_kinds
 from slipstream.interconnect.fingerprint import fingerprint_of
 from slipstream.interconnect.profile import Measurement, Mode, NetworkProfile, Overlap
@@ -28,7 +28,7 @@ PAIR_BYTES = 1 << 20
 #: running it, so it would hide nothing.
 CPU_ORDER, GPU_ORDER = 192, 4096
 TURNS = 5
-ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
+ALL_REDUCE = OperationKind("all_reduce", reduction="sum", in_place=True)
 
 
 def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
@@ -82,7 +82,9 @@ def measurements_of(worker: WorkerContext, config: CollectivesConfig) -> Iterato
                     yield measure(worker, kind, size, mode, config.budget, in_flight)
 
 
-def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: float, in_flight: int = 1) -> Measurement:
+def measure(
+    worker: WorkerContext, kind: OperationKind, size: int, mode: Mode, budget: float, in_flight: int = 1
+) -> Measurement:
     """Measure one case: an operation at one size in one mode."""
     worker.set_activity(f"{kind} of {size} bytes" if size else str(kind))
     cases = [prepare(kind, size, worker.device) for _ in range(in_flight)]
@@ -105,7 +107,7 @@ def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: fl
 def measure_pairs(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
     """Measure every pair of ranks in turn, while the other ranks wait."""
     for pair in combinations(range(dist.get_world_size()), 2):
-        kind = Kind("send_recv", members=pair)
+        kind = OperationKind("send_recv", members=pair)
         yield measure(worker, kind, min(PAIR_BYTES, config.largest), "loop", config.budget)
 
 

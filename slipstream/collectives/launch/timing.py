@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slipstream.collectives.operations.cases import Case
+from slipstream.collectives.operations.cases import OperationCase
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import Launch, Mode
@@ -44,7 +44,7 @@ READING_S, MOST_CALLS = 0.001, 200
 BLOCK = 0.2
 
 
-def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.device) -> Launch:
+def time_cases(cases: Sequence[OperationCase], mode: Mode, budget: float, device: torch.device) -> Launch:
     """Time the ``cases``, started together, for about ``budget`` seconds at most.
 
     All ranks call this and get the same result. Outputs are checked before and after; ``AgreedUserError`` is raised on
@@ -73,7 +73,7 @@ def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.d
     return Launch(tuple(round(float(seconds), 9) for seconds in longest), narrow, tuple(medians))
 
 
-def warm_up(case: Case, device: torch.device) -> None:
+def warm_up(case: OperationCase, device: torch.device) -> None:
     """Run ``case`` for ``WARM_UP_S`` seconds; all ranks call this."""
     case.clear()
     spent, count = 0.0, FEWEST
@@ -83,7 +83,7 @@ def warm_up(case: Case, device: torch.device) -> None:
         count = int(np.clip(WARM_UP_S / 10 / max(SHORTEST_S, float(np.median(block))), 1, MOST))
 
 
-def run(cases: Sequence[Case]) -> None:
+def run(cases: Sequence[OperationCase]) -> None:
     works = [work for case in cases for work in case.start()]
     for work in works:
         if work is not None:
@@ -110,7 +110,7 @@ def slowest(seconds: np.ndarray, device: torch.device) -> np.ndarray:
     return longest.cpu().numpy()
 
 
-def calls_of_a_reading(cases: Sequence[Case], mode: Mode, device: torch.device) -> int:
+def calls_of_a_reading(cases: Sequence[OperationCase], mode: Mode, device: torch.device) -> int:
     """Return the number of calls between two clock readings; equal on all ranks."""
     if device.type != "cuda" or mode == "barrier":
         return 1
@@ -118,7 +118,9 @@ def calls_of_a_reading(cases: Sequence[Case], mode: Mode, device: torch.device) 
     return int(np.clip(np.ceil(READING_S / max(SHORTEST_S, float(np.median(once)))), 1, MOST_CALLS))
 
 
-def time_block(cases: Sequence[Case], mode: Mode, count: int, device: torch.device, calls: int = 1) -> list[float]:
+def time_block(
+    cases: Sequence[OperationCase], mode: Mode, count: int, device: torch.device, calls: int = 1
+) -> list[float]:
     """Return the seconds of ``count`` iterations by this rank's clock.
 
     An iteration is one call; on a GPU it is the mean of ``calls`` calls.
@@ -127,7 +129,7 @@ def time_block(cases: Sequence[Case], mode: Mode, count: int, device: torch.devi
     return time_on_gpu(cases, mode, count, calls) if device.type == "cuda" else time_on_cpu(cases, mode, count)
 
 
-def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
+def time_on_cpu(cases: Sequence[OperationCase], mode: Mode, count: int) -> list[float]:
     """Time by the wall clock: a gloo operation is complete when ``wait`` returns."""
     seconds = []
     for _ in range(count):
@@ -139,7 +141,7 @@ def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
     return seconds
 
 
-def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int, calls: int) -> list[float]:
+def time_on_gpu(cases: Sequence[OperationCase], mode: Mode, count: int, calls: int) -> list[float]:
     """Time iterations of ``calls`` calls with CUDA events on the current stream.
 
     The current stream waits for the communication stream, so the events include the communication.
@@ -156,7 +158,7 @@ def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int, calls: int) -> li
     return [started.elapsed_time(ended) / 1e3 / calls for started, ended in events]
 
 
-def check(cases: Sequence[Case]) -> None:
+def check(cases: Sequence[OperationCase]) -> None:
     """Run the cases on reference data and check this rank's output.
 
     Raises ``AgreedUserError`` on all ranks if the output of any rank is wrong.

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from slipstream.distributed import fork_server
-from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
 from slipstream.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ WORST: tuple[Ending, ...] = ("refused", "failed", "died", "silent", "lost")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WorkerOutcome:
     """How a worker ended, the reason, and its activity at that time."""
 
     kind: Ending
@@ -37,7 +37,7 @@ class Outcome:
     during: str = ""
 
 
-def raise_if_failed(outcomes: Mapping[int, Outcome], timeout: float) -> None:
+def raise_if_failed(outcomes: Mapping[int, WorkerOutcome], timeout: float) -> None:
     """Raise the outcome that comes first in ``WORST``, the same on all ranks.
 
     ``UserError`` for a refusal, ``Interrupted`` naming the ranks that died or did not answer, ``RuntimeError`` for a
@@ -114,10 +114,10 @@ class WorkerProcess:
         self._process = fork_server.process(worker_main, (spec, worker_end, environment, work, arguments))
         worker_end.close()
         self.during = "its start"
-        self._outcome: Outcome | None = None
+        self._outcome: WorkerOutcome | None = None
         self.result: Any = None
 
-    def outcome(self, patience: float) -> Outcome | None:
+    def outcome(self, patience: float) -> WorkerOutcome | None:
         """Return the worker's outcome; None if it still runs after ``patience`` seconds."""
         wait([self._pipe, self._process.sentinel], timeout=patience)
         try:
@@ -125,7 +125,7 @@ class WorkerProcess:
                 self._receive(*self._pipe.recv())
         except (EOFError, OSError):
             self._process.join()
-            self._outcome = Outcome("died", describe_exit(self._process.exitcode), self.during)
+            self._outcome = WorkerOutcome("died", describe_exit(self._process.exitcode), self.during)
         if self._outcome:
             self._process.join()
         return self._outcome
@@ -134,14 +134,14 @@ class WorkerProcess:
         if kind == "activity":
             self.during = value
         elif kind == "done":
-            self._outcome, self.result = Outcome("done"), value
+            self._outcome, self.result = WorkerOutcome("done"), value
         else:
-            self._outcome = Outcome(kind, value, self.during)
+            self._outcome = WorkerOutcome(kind, value, self.during)
 
-    def kill(self) -> Outcome:
+    def kill(self) -> WorkerOutcome:
         self._process.kill()
         self._process.join()
-        return Outcome("silent", "", self.during)
+        return WorkerOutcome("silent", "", self.during)
 
 
 def describe_exit(code: int | None) -> str:
@@ -187,11 +187,11 @@ def ending_of(call: Callable[[], object]) -> tuple[str, object]:
     except Exception as error:
         why = str(error).partition("\n")[0]
         match meaning_of(error):
-            case Meaning.MEMORY:
+            case ErrorMeaning.MEMORY:
                 return "refused", f"collectives.largest: out of memory ({error}); expected less"
-            case Meaning.BROKEN:
+            case ErrorMeaning.BROKEN:
                 return "died", why
-            case Meaning.PEER:
+            case ErrorMeaning.PEER:
                 return "lost", why
         return "failed", traceback.format_exc()
 

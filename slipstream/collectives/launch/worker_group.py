@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from slipstream.collectives.launch.worker import Outcome, WorkerProcess, WorkerSpec, named, raise_if_failed
+from slipstream.collectives.launch.worker import WorkerOutcome, WorkerProcess, WorkerSpec, named, raise_if_failed
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.errors import Interrupted, UserError
 
@@ -200,17 +200,19 @@ class WorkerGroup:
             finally:
                 for worker in workers.values():
                     worker.kill()
-            outcomes = self._gather_outcomes(f"{name}/outcome", dict.fromkeys(self.ranks, Outcome("done")) | outcomes)
+            outcomes = self._gather_outcomes(
+                f"{name}/outcome", dict.fromkeys(self.ranks, WorkerOutcome("done")) | outcomes
+            )
         raise_if_failed(outcomes, self.timeout)
         return workers[0].result if self.is_leader else None
 
-    def _gather_outcomes(self, key: str, own: Mapping[int, Outcome]) -> dict[int, Outcome]:
+    def _gather_outcomes(self, key: str, own: Mapping[int, WorkerOutcome]) -> dict[int, WorkerOutcome]:
         """Return the outcomes of all ranks' workers; ``own`` are those of this process."""
         values = {rank: [outcome.kind, outcome.why, outcome.during] for rank, outcome in own.items()}
         succeeded = all(outcome.kind == "done" for outcome in own.values())
         received = self.gather(key, values, self.timeout if succeeded else 2 * GRACE)
         missing = ("silent", "", "its launch")
-        return {rank: Outcome(*received.get(rank, missing)) for rank in range(self.world)}
+        return {rank: WorkerOutcome(*received.get(rank, missing)) for rank in range(self.world)}
 
     def _worker_specs(self, ranks_by_host: Sequence[Sequence[int]], prefix: str) -> Iterator[tuple[WorkerSpec, int]]:
         """Yield the specification of every worker of this process, with its rank among all ranks."""
@@ -225,12 +227,12 @@ class WorkerGroup:
         while not any(self.store.check([key]) for key in keys):
             time.sleep(POLL)
 
-    def _watch(self, workers: Mapping[int, WorkerProcess], failure: str) -> dict[int, Outcome]:
+    def _watch(self, workers: Mapping[int, WorkerProcess], failure: str) -> dict[int, WorkerOutcome]:
         """Return the outcomes of this process's workers.
 
         Once a worker of any rank fails, the others are killed after ``GRACE`` seconds.
         """
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, WorkerOutcome] = {}
         deadline: float | None = None
         while waiting := workers.keys() - outcomes.keys():
             for rank in waiting:

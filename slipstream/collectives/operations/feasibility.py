@@ -14,20 +14,20 @@ from pathlib import Path
 import torch
 
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, IN_AND_OUT_OF_PLACE, REDUCING, Kind
+from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, IN_AND_OUT_OF_PLACE, REDUCING, OperationKind
 from slipstream.errors import UserError
 from slipstream.interconnect.topology import gather_from_ranks
 from slipstream.machine.limits import MEMORY, memory_limit, memory_used, quantity_in_environment, read
 
 
-def unsupported_reason(backend: str, kind: Kind) -> str:
+def unsupported_reason(backend: str, kind: OperationKind) -> str:
     """Return why the backend (as of torch 2.13) cannot run ``kind``; "" if it can."""
     if backend == "gloo" and kind.reduction == "avg" and kind.dtype.startswith("int"):
         return "gloo cannot average integers: it raises when waited for, and the next operation fails, too"
     return ""
 
 
-def kinds(config: CollectivesConfig) -> list[Kind]:
+def kinds(config: CollectivesConfig) -> list[OperationKind]:
     """Return every requested combination of operation, data type and reduction.
 
     With ``collectives.in_place``, operations that work in and out of place appear twice.
@@ -39,11 +39,11 @@ def kinds(config: CollectivesConfig) -> list[Kind]:
         places = [operation in ALWAYS_IN_PLACE]
         if config.in_place and operation in IN_AND_OUT_OF_PLACE:
             places = [False, True]
-        found += [Kind(operation, d, r, place) for d in dtypes for r in reductions for place in places]
+        found += [OperationKind(operation, d, r, place) for d in dtypes for r in reductions for place in places]
     return found
 
 
-def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[list[Kind], list[str]]:
+def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[list[OperationKind], list[str]]:
     """Return the kinds to measure, and a line about kinds that a single process skips.
 
     Raises ``UserError`` for kinds that the backend lacks.
@@ -59,21 +59,23 @@ def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[l
     return alone, left_out
 
 
-def memory_needed(config: CollectivesConfig, asked: Iterable[Kind]) -> tuple[int, Kind]:
+def memory_needed(config: CollectivesConfig, asked: Iterable[OperationKind]) -> tuple[int, OperationKind]:
     """Return the bytes that a rank needs for the largest case, and that case's kind.
 
     Counted are the buffers of all operations in flight, and ``collectives.largest`` once more for the backend's copies.
     """
     in_flight = max(config.in_flight)
 
-    def bytes_of(kind: Kind) -> int:
+    def bytes_of(kind: OperationKind) -> int:
         buffers = 1 if kind.in_place else 2
         return config.largest * (buffers * in_flight + 1) if kind.dtype else 0
 
     return max(((bytes_of(kind), kind) for kind in asked), key=lambda found: found[0])
 
 
-def refuse_too_large(config: CollectivesConfig, asked: Sequence[Kind], places: Mapping[int, tuple[str, int]]) -> None:
+def refuse_too_large(
+    config: CollectivesConfig, asked: Sequence[OperationKind], places: Mapping[int, tuple[str, int]]
+) -> None:
     """Raise ``UserError`` unless the largest case fits into the free memory.
 
     ``places`` has for every rank the name of its memory (a GPU, or a host shared by its ranks) and the free bytes

@@ -19,7 +19,7 @@ FEWEST_TURNS = 5
 
 
 @dataclass(frozen=True)
-class Decision:
+class SpeedTest:
     """Result of the test; ``gain`` is current time / time with the other setting, 1 for no difference."""
 
     #: True if the other setting wins.
@@ -37,7 +37,7 @@ class Decision:
         return gain if self.change else f"no change: {gain}; a gain of less than {self.unseen:.0%} would not be seen"
 
 
-def decide(in_use: Sequence[float], other: Sequence[float], tried: int) -> Decision:
+def decide(in_use: Sequence[float], other: Sequence[float], tried: int) -> SpeedTest:
     """Compare two settings by their seconds in every turn; ``tried`` is the number of settings tried in all.
 
     The interval is Student's t for the mean logarithm of the turns' ratios. The test is one-sided at the level
@@ -51,4 +51,4 @@ def decide(in_use: Sequence[float], other: Sequence[float], tried: int) -> Decis
     half = quantile * float(ratios.std(ddof=1)) / turns**0.5
     change = middle - half > 0 and middle >= np.log1p(MATTERS)
     gain, low, high = (float(np.exp(middle + sign * half)) for sign in (0, -1, 1))
-    return Decision(bool(change), gain, low, high, turns, max(MATTERS, float(np.expm1(2 * half))))
+    return SpeedTest(bool(change), gain, low, high, turns, max(MATTERS, float(np.expm1(2 * half))))

@@ -21,7 +21,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.engine import made_by, rendezvous_and_check
 from slipstream.collectives.launch.measurements import inspect_group
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.tune.decision import FEWEST_TURNS, Decision, decide
+from slipstream.collectives.tune.decision import FEWEST_TURNS, SpeedTest, decide
 from slipstream.collectives.tune.steps import Model, measure_compute, time_alternately, time_in_one_launch
 from slipstream.errors import Interrupted, UserError
 from slipstream.interconnect.history import ProfileHistory, TuningHistory
@@ -32,9 +32,9 @@ from slipstream.interconnect.tuning import (
     COPIED,
     FOR_ALL_REDUCE,
     DdpSettings,
-    Trial,
     TrialVerdict,
     Tuning,
+    TuningTrial,
     changes_numbers,
 )
 from slipstream.logs import logger
@@ -175,28 +175,30 @@ class Tuner:
         self.ddp = candidate.applied(self.ddp)
         self.environment |= candidate.environment
 
-    def evaluate(self, candidate: TuningCandidate, seconds: float) -> Trial:
+    def evaluate(self, candidate: TuningCandidate, seconds: float) -> TuningTrial:
         """Compare a candidate with the best settings so far, for ``seconds``.
 
         The trial is meaningful only in rank 0's process.
         """
         if not seconds:
-            return Trial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
+            return TuningTrial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
         try:
             compare = self._over_launches if candidate.environment else self._in_turns
             decisions = compare(candidate, seconds)
         except (UserError, Interrupted, RuntimeError) as error:
-            return Trial(candidate.name, "failed", why=str(error).strip().splitlines()[-1])
-        return self._judged(candidate, decisions) if self.workers.is_leader else Trial(candidate.name, "no change")
+            return TuningTrial(candidate.name, "failed", why=str(error).strip().splitlines()[-1])
+        return (
+            self._judged(candidate, decisions) if self.workers.is_leader else TuningTrial(candidate.name, "no change")
+        )
 
-    def _in_turns(self, candidate: TuningCandidate, seconds: float) -> list[Decision]:
+    def _in_turns(self, candidate: TuningCandidate, seconds: float) -> list[SpeedTest]:
         other = candidate.applied(self.ddp)
         turns = self.workers.launch(
             time_alternately, self.model, self.ddp, other, seconds, environment=self.environment
         )
         return [decide(turns[0], turns[1], self.candidates)] if turns else []
 
-    def _over_launches(self, candidate: TuningCandidate, seconds: float) -> list[Decision]:
+    def _over_launches(self, candidate: TuningCandidate, seconds: float) -> list[SpeedTest]:
         """Compare alternate launches without and with the candidate's variables.
 
         Returns the decisions for a bare all_reduce and for a training step.
@@ -213,7 +215,7 @@ class Tuner:
         without, with_it = ([list(column) for column in zip(*launches, strict=True)] for launches in found)
         return [decide(*pair, self.candidates) for pair in zip(without, with_it, strict=True)]
 
-    def _judged(self, candidate: TuningCandidate, decisions: list[Decision]) -> Trial:
+    def _judged(self, candidate: TuningCandidate, decisions: list[SpeedTest]) -> TuningTrial:
         """Return the trial; the candidate is taken if all decisions favour it.
 
         The figures are those of the last decision (training step).
@@ -223,4 +225,4 @@ class Tuner:
             allowed = self.may_change_numbers or not candidate.may_change_numbers(self.workers.world)
             verdict = "taken" if allowed else "may change numbers"
         step = decisions[-1]
-        return Trial(candidate.name, verdict, step.gain, step.low, step.high, step.turns, step.unseen)
+        return TuningTrial(candidate.name, verdict, step.gain, step.low, step.high, step.turns, step.unseen)

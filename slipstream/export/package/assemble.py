@@ -24,7 +24,7 @@ from slipstream.artifacts.results.export import (
 )
 from slipstream.errors import UserError
 from slipstream.export.check import OUTPUT, RAW, TENSORS, column_of, providers
-from slipstream.export.package.metadata import Origin, entries, is_coarse, with_metadata
+from slipstream.export.package.metadata import ModelProvenance, entries, is_coarse, with_metadata
 from slipstream.export.package.raw_columns import BOOLEAN, TEXT, TIME, RawColumns, read_columns
 from slipstream.export.package.raw_model import encoder, raw_model
 from slipstream.export.package.samples import ROWS, draw_raw, draw_tensors
@@ -42,7 +42,12 @@ UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)"
 
 
 def assemble(
-    writer: ArtifactWriter, chosen: Path, deployed: ModelSignature, data: PreparedData, origin: Origin, real: bool
+    writer: ArtifactWriter,
+    chosen: Path,
+    deployed: ModelSignature,
+    data: PreparedData,
+    origin: ModelProvenance,
+    real: bool,
 ) -> DeployedSignature:
     """Write ``model.onnx``, sample rows and, if the columns allow it, ``model.raw.onnx`` into the artifact.
 
@@ -75,7 +80,11 @@ def assemble(
 
 
 def write_raw(
-    writer: ArtifactWriter, model: onnx.ModelProto, columns: RawColumns, deployed: ModelSignature, origin: Origin
+    writer: ArtifactWriter,
+    model: onnx.ModelProto,
+    columns: RawColumns,
+    deployed: ModelSignature,
+    origin: ModelProvenance,
 ) -> RawSignature:
     """Write ``model.raw.onnx`` and raw sample rows with its outputs.
 

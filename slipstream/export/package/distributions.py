@@ -16,7 +16,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.distributions import Bins, Distributions
 from slipstream.comparison.bins import fit_numbers, fit_predictions, fit_texts
 from slipstream.export.package.decode import decode
-from slipstream.export.package.raw_columns import FIRST, MISSING, UNSEEN, Category, columns_of
+from slipstream.export.package.raw_columns import FIRST, MISSING, UNSEEN, CategoryInput, columns_of
 from slipstream.models.predict import ModelFunction, predict
 
 #: Maximum rows and bytes of the sample.
@@ -49,7 +49,7 @@ def of_columns(statistics: Mapping[str, Any], records: np.ndarray) -> dict[str, 
     return {name: found[name] for name in columns.types}
 
 
-def of_codes(category: Category, codes: np.ndarray) -> Bins:
+def of_codes(category: CategoryInput, codes: np.ndarray) -> Bins:
     counts = np.bincount(codes, minlength=FIRST + len(category.vocabulary)).tolist()
     known = Counter(dict(zip(category.vocabulary, counts[FIRST:], strict=True)))
     return fit_texts(known, counts[MISSING], counts[UNSEEN])

@@ -85,10 +85,10 @@ def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
 def write_adapter(writer: ArtifactWriter, network: Transformer, config: ModelConfig) -> LibraryFiles:
     """Write the LoRA adapters in peft's format."""
     from slipstream.models.adapters.layers import is_adapter
-    from slipstream.models.adapters.peft_files import Adapter, peft_files
+    from slipstream.models.adapters.peft_files import NewAdapter, peft_files
 
     tensors = {name: tensor for name, tensor in network.state_dict().items() if is_adapter(name)}
-    files = peft_files(Adapter(config.lora, config.base, tensors))
+    files = peft_files(NewAdapter(config.lora, config.base, tensors))
     for name, content in files.items():
         writer.write_bytes(f"{ADAPTER}/{name}", content)
     sizes = [len(content) for name, content in files.items() if name.endswith(WEIGHTS)]

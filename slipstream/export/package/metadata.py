@@ -27,7 +27,7 @@ def with_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> onnx.Mo
 
 
 @dataclass(frozen=True)
-class Origin:
+class ModelProvenance:
     """Provenance of a model: the fingerprints in ``made_by``, its licence and target CPUs."""
 
     made_by: Mapping[str, object]
@@ -36,7 +36,7 @@ class Origin:
 
 
 def entries(
-    deployed: ModelSignature, inputs: list[DeployedTensor], outputs: list[DeployedTensor], origin: Origin
+    deployed: ModelSignature, inputs: list[DeployedTensor], outputs: list[DeployedTensor], origin: ModelProvenance
 ) -> dict[str, str]:
     """Return the metadata: names, types and units of ``inputs`` and ``outputs``, classes and origin.
 

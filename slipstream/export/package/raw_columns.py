@@ -17,7 +17,7 @@ MISSING, UNSEEN, FIRST = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Number:
+class NumericInput:
     """Numeric input ``(f(x) - mean) / std``; f is "linear", or "log" with its ``scale``.
 
     x is the column or, for times, its ``part``: hour, weekday or month.
@@ -33,7 +33,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Category:
+class CategoryInput:
     """Categorical input: the index of a text in the vocabulary, see ``FIRST``."""
 
     name: str
@@ -46,8 +46,8 @@ class RawColumns:
 
     types: dict[str, str]
     missing: tuple[str, ...]
-    numbers: tuple[Number, ...]
-    categories: tuple[Category, ...]
+    numbers: tuple[NumericInput, ...]
+    categories: tuple[CategoryInput, ...]
 
     @property
     def numeric(self) -> list[str]:
@@ -75,8 +75,8 @@ def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
 
 def columns_of(statistics: Mapping[str, Any]) -> RawColumns:
     """Return the columns of a table that become numbers or categories."""
-    numbers = tuple(Number(**column) for column in statistics["numeric"])
-    categories = tuple(Category(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])
+    numbers = tuple(NumericInput(**column) for column in statistics["numeric"])
+    categories = tuple(CategoryInput(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])
     used = dict.fromkeys([n.name for n in numbers] + [c.name for c in categories])
     types = {name: statistics["types"][name] for name in used}
     return RawColumns(types, tuple(statistics["missing"]), numbers, categories)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from slipstream.export.package.raw_columns import FIRST, MISSING, TEXT, UNSEEN, Number, RawColumns
+from slipstream.export.package.raw_columns import FIRST, MISSING, TEXT, UNSEEN, NumericInput, RawColumns
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
 DAY = 86_400.0
@@ -27,7 +27,7 @@ BATCH = "batch"
 
 
 @dataclass
-class Graph:
+class GraphBuilder:
     """ONNX graph under construction; ``taken`` are the names in use."""
 
     taken: set[str]
@@ -62,7 +62,9 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
     also an output.
     """
     inner = onnx.compose.add_prefix(model, "model/")
-    outer = Graph({value.name for value in inner.graph.input} | {o for node in inner.graph.node for o in node.output})
+    outer = GraphBuilder(
+        {value.name for value in inner.graph.input} | {o for node in inner.graph.node for o in node.output}
+    )
     outer.taken |= {tensor.name for tensor in inner.graph.initializer}
     ends = [outer.name(end) for end in (("label", "probabilities") if classes else ("value",))]
     inputs = {column: outer.name(column) for column in columns.types}
@@ -87,7 +89,7 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
 
 def encoder(columns: RawColumns, opset: int) -> onnx.ModelProto:
     """Return a model of the encoding only: from raw columns to the tensors ``numeric`` and ``categorical``."""
-    graph = Graph({"numeric", "categorical"})
+    graph = GraphBuilder({"numeric", "categorical"})
     inputs = {column: graph.name(column) for column in columns.types}
     tensors = encode(graph, columns, inputs)
     types = {"numeric": TensorProto.FLOAT, "categorical": TensorProto.INT32}
@@ -105,7 +107,7 @@ def column_input(name: str, kind: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.STRING if kind == TEXT else TensorProto.DOUBLE, [BATCH, 1])
 
 
-def outer_ends(graph: Graph, output: str, classes: Sequence[str], ends: list[str]) -> list[onnx.ValueInfoProto]:
+def outer_ends(graph: GraphBuilder, output: str, classes: Sequence[str], ends: list[str]) -> list[onnx.ValueInfoProto]:
     """Append nodes for label and probabilities, or the value, and return the graph outputs."""
     if not classes:
         graph.add("Identity", output, named=ends[0])
@@ -121,7 +123,7 @@ def outer_ends(graph: Graph, output: str, classes: Sequence[str], ends: list[str
     ]
 
 
-def encode(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> dict[str, str]:
+def encode(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> dict[str, str]:
     """Append the encoding and return the names of ``numeric`` and ``categorical``, if any."""
     tensors = {}
     if columns.numbers:
@@ -133,7 +135,7 @@ def encode(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> dict[st
     return tensors
 
 
-def encode_texts(graph: Graph, texts: str, vocabulary: Sequence[str], missing: Sequence[str]) -> str:
+def encode_texts(graph: GraphBuilder, texts: str, vocabulary: Sequence[str], missing: Sequence[str]) -> str:
     """Append the int64 codes of a text column."""
     codes = {**dict.fromkeys(missing, MISSING), **{text: FIRST + index for index, text in enumerate(vocabulary)}}
     # LabelEncoder needs at least one entry.
@@ -144,7 +146,7 @@ def encode_texts(graph: Graph, texts: str, vocabulary: Sequence[str], missing: S
     )
 
 
-def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> str:
+def encode_numbers(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> str:
     """Append the float32 ``[batch, F]`` of all numeric inputs.
 
     Inputs with the same function are computed together, so the number of nodes does not grow with F.
@@ -185,23 +187,23 @@ def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) ->
 # Functions of a column: float64 ``[batch, columns]`` to the same shape
 
 
-def function_of(number: Number) -> Callable[..., str]:
+def function_of(number: NumericInput) -> Callable[..., str]:
     if number.curve == "log":
         return logarithm
     return {"": identity, "hour": hour, "weekday": weekday, "month": month}[number.part]
 
 
-def identity(_: Graph, numbers: str, __: list[Number]) -> str:
+def identity(_: GraphBuilder, numbers: str, __: list[NumericInput]) -> str:
     return numbers
 
 
-def logarithm(graph: Graph, numbers: str, taken: list[Number]) -> str:
+def logarithm(graph: GraphBuilder, numbers: str, taken: list[NumericInput]) -> str:
     size = graph.add("Div", graph.add("Abs", numbers), graph.constant([number.scale for number in taken]))
     bent = graph.add("Log", graph.add("Add", size, graph.constant(1.0)))
     return graph.add("Mul", graph.add("Sign", numbers), bent)
 
 
-def modulo(graph: Graph, numbers: str, divisor: float) -> str:
+def modulo(graph: GraphBuilder, numbers: str, divisor: float) -> str:
     """Append the remainder with the sign of ``divisor``, as in NumPy, by correcting C's fmod."""
     by = graph.constant(divisor)
     rest = graph.add("Mod", numbers, by, fmod=1)
@@ -209,16 +211,16 @@ def modulo(graph: Graph, numbers: str, divisor: float) -> str:
     return graph.add("Where", negative, graph.add("Add", rest, by), rest)
 
 
-def hour(graph: Graph, seconds: str, _: list[Number]) -> str:
+def hour(graph: GraphBuilder, seconds: str, _: list[NumericInput]) -> str:
     return graph.add("Div", modulo(graph, seconds, DAY), graph.constant(3600.0))
 
 
-def weekday(graph: Graph, seconds: str, _: list[Number]) -> str:
+def weekday(graph: GraphBuilder, seconds: str, _: list[NumericInput]) -> str:
     days = graph.add("Floor", graph.add("Div", seconds, graph.constant(DAY)))
     return modulo(graph, graph.add("Add", days, graph.constant(3.0)), 7.0)
 
 
-def month(graph: Graph, seconds: str, _: list[Number]) -> str:
+def month(graph: GraphBuilder, seconds: str, _: list[NumericInput]) -> str:
     """Append the month, 0 for January, in integer arithmetic.
 
     Uses H. Hinnant's ``civil_from_days``, in which a year starts in March.

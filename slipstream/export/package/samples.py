@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slipstream.artifacts.prepared.data import Signature
-from slipstream.export.package.raw_columns import BOOLEAN, INTEGER, TEXT, TIME, Number, RawColumns
+from slipstream.export.package.raw_columns import BOOLEAN, INTEGER, TEXT, TIME, NumericInput, RawColumns
 
 ROWS = 16
 #: Fraction of missing values in columns that had any in training.
@@ -59,7 +59,7 @@ def draw_raw(columns: RawColumns) -> dict[str, list[str] | list[float | None]]:
     return drawn
 
 
-def draw_numbers(number: Number, kind: str, rng: np.random.Generator) -> list[float | None]:
+def draw_numbers(number: NumericInput, kind: str, rng: np.random.Generator) -> list[float | None]:
     standard = rng.normal(size=ROWS)
     gaps = number.indicator & (rng.random(ROWS) < GAPS)
     values = unbend(number, number.mean + number.std * standard)
@@ -71,7 +71,7 @@ def draw_numbers(number: Number, kind: str, rng: np.random.Generator) -> list[fl
     return [None if gap else float(value) for value, gap in zip(finite, gaps, strict=True)]
 
 
-def unbend(number: Number, curved: np.ndarray) -> np.ndarray:
+def unbend(number: NumericInput, curved: np.ndarray) -> np.ndarray:
     """Return the raw numbers that a column's curve ("linear" or "log") maps to ``curved``."""
     if number.curve != "log":
         return curved

@@ -37,7 +37,7 @@ WORTH = 1.05
 VERSION = "1"
 
 
-class Name(str):
+class EnumValue(str):
     """Enum value of the protobuf, written without quotation marks."""
 
 
@@ -101,7 +101,7 @@ def configuration(
         "max_batch_size": max(speeds),
         "input": [tensor(spec) for spec in inputs],
         "output": [tensor(spec) for spec in outputs],
-        "instance_group": [{"kind": Name("KIND_CPU"), "count": 1}],
+        "instance_group": [{"kind": EnumValue("KIND_CPU"), "count": 1}],
         "parameters": [{"key": "intra_op_thread_count", "value": {"string_value": str(report.machine.threads)}}],
         "model_warmup": [
             {
@@ -132,8 +132,8 @@ def tensor(spec: DeployedTensor) -> Config:
     return {"name": spec.name, "data_type": dtype(spec), "dims": dims(spec)}
 
 
-def dtype(spec: DeployedTensor) -> Name:
-    return Name(TYPES[spec.dtype])
+def dtype(spec: DeployedTensor) -> EnumValue:
+    return EnumValue(TYPES[spec.dtype])
 
 
 def dims(spec: DeployedTensor) -> list[int]:
@@ -215,7 +215,7 @@ def lines_of(message: Config) -> Iterator[str]:
 def scalar(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if isinstance(value, (Name, int)) else json.dumps(value, ensure_ascii=False)
+    return str(value) if isinstance(value, (EnumValue, int)) else json.dumps(value, ensure_ascii=False)
 
 
 @click.command()

@@ -35,7 +35,7 @@ def write_half(prepared: Path, target: Path, kind: Half) -> None:
     """
     import onnx
 
-    converted = Converter(onnx.load(prepared), kind).model()
+    converted = HalfPrecisionConverter(onnx.load(prepared), kind).model()
     onnx.checker.check_model(converted, full_check=True)
     onnx.save(converted, target)
 
@@ -60,7 +60,7 @@ def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
     return largest_difference(*results)
 
 
-class Converter:
+class HalfPrecisionConverter:
     """Converter of one model; casts join the FP32 and 16-bit names of the same value."""
 
     def __init__(self, source: onnx.ModelProto, kind: Half) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.export import VariantFigures
 from slipstream.comparison.quality import UNITS, right_of
-from slipstream.export.choose import VariantVerdict
+from slipstream.export.choose import GateResult
 from slipstream.export.config import ExportConfig
 from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.quantize.recipes import CONVOLUTIONS, FOR_GPUS, Recipe, recipes_for
@@ -134,7 +134,7 @@ def make_all(
 
     fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()
     recipes = FOR_GPUS if config.provider == "cuda" else recipes_for(onnx.load(quantiser.fp32))
-    late = VariantVerdict("not tried", f"the time limit was reached (export.seconds: {config.seconds:g})")
+    late = GateResult("not tried", f"the time limit was reached (export.seconds: {config.seconds:g})")
     for recipe in recipes:
         path = directory / f"model.{recipe.code}.onnx"
         try:
@@ -144,10 +144,10 @@ def make_all(
                 quantiser.make(recipe, path)
                 content = path.read_bytes()
                 if content in seen:
-                    verdict = VariantVerdict("the same", f"gives the same file as {seen[content]}")
+                    verdict = GateResult("the same", f"gives the same file as {seen[content]}")
                 elif len(content) > SHRUNK * fp32_bytes:
                     share = 100 * len(content) / fp32_bytes
-                    verdict = VariantVerdict("did not shrink", f"its file has {share:.0f} % of FP32's size")
+                    verdict = GateResult("did not shrink", f"its file has {share:.0f} % of FP32's size")
                 else:
                     seen[content] = recipe.name
                     yield ExportCandidate(recipe.name, recipe, path, loss_of(path))
@@ -158,10 +158,10 @@ def make_all(
         path.unlink(missing_ok=True)
 
 
-def creation_failure(error: Exception) -> VariantVerdict:
+def creation_failure(error: Exception) -> GateResult:
     """Return the gate result of a variant whose creation raised ``error``."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    return VariantVerdict("not made", f"could not be made: {reason[:300]}")
+    return GateResult("not made", f"could not be made: {reason[:300]}")
 
 
 def make_mixed_precision(
@@ -202,16 +202,16 @@ def choose_finalists(ranked: Mapping[int, Sequence[ExportCandidate]], config: Ex
     return list(ordered.values())[:MOST_FINALISTS]
 
 
-def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> VariantVerdict:
+def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> GateResult:
     """Return why a candidate is not a finalist."""
     if candidate.loss > config.max_loss:
-        return VariantVerdict("failed", f"it lost {candidate.loss:.2f} {UNITS[task]} on the rows of the search")
+        return GateResult("failed", f"it lost {candidate.loss:.2f} {UNITS[task]} on the rows of the search")
     if config.optimise == "size":
-        return VariantVerdict("dropped", f"others are smaller than its {candidate.bytes:,} bytes")
+        return GateResult("dropped", f"others are smaller than its {candidate.bytes:,} bytes")
     if not candidate.speed:
-        return VariantVerdict("dropped", "clearly slower than FP32 at every batch size in the first measurements")
+        return GateResult("dropped", "clearly slower than FP32 at every batch size in the first measurements")
     seen = ", ".join(f"{speed:.2f} at batch {batch}" for batch, speed in candidate.speed.items())
-    return VariantVerdict("dropped", f"others were faster in the first measurements (times as fast as FP32: {seen})")
+    return GateResult("dropped", f"others were faster in the first measurements (times as fast as FP32: {seen})")
 
 
 def products_of(path: Path) -> list[str]:

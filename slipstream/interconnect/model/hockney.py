@@ -28,15 +28,15 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeEstimate:
     """Seconds, with the 95 % interval expected for the median of another launch."""
 
     seconds: float
     low: float
     high: float
 
-    def times(self, factor: float) -> Estimate:
-        return Estimate(self.seconds * factor, self.low * factor, self.high * factor)
+    def times(self, factor: float) -> TimeEstimate:
+        return TimeEstimate(self.seconds * factor, self.low * factor, self.high * factor)
 
     @property
     def milliseconds(self) -> str:
@@ -69,7 +69,7 @@ class Hockney:
         """Bytes per second beyond the last break: the median over launches."""
         return 1 / max(float(np.median([launch[-1] for launch in self.launches])), 1e-18)
 
-    def seconds(self, size: float) -> Estimate:
+    def seconds(self, size: float) -> TimeEstimate:
         """Return the estimate for ``size`` bytes.
 
         Its interval combines the spread between launches with the error on held-out sizes.
@@ -81,7 +81,7 @@ class Hockney:
         half = student.ppf((1 + CONFIDENCE) / 2, max(1, count - 1)) * spread * (1 + 1 / count) ** 0.5
         half = float(np.hypot(half, 2 * self.error))
         middle = float(logs.mean())
-        return Estimate(float(np.exp(middle)), float(np.exp(middle - half)), float(np.exp(middle + half)))
+        return TimeEstimate(float(np.exp(middle)), float(np.exp(middle - half)), float(np.exp(middle + half)))
 
 
 def basis(sizes: Sequence[float], breaks: Sequence[float]) -> np.ndarray:

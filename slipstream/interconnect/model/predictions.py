@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from slipstream.interconnect.model.hockney import Estimate, Hockney
+from slipstream.interconnect.model.hockney import Hockney, TimeEstimate
 from slipstream.interconnect.model.schemes import (
     SCHEMES,
     TOLERATED,
@@ -39,7 +39,7 @@ class AllReduce:
     #: Test of the schemes on each number of processes, after a fit to the others; None if only one number was measured.
     tested: SchemeFit | None
 
-    def seconds(self, world: int, size: float) -> Estimate:
+    def seconds(self, world: int, size: float) -> TimeEstimate:
         return self.scheme.seconds(self.message, world, size)
 
 

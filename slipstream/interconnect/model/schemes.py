@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from slipstream.interconnect.model.hockney import Estimate, Hockney, fit
+from slipstream.interconnect.model.hockney import Hockney, TimeEstimate, fit
 from slipstream.interconnect.profile import Measurement, NetworkProfile
 
 #: Relative error above which a scheme is rejected.
@@ -25,7 +25,7 @@ class Scheme:
     rounds: Callable[[int], int]
     share: Callable[[int], float]
 
-    def seconds(self, message: Hockney, world: int, size: float) -> Estimate:
+    def seconds(self, message: Hockney, world: int, size: float) -> TimeEstimate:
         """Return the operation's time under the ``message`` model."""
         return message.seconds(size * self.share(world)).times(self.rounds(world))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream.interconnect.model.hockney import Estimate
+from slipstream.interconnect.model.hockney import TimeEstimate
 
 #: torch.distributed's bucket sizes in bytes; the first is smaller, so that communication starts early.
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
@@ -32,11 +32,11 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class StepTime:
+class PredictedStepTime:
     """Seconds of a step, and the fraction that is computation: 1 for perfect weak scaling."""
 
-    step: Estimate
-    efficiency: Estimate
+    step: TimeEstimate
+    efficiency: TimeEstimate
 
 
 def buckets_of(gradients: Sequence[int], first: int = FIRST_BUCKET, cap: int = BUCKET) -> list[int]:
@@ -64,16 +64,16 @@ def step_seconds(compute: Compute, buckets: Sequence[int], all_reduce: Callable[
     return max(ended, compute.forward + compute.backward) + compute.optimizer
 
 
-def predict(compute: Compute, all_reduce: Callable[[int], Estimate]) -> StepTime:
+def predict(compute: Compute, all_reduce: Callable[[int], TimeEstimate]) -> PredictedStepTime:
     """Return the step time with DDP's buckets.
 
     Its interval follows from the intervals of ``all_reduce(bytes)``.
     """
     buckets = buckets_of(compute.gradients)
-    step = Estimate(
+    step = TimeEstimate(
         step_seconds(compute, buckets, lambda size: all_reduce(size).seconds),
         step_seconds(compute, buckets, lambda size: all_reduce(size).low),
         step_seconds(compute, buckets, lambda size: all_reduce(size).high),
     )
     alone = compute.seconds
-    return StepTime(step, Estimate(alone / step.seconds, alone / step.high, alone / step.low))
+    return PredictedStepTime(step, TimeEstimate(alone / step.seconds, alone / step.high, alone / step.low))

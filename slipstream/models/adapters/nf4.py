@@ -43,21 +43,21 @@ LEVELS = (
 SMALLEST = 1e-38
 
 
-class Quantised(NamedTuple):
+class QuantisedWeight(NamedTuple):
     """Codes and scales of a quantised weight."""
 
     codes: Tensor
     scales: Tensor
 
 
-def quantise(weight: Tensor) -> Quantised:
+def quantise(weight: Tensor) -> QuantisedWeight:
     """Quantise a weight ``[out, in]``, or some of its rows; ``in`` must be a multiple of :data:`BLOCK`."""
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
     scales = blocks.abs().amax(dim=2)
     scaled = (blocks * (1.0 / scales.clamp(min=SMALLEST)).unsqueeze(2)).clamp_(-1.0, 1.0)
     levels = torch.tensor(LEVELS, device=weight.device)
     nearest = torch.bucketize(scaled, (levels[:-1] + levels[1:]) / 2, out_int32=True).to(torch.uint8).flatten(1)
-    return Quantised((nearest[:, ::2] << 4) | nearest[:, 1::2], scales.view(torch.int32))
+    return QuantisedWeight((nearest[:, ::2] << 4) | nearest[:, 1::2], scales.view(torch.int32))
 
 
 def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ from slipstream.errors import UserError
 from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.base.directory import START, BaseDirectory
 from slipstream.models.base.headers import read_header
-from slipstream.models.base.tensors import TYPES, Base
+from slipstream.models.base.tensors import TYPES, OpenedBase
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
 from slipstream.settings import LARGEST
 
@@ -51,7 +51,7 @@ BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True)
-class Adapter:
+class NewAdapter:
     """Adapter to write.
 
     ``tensors`` have the network's names: ``….q_proj.lora_A.weight`` ``[rank, in]`` and ``….q_proj.lora_B.weight``
@@ -63,7 +63,7 @@ class Adapter:
     tensors: Mapping[str, Tensor]
 
 
-def peft_files(adapter: Adapter) -> dict[str, bytes]:
+def peft_files(adapter: NewAdapter) -> dict[str, bytes]:
     """Return the contents of peft's files by name."""
     lora = adapter.lora
     config = {
@@ -87,12 +87,12 @@ def peft_files(adapter: Adapter) -> dict[str, bytes]:
 class StoredAdapter:
     """Opened adapter, whose tensors are read later.
 
-    ``tensors`` have the network's names, as in :class:`Adapter`. Every process reads only the slices that it holds.
+    ``tensors`` have the network's names, as in :class:`NewAdapter`. Every process reads only the slices that it holds.
     """
 
     directory: BaseDirectory
     lora: LoraConfig
-    tensors: Base
+    tensors: OpenedBase
 
     def check(self, lora: LoraConfig, network: nn.Module) -> None:
         """Raise ``UserError`` unless the adapter matches the settings ``lora`` and the network exactly."""
@@ -128,7 +128,7 @@ def read_peft(address: str) -> StoredAdapter:
         raise UserError(f"{directory.where(ADAPTER)}: is missing; {START.expected}")
     lora = lora_of(directory.json(ADAPTER_CONFIG), directory.where(ADAPTER_CONFIG))
     stored = {name.removeprefix(PREFIX): tensor for name, tensor in read_header(directory, ADAPTER).items()}
-    return StoredAdapter(directory, lora, Base(directory, stored))
+    return StoredAdapter(directory, lora, OpenedBase(directory, stored))
 
 
 def lora_of(config: Mapping[str, Any], where: str) -> LoraConfig:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.adapters.layers import CODES, SCALES, initial_std, is_adapter
-from slipstream.models.adapters.nf4 import BLOCK, Quantised, quantise
+from slipstream.models.adapters.nf4 import BLOCK, QuantisedWeight, quantise
 from slipstream.models.initial.drawn import draw
 from slipstream.models.initial.values import InitialValues
 
@@ -31,7 +31,7 @@ class AdaptedValues:
     #: Name of the weight, first row and number of rows that were quantised last.
     _rows: tuple[str, int, int] = ("", 0, 0)
     #: Result for these rows, kept because codes and scales are requested one after the other.
-    _parts: Quantised | None = field(default=None, repr=False)
+    _parts: QuantisedWeight | None = field(default=None, repr=False)
 
     @torch.no_grad()
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
@@ -49,16 +49,16 @@ class AdaptedValues:
         else:
             self.base.fill(part, name, size, offsets)
 
-    def _quantised(self, part: Tensor, weight: str, out: int, width: int, first: int) -> Quantised:
+    def _quantised(self, part: Tensor, weight: str, out: int, width: int, first: int) -> QuantisedWeight:
         """Quantise ``len(part)`` rows of ``weight`` ``[out, width]``, starting at row ``first``."""
         rows = weight, first, len(part)
         if self._parts is None or self._rows != rows:
             self._parts, self._rows = None, rows
-            found, step = list[Quantised](), max(1, AT_ONCE // width)
+            found, step = list[QuantisedWeight](), max(1, AT_ONCE // width)
             for start in range(first, first + len(part), step):
                 plain = torch.empty(min(step, first + len(part) - start), width, device=part.device)
                 self.base.fill(plain, weight, (out, width), (start, 0))
                 found.append(quantise(plain))
             empty = quantise(torch.empty(0, width, device=part.device))
-            self._parts = Quantised(*map(torch.cat, zip(empty, *found, strict=True)))
+            self._parts = QuantisedWeight(*map(torch.cat, zip(empty, *found, strict=True)))
         return self._parts

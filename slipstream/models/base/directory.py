@@ -17,7 +17,7 @@ from slipstream.storage import STORES, ObjectInfo, list_objects, open_below, rea
 from slipstream.storage.local import info_of, local_info, local_path
 
 
-class Purpose(NamedTuple):
+class DirectoryPurpose(NamedTuple):
     """Use of a directory: the setting that names it, the file that identifies it, and a text for messages."""
 
     setting: str
@@ -25,10 +25,10 @@ class Purpose(NamedTuple):
     expected: str
 
 
-BASE = Purpose(
+BASE = DirectoryPurpose(
     "model.base", CONFIG, f"expected a directory, here or in a store, with Hugging Face's {CONFIG} and safetensors"
 )
-START = Purpose(
+START = DirectoryPurpose(
     "model.lora.start",
     ADAPTER_CONFIG,
     f"expected a directory, here or in a store, with peft's {ADAPTER_CONFIG} and {ADAPTER}",
@@ -41,10 +41,10 @@ class BaseDirectory:
 
     address: str
     files: Mapping[str, ObjectInfo]
-    purpose: Purpose = BASE
+    purpose: DirectoryPurpose = BASE
 
     @classmethod
-    def list(cls, address: str, purpose: Purpose = BASE) -> BaseDirectory:
+    def list(cls, address: str, purpose: DirectoryPurpose = BASE) -> BaseDirectory:
         """List a directory; raises ``UserError`` if it or its configuration is missing, ``StorageUnavailable``."""
         where = f"{purpose.setting}: {address}"
         if address.startswith(STORES):

@@ -24,7 +24,7 @@ METADATA = "__metadata__"
 DAMAGED = "expected a whole safetensors file; download it again"
 
 
-class StoredTensor(NamedTuple):
+class TensorHeader(NamedTuple):
     """Tensor in the file ``part``, of the format's type ``dtype``; its data starts at byte ``start``."""
 
     part: ObjectInfo
@@ -37,7 +37,7 @@ class DamagedError(Exception):
     """Raised for a damaged header; becomes a ``UserError`` in :func:`read_header`."""
 
 
-def read_header(directory: BaseDirectory, name: str) -> dict[str, StoredTensor]:
+def read_header(directory: BaseDirectory, name: str) -> dict[str, TensorHeader]:
     """Return a file's tensors by name.
 
     Raises ``UserError`` if the file is truncated or damaged, ``StorageUnavailable``.
@@ -54,7 +54,7 @@ def read_header(directory: BaseDirectory, name: str) -> dict[str, StoredTensor]:
         raise UserError(f"{directory.where(name)}: is cut or damaged: {error}; {DAMAGED}") from None
 
 
-def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
+def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, TensorHeader]:
     """Return the tensors in a header; raise ``DamagedError`` unless they fill the file without gaps."""
     try:
         entries = json.loads(header.decode(), object_pairs_hook=each_once)
@@ -63,14 +63,14 @@ def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
     if not isinstance(entries, dict):
         raise DamagedError("its header is not a JSON object")
     first = LENGTH_BYTES + len(header)
-    room, found, end = info.size - first, dict[str, StoredTensor](), 0
+    room, found, end = info.size - first, dict[str, TensorHeader](), 0
     tensors = {name: entry_of(name, entry) for name, entry in entries.items() if name != METADATA}
     for name, (dtype, shape, (start, stop)) in sorted(tensors.items(), key=lambda item: item[1][2]):
         if stop > room:
             raise DamagedError(f"{name} ends {stop - room} bytes after the file")
         if start != end:
             raise DamagedError(f"{name} starts at byte {start}, and the tensor before it ends at {end}")
-        found[name], end = StoredTensor(info, dtype, shape, first + start), stop
+        found[name], end = TensorHeader(info, dtype, shape, first + start), stop
     if end != room:
         raise DamagedError(f"{room - end} bytes belong to no tensor")
     return found

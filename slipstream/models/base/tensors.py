@@ -20,7 +20,7 @@ from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.errors import UserError
 from slipstream.models.adapters.network import plain_shapes
 from slipstream.models.base.directory import BaseDirectory, read_pieces
-from slipstream.models.base.headers import StoredTensor, read_header
+from slipstream.models.base.headers import TensorHeader, read_header
 from slipstream.storage import STORES
 
 CHUNK_BYTES = 4 << 20
@@ -37,15 +37,15 @@ COMPUTED = "rotary_emb.inv_freq"
 
 
 @dataclass
-class Base:
+class OpenedBase:
     """Opened base: its tensors by our transformer's names, and how many bytes of values were read."""
 
     directory: BaseDirectory
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, TensorHeader]
     bytes_read: int = field(default=0)
 
     @classmethod
-    def open(cls, address: str) -> Base:
+    def open(cls, address: str) -> OpenedBase:
         """Open a base and read only its headers.
 
         Raises ``UserError`` if it is not a base, or truncated or damaged; ``StorageUnavailable``.
@@ -134,15 +134,15 @@ class Base:
 class BaseValues:
     """Tensors of a base as the initial values of a model."""
 
-    base: Base
+    base: OpenedBase
 
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
         """Fill a parameter's slice; see :class:`~slipstream.models.initial.values.InitialValues`."""
         self.base.fill(part, name, offsets)
 
 
-def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
-    """Return the tensors of the single file, or of all shards in the index; raises like :meth:`Base.open`."""
+def stored_tensors(directory: BaseDirectory) -> dict[str, TensorHeader]:
+    """Return the tensors of the single file, or of all shards in the index; raises like :meth:`OpenedBase.open`."""
     if WHOLE in directory.files:
         return read_header(directory, WHOLE)
     if INDEX not in directory.files:
@@ -160,7 +160,7 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
         raise UserError(f"{directory.where(missing[:200])}: is missing, but {INDEX} names it")
     with ThreadPoolExecutor(REQUESTS) as pool:
         headers = dict(zip(parts, pool.map(lambda part: read_header(directory, part), parts), strict=True))
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, TensorHeader] = {}
     for part, tensors in headers.items():
         for name, tensor in tensors.items():
             if part_of.get(name) != part:
@@ -176,7 +176,7 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
     return found
 
 
-def our_names(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def our_names(stored: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """Rename the tensors to our transformer's names; drop :data:`COMPUTED` tensors."""
     whole = EMBEDDING in stored or EMBEDDING.removeprefix(PREFIX) not in stored
     return {

@@ -12,7 +12,7 @@ from slipstream.artifacts.hugging_face import CONFIG
 from slipstream.models.adapters.merge import merged
 from slipstream.models.adapters.network import plain_shapes
 from slipstream.models.hugging_face.parts import PART_BYTES, Content, weight_files
-from slipstream.models.trained import Kind
+from slipstream.models.trained import TensorType
 from slipstream.models.transformer import Transformer
 from slipstream.models.transformer_config import TransformerConfig, to_hugging_face
 
@@ -41,5 +41,5 @@ def files_of(model: Transformer, most: int = PART_BYTES, stops: Sequence[int] = 
     if end < 0 and stops:
         ends = {"eos_token_id": stops[0] if len(stops) == 1 else list(stops)}
     yield CONFIG, [json.dumps(to_hugging_face(config) | ends, indent=2).encode()]
-    kinds = {name: Kind(torch.float32, shape) for name, shape in plain_shapes(model).items()}
+    kinds = {name: TensorType(torch.float32, shape) for name, shape in plain_shapes(model).items()}
     yield from weight_files(kinds, ((name, tensor.float()) for name, tensor in merged(model)), most)

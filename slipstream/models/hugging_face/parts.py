@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from slipstream.artifacts.hugging_face import INDEX, WHOLE
-from slipstream.models.trained import Kind, header, raw_bytes
+from slipstream.models.trained import TensorType, header, raw_bytes
 
 #: Maximum bytes of the tensors in a shard, unless a single tensor has more.
 PART_BYTES = 5_000_000_000
@@ -22,9 +22,9 @@ METADATA = {"format": "pt"}
 Content = Iterable[bytes | memoryview]
 
 
-def divided(kinds: Mapping[str, Kind], most: int) -> list[dict[str, Kind]]:
+def divided(kinds: Mapping[str, TensorType], most: int) -> list[dict[str, TensorType]]:
     """Divide the tensors, in order, into the fewest shards of at most ``most`` bytes."""
-    parts: list[dict[str, Kind]] = [{}]
+    parts: list[dict[str, TensorType]] = [{}]
     room = most
     for name, kind in kinds.items():
         if parts[-1] and kind.nbytes > room:
@@ -36,7 +36,7 @@ def divided(kinds: Mapping[str, Kind], most: int) -> list[dict[str, Kind]]:
 
 
 def weight_files(
-    kinds: Mapping[str, Kind], tensors: Iterable[tuple[str, Tensor]], most: int = PART_BYTES
+    kinds: Mapping[str, TensorType], tensors: Iterable[tuple[str, Tensor]], most: int = PART_BYTES
 ) -> Iterator[tuple[str, Content]]:
     """Yield names and contents of the files: one if all tensors fit, otherwise shards and their index.
 
@@ -54,7 +54,7 @@ def weight_files(
         yield INDEX, [json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2).encode()]
 
 
-def content(part: Mapping[str, Kind], tensors: Iterator[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
+def content(part: Mapping[str, TensorType], tensors: Iterator[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a shard, taking the next tensors from the iterator."""
     yield header(part, METADATA)
     for expected, kind in part.items():

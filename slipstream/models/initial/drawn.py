@@ -32,7 +32,7 @@ class StatesDeviations(Protocol):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnValues:
     """Initial values of a model with ``initial_std``, drawn from ``seed``."""
 
     model: nn.Module

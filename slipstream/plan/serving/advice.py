@@ -8,21 +8,21 @@ from slipstream.plan.serving.decide import (
     COOLDOWN_S,
     DAYS,
     MONTHS,
-    Row,
-    Wanted,
+    ServingOption,
+    ServingRequirements,
     p99_at_random,
     recommended,
     room,
     saved_by_optimising,
     sleeping,
 )
-from slipstream.plan.serving.load import Load
+from slipstream.plan.serving.load import RequestLoad
 from slipstream.plan.serving.model import FP32
 from slipstream.plan.serving.queueing import BEYOND
 from slipstream.plan.times import milliseconds
 
 
-def sentences(rows: Sequence[Row], load: Load, wanted: Wanted) -> Iterator[str]:
+def sentences(rows: Sequence[ServingOption], load: RequestLoad, wanted: ServingRequirements) -> Iterator[str]:
     best = recommended(rows)
     assert best and best.planned
     yield (
@@ -40,7 +40,7 @@ def sentences(rows: Sequence[Row], load: Load, wanted: Wanted) -> Iterator[str]:
     yield from what_changes_it(rows, best, load, wanted)
 
 
-def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str]:
+def optimisation(rows: Sequence[ServingOption], best: ServingOption, wanted: ServingRequirements) -> Iterator[str]:
     """Yield sentences on whether the savings of a faster model are worth an engineer's time."""
     saved = saved_by_optimising(rows, best)
     if saved is not None:
@@ -56,13 +56,13 @@ def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str
         yield f"A model that took no time would save {money(possible)} a month, {worth}{pays(possible, wanted)}."
 
 
-def pays(saved: float, wanted: Wanted) -> str:
+def pays(saved: float, wanted: ServingRequirements) -> str:
     if wanted.effort is None:
         return ", and pays if it costs less (--engineer-hours, --engineer-rate)"
     return f": it {'pays' if MONTHS * saved > wanted.effort else 'does not pay'}, at a cost of {money(wanted.effort)}"
 
 
-def nightly(rows: Sequence[Row], best: Row) -> Iterator[str]:
+def nightly(rows: Sequence[ServingOption], best: ServingOption) -> Iterator[str]:
     least = min(rows, key=lambda row: row.nightly)
     if least.nightly < best.dollars:
         yield (
@@ -71,7 +71,7 @@ def nightly(rows: Sequence[Row], best: Row) -> Iterator[str]:
         )
 
 
-def no_replica(best: Row, load: Load, wanted: Wanted) -> Iterator[str]:
+def no_replica(best: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> Iterator[str]:
     its = sleeping(best, load, wanted)
     spell = (COOLDOWN_S + wanted.cold_start) / 60
     how = f"{its.spells:.3g} idle periods a month" if its.spells else "one idle period a day"
@@ -86,7 +86,9 @@ def no_replica(best: Row, load: Load, wanted: Wanted) -> Iterator[str]:
     yield f"{pays_from}; the load is idle for {its.idle:.2%}: it saves {money(its.saves)}, but {late}, {kept} the p99."
 
 
-def what_changes_it(rows: Sequence[Row], best: Row, load: Load, wanted: Wanted) -> Iterator[str]:
+def what_changes_it(
+    rows: Sequence[ServingOption], best: ServingOption, load: RequestLoad, wanted: ServingRequirements
+) -> Iterator[str]:
     assert best.planned
     busiest = max(load.rates)
     up_to = room(best, load, wanted)
@@ -104,11 +106,11 @@ def what_changes_it(rows: Sequence[Row], best: Row, load: Load, wanted: Wanted) 
         yield f"Measured: {sure.variant} on {sure.host.name}, {money(sure.dollars)} a month."
 
 
-def per_million(row: Row, load: Load) -> float:
+def per_million(row: ServingOption, load: RequestLoad) -> float:
     return row.dollars / load.month * 1e6
 
 
-def at_worst(row: Row) -> str:
+def at_worst(row: ServingOption) -> str:
     if not row.time.error:
         return ""
     return f" (up to {money(row.worst_dollars)})" if row.at_worst else ""

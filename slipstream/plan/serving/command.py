@@ -13,12 +13,12 @@ import click
 from slipstream.errors import UserError
 from slipstream.one_line import one_line
 from slipstream.plan.serving.advice import number, per_million, sentences
-from slipstream.plan.serving.decide import Replicas, Row, Wanted, plan, recommended, sleeping
+from slipstream.plan.serving.decide import Replicas, ServingOption, ServingRequirements, plan, recommended, sleeping
 from slipstream.plan.serving.hosts import hosts, why_not
-from slipstream.plan.serving.load import HOUR_S, Load, read_load
-from slipstream.plan.serving.model import Exported, disturbed, not_served, read_model, served
+from slipstream.plan.serving.load import HOUR_S, RequestLoad, read_load
+from slipstream.plan.serving.model import MeasuredModel, disturbed, not_served, read_model, served
 from slipstream.plan.serving.table import by_hour, table
-from slipstream.plan.times import Time
+from slipstream.plan.times import TimeParam
 from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
 
 #: Assumed seconds from the request for an instance to its first answer: boot, image pull, model load.
@@ -26,14 +26,14 @@ COLD_START_S = 120.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServingPlan:
     """Content of the printed plan."""
 
-    model: Exported
-    load: Load
-    wanted: Wanted
-    rows: Sequence[Row]
-    best: Row
+    model: MeasuredModel
+    load: RequestLoad
+    wanted: ServingRequirements
+    rows: Sequence[ServingOption]
+    best: ServingOption
     notes: Sequence[str]
 
 
@@ -43,13 +43,13 @@ class Plan:
 @click.option(
     "--p99",
     required=True,
-    type=Time("ms", "20ms or 0.5s"),
+    type=TimeParam("ms", "20ms or 0.5s"),
     help="Maximum latency of 99 % of the requests, such as 20ms.",
 )
 @click.option("--instance", multiple=True, help="Use only these instances of the price file.")
 @click.option(
     "--cold-start",
-    type=Time("s", "30s or 2min"),
+    type=TimeParam("s", "30s or 2min"),
     default=COLD_START_S,
     help="Time from the start of an instance to its first answer.",
 )
@@ -83,7 +83,7 @@ def serve(  # noqa: PLR0913 - an argument for each option
     effort = effort_of(engineer_hours, engineer_rate)
     exported = read_model(model)
     listed = over(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
-    wanted = Wanted(p99 / 1e3, cold_start, effort)
+    wanted = ServingRequirements(p99 / 1e3, cold_start, effort)
     made = make(exported, read_load(load), listed, instance, wanted)
     click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made))
 
@@ -102,7 +102,9 @@ def effort_of(hours: float | None, rate: float | None) -> float | None:
     return hours * rate
 
 
-def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str], wanted: Wanted) -> Plan:
+def make(
+    exported: MeasuredModel, load: RequestLoad, prices: PriceList, only: Sequence[str], wanted: ServingRequirements
+) -> ServingPlan:
     """Return the plan.
 
     Raises ``UserError`` if nothing can be planned.
@@ -127,10 +129,10 @@ def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str],
         *why_not(exported, variants, found),
         *old_prices({row.host.name: row.host.dated for row in rows}),
     ]
-    return Plan(exported, load, wanted, rows, best, notes)
+    return ServingPlan(exported, load, wanted, rows, best, notes)
 
 
-def times(rows: Sequence[Row]) -> Iterator[str]:
+def times(rows: Sequence[ServingOption]) -> Iterator[str]:
     """Yield one line per source of the times, with the processors that it applies to."""
     hows: dict[str, list[str]] = {}
     for row in rows:
@@ -139,7 +141,7 @@ def times(rows: Sequence[Row]) -> Iterator[str]:
         yield f"times {how}: {', '.join(dict.fromkeys(on))}"
 
 
-def text(made: Plan) -> str:
+def text(made: ServingPlan) -> str:
     """Return the plan for a terminal."""
     load = made.load
     busiest = max(range(24), key=lambda hour: load.rates[hour])
@@ -154,7 +156,7 @@ def text(made: Plan) -> str:
     return "\n\n".join([one_line(head), table(made.rows, made.best, load), hours, advice, notes])
 
 
-def tree(made: Plan) -> dict[str, object]:
+def tree(made: ServingPlan) -> dict[str, object]:
     """Return the plan as JSON."""
     return {
         "load": {**vars(made.load), "idle": made.load.idle_share},
@@ -166,7 +168,7 @@ def tree(made: Plan) -> dict[str, object]:
     }
 
 
-def row_tree(row: Row, load: Load) -> dict[str, object]:
+def row_tree(row: ServingOption, load: RequestLoad) -> dict[str, object]:
     return {
         "variant": row.variant,
         "instance": row.host.name,

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from slipstream.artifacts.results.export import VariantFigures
 from slipstream.errors import UserError
-from slipstream.plan.serving.hosts import Host, ServingTime, serving_time
-from slipstream.plan.serving.load import DAY_S, HOUR_S, MONTH_S, Load
-from slipstream.plan.serving.model import FP32, Exported
-from slipstream.plan.serving.queueing import Service, p99, servers_needed
+from slipstream.plan.serving.hosts import ServingInstance, ServingTime, serving_time
+from slipstream.plan.serving.load import DAY_S, HOUR_S, MONTH_S, RequestLoad
+from slipstream.plan.serving.model import FP32, MeasuredModel
+from slipstream.plan.serving.queueing import ServiceTimes, p99, servers_needed
 from slipstream.plan.times import milliseconds
 
 #: Days per month.
@@ -27,7 +27,7 @@ MONTHS = 6
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServingRequirements:
     """Limits and assumptions of a serving plan.
 
     ``p99`` is seconds; ``cold_start`` is seconds from the request for an instance to its first answer; ``effort`` is
@@ -50,7 +50,7 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class Row:
+class ServingOption:
     """Variant on an instance type.
 
     ``planned`` is None if a single request exceeds the p99. ``at_worst`` assumes the largest known prediction error; it
@@ -58,7 +58,7 @@ class Row:
     """
 
     variant: str
-    host: Host
+    host: ServingInstance
     time: ServingTime
     planned: Replicas | None
     at_worst: Replicas | None
@@ -76,7 +76,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Sleeping:
+class ScaleToZero:
     """Effect of scaling to zero between requests.
 
     ``pays_from`` is the idle fraction of time from which it pays, at the recorded number of idle periods (else one a
@@ -92,8 +92,12 @@ class Sleeping:
 
 
 def plan(
-    model: Exported, variants: Sequence[VariantFigures], found: Sequence[Host], load: Load, wanted: Wanted
-) -> list[Row]:
+    model: MeasuredModel,
+    variants: Sequence[VariantFigures],
+    found: Sequence[ServingInstance],
+    load: RequestLoad,
+    wanted: ServingRequirements,
+) -> list[ServingOption]:
     """Return a row for every variant and instance with known times, the cheapest first.
 
     Raises ``UserError`` if there is none, or if a single request exceeds the p99 on all.
@@ -112,20 +116,20 @@ def plan(
             f"{milliseconds(fastest[2].planned.p99)} (99 %) without waiting on the fastest, "
             f"{fastest[0].name} on {fastest[1].name}; expected more"
         )
-    memory: dict[Service, tuple[tuple[int, ...], float] | None] = {}
+    memory: dict[ServiceTimes, tuple[tuple[int, ...], float] | None] = {}
     rows = [row_of(each.name, host, time, load, wanted, memory) for each, host, time in known]
     return sorted(rows, key=lambda row: (row.dollars, row.worst_dollars, row.nightly))
 
 
 def row_of(
     variant: str,
-    host: Host,
+    host: ServingInstance,
     time: ServingTime,
-    load: Load,
-    wanted: Wanted,
-    memory: dict[Service, tuple[tuple[int, ...], float] | None],
-) -> Row:
-    def replicas(service: Service) -> Replicas | None:
+    load: RequestLoad,
+    wanted: ServingRequirements,
+    memory: dict[ServiceTimes, tuple[tuple[int, ...], float] | None],
+) -> ServingOption:
+    def replicas(service: ServiceTimes) -> Replicas | None:
         if service not in memory:
             memory[service] = by_hour(service, load, wanted.p99)
         found = memory[service]
@@ -136,7 +140,7 @@ def row_of(
         return Replicas(found[0], tuple(instances), found[1], dollars)
 
     night = load.month / DAYS / (time.rows_per_second * host.holds) + wanted.cold_start
-    return Row(
+    return ServingOption(
         variant,
         host,
         time,
@@ -146,7 +150,7 @@ def row_of(
     )
 
 
-def by_hour(service: Service, load: Load, limit: float) -> tuple[tuple[int, ...], float] | None:
+def by_hour(service: ServiceTimes, load: RequestLoad, limit: float) -> tuple[tuple[int, ...], float] | None:
     """Return the replicas by hour of the day and the largest p99; None if no number keeps ``limit``."""
     if service.p99 > limit:
         return None
@@ -161,13 +165,13 @@ def paid_hours(instances: Sequence[int], cold_start: float) -> float:
     return sum(instances) + started * cold_start / HOUR_S
 
 
-def recommended(rows: Sequence[Row]) -> Row | None:
+def recommended(rows: Sequence[ServingOption]) -> ServingOption | None:
     """Return the cheapest row that keeps the p99 even at the largest prediction error, else the cheapest."""
     kept = [row for row in rows if row.planned]
     return next((row for row in sorted(kept, key=lambda row: row.at_worst is None)), None)
 
 
-def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
+def sleeping(row: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> ScaleToZero:
     """Return the effect of scaling to zero.
 
     Every idle period still costs the instance's cooldown and its next start.
@@ -181,10 +185,10 @@ def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
         busy = load.month / (MONTH_S * (1 - load.idle_share))
         late = min(1.0, a_month * (1 + busy * wanted.cold_start) / load.month)
     pays_from = (a_month or DAYS) * (COOLDOWN_S + wanted.cold_start) / MONTH_S
-    return Sleeping(pays_from, load.idle_share, saved / HOUR_S * row.host.per_hour, a_month, late)
+    return ScaleToZero(pays_from, load.idle_share, saved / HOUR_S * row.host.per_hour, a_month, late)
 
 
-def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
+def saved_by_optimising(rows: Sequence[ServingOption], best: ServingOption) -> float | None:
     """Return the monthly dollars saved over the cheapest FP32 row.
 
     None if FP32 is the best or cannot keep the p99.
@@ -195,7 +199,7 @@ def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
     return plain.dollars - best.dollars if plain else None
 
 
-def p99_at_random(row: Row, load: Load) -> float:
+def p99_at_random(row: ServingOption, load: RequestLoad) -> float:
     """Return the p99 of the busiest minute if requests go to random replicas.
 
     Arrivals at every replica's queue are then closer to Poisson than their sum.
@@ -205,7 +209,7 @@ def p99_at_random(row: Row, load: Load) -> float:
     return max(p99(rate / n, row.time.planned, 1, 1 + (load.cv2 - 1) / n) for rate, n in rates)
 
 
-def room(row: Row, load: Load, wanted: Wanted) -> float:
+def room(row: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> float:
     """Return the requests per second up to which the busiest hour's instances keep the p99."""
     assert row.planned
     servers = max(row.planned.instances) * row.host.holds

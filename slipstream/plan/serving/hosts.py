@@ -13,16 +13,16 @@ from slipstream.plan.estimate import (
     LEAST_STEP_S,
     MEASURED,
     ONE_RUN,
-    Gpu,
+    GpuModel,
     gpus,
 )
-from slipstream.plan.serving.model import FP32, ONE, Exported, cpu_peak, service_of
-from slipstream.plan.serving.queueing import Service
+from slipstream.plan.serving.model import FP32, ONE, MeasuredModel, cpu_peak, service_of
+from slipstream.plan.serving.queueing import ServiceTimes
 from slipstream.telemetry.prices import PriceList
 
 
 @dataclass(frozen=True)
-class Host:
+class ServingInstance:
     """Instance type for serving, with its GPU or a word of its CPU's name.
 
     ``holds`` is the number of replicas that fit: one per GPU, or cores divided by the threads of a measured call.
@@ -33,7 +33,7 @@ class Host:
     per_hour: float
     dated: str
     holds: int
-    gpu: Gpu | None
+    gpu: GpuModel | None
     cpu: str
 
     @property
@@ -49,35 +49,37 @@ class ServingTime:
     fraction by which a prediction may be too short (0 if measured).
     """
 
-    service: Service
+    service: ServiceTimes
     rows_per_second: float
     how: str
     error: float
 
     @property
-    def planned(self) -> Service:
+    def planned(self) -> ServiceTimes:
         """Request time with a margin for the usual difference between equal runs."""
         return self.service.times_as_long(1 + ONE_RUN)
 
     @property
-    def at_worst(self) -> Service:
+    def at_worst(self) -> ServiceTimes:
         return self.service.times_as_long(1 + max(self.error, ONE_RUN))
 
 
-def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[Host]:
+def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[ServingInstance]:
     """Return the instances of the price file, or only those named in ``only``.
 
     Raises ``UserError`` if the file lacks a name.
     """
     known = {
         **{
-            each.name: Host(
+            each.name: ServingInstance(
                 each.name, each.region, float(each.on_demand), each.dated, each.cores // threads, None, each.cpu
             )
             for each in prices.cpu_instances.values()
         },
         **{
-            each.name: Host(each.name, each.region, float(each.on_demand), each.dated, each.gpus, gpus()[each.gpu], "")
+            each.name: ServingInstance(
+                each.name, each.region, float(each.on_demand), each.dated, each.gpus, gpus()[each.gpu], ""
+            )
             for each in prices.instances.values()
             if each.gpu in gpus()
         },
@@ -91,7 +93,7 @@ def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[Host]:
     return [known[name] for name in dict.fromkeys(only)] if only else list(known.values())
 
 
-def serving_time(model: Exported, variant: VariantFigures, host: Host) -> ServingTime | str:
+def serving_time(model: MeasuredModel, variant: VariantFigures, host: ServingInstance) -> ServingTime | str:
     """Return the time of the variant on the host, or why it is unknown."""
     service = service_of(variant.latency_ms.get(ONE))
     assert service is not None, "only variants that were timed are served"
@@ -116,12 +118,12 @@ def serving_time(model: Exported, variant: VariantFigures, host: Host) -> Servin
     return ServingTime(service, int(batch) / seconds, how, LARGEST_BY_OPERATIONS if model.cpu else LARGEST_ERROR)
 
 
-def is_measured(model: Exported, host: Host) -> bool:
+def is_measured(model: MeasuredModel, host: ServingInstance) -> bool:
     """Return True if the host has the CPU or GPU on which the model was measured."""
     return host.gpu == model.gpu if host.gpu else host.cpu in model.cpu.split()
 
 
-def unknown(model: Exported, host: Host) -> str:
+def unknown(model: MeasuredModel, host: ServingInstance) -> str:
     if host.gpu is None and model.cpu and cpu_peak(host.cpu) is None:
         return f"its CPU {host.cpu} is unknown"
     if host.gpu is None and not model.cpu:
@@ -134,7 +136,7 @@ def unknown(model: Exported, host: Host) -> str:
     )
 
 
-def slowdown(model: Exported, variant: VariantFigures, host: Host, rows: int) -> float | None:
+def slowdown(model: MeasuredModel, variant: VariantFigures, host: ServingInstance, rows: int) -> float | None:
     """Return the host's roofline time for ``rows`` rows relative to the measuring machine's; None if unknown.
 
     For a model measured on a CPU, only FLOPs are compared; memory bandwidth is ignored.
@@ -154,12 +156,14 @@ def slowdown(model: Exported, variant: VariantFigures, host: Host, rows: int) ->
     return roof(rows * model.flops, variant.bytes, host.gpu.peak("fp32"), host.gpu if model.gpu else None) / here
 
 
-def roof(flops: float, moved: float, peak: float, gpu: Gpu | None) -> float:
+def roof(flops: float, moved: float, peak: float, gpu: GpuModel | None) -> float:
     """Return the roofline seconds: computing, and on a GPU reading the weights once."""
     return max(flops / peak, moved / gpu.bandwidth if gpu else 0.0)
 
 
-def why_not(model: Exported, variants: Sequence[VariantFigures], found: Sequence[Host]) -> Iterator[str]:
+def why_not(
+    model: MeasuredModel, variants: Sequence[VariantFigures], found: Sequence[ServingInstance]
+) -> Iterator[str]:
     """Yield one line per variant and reason for not planning it, with the instances' processors."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for variant in variants:

@@ -43,7 +43,7 @@ MOST_A_SECOND = 1e9
 
 
 @dataclass(frozen=True)
-class Load:
+class RequestLoad:
     """Request rates by hour of the day, with statistics of the recording."""
 
     name: str
@@ -66,7 +66,7 @@ class Load:
         return self.seconds / MONTH_S
 
 
-def read_load(path: Path) -> Load:
+def read_load(path: Path) -> RequestLoad:
     """Read a recording.
 
     Raises ``UserError`` naming the invalid line.
@@ -81,7 +81,7 @@ def read_load(path: Path) -> Load:
     return load_of(path.name, counts, length)
 
 
-def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
+def load_of(name: str, counts: Mapping[int, float], length: int) -> RequestLoad:
     """Return the load from request counts by the start second of intervals of ``length`` seconds.
 
     Raises ``UserError`` for less than a day, more than :data:`LONGEST_DAYS`, or an impossible rate.
@@ -110,7 +110,9 @@ def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
     rates = tuple(float(blocks[hours == hour].max(initial=0.0)) / block for hour in HOURS)
     cv2, cv2_from = unevenness(blocks, at // block, requests, block // length, length)
     idle = tuple(float(block * len(list(spell))) for empty, spell in groupby(blocks == 0) if empty)
-    return Load(name, rates, float(blocks.sum()) * MONTH_S / (end - begin), float(end - begin), cv2, cv2_from, idle)
+    return RequestLoad(
+        name, rates, float(blocks.sum()) * MONTH_S / (end - begin), float(end - begin), cv2, cv2_from, idle
+    )
 
 
 def unevenness(

@@ -18,9 +18,9 @@ from slipstream.artifacts.results.export import (
 from slipstream.artifacts.results.training_figures import TrainingFigures
 from slipstream.errors import UserError
 from slipstream.machine.description import VNNI
-from slipstream.plan.estimate import FORWARD, Gpu, gpu_of
+from slipstream.plan.estimate import FORWARD, GpuModel, gpu_of
 from slipstream.plan.measured import SUMMARY, figures_of_run
-from slipstream.plan.serving.queueing import Service
+from slipstream.plan.serving.queueing import ServiceTimes
 from slipstream.toml_file import read_toml
 
 CPUS = Path(__file__).with_name("cpus.toml")
@@ -37,7 +37,7 @@ AT_90, AT_99 = 1.2816, 2.3263
 
 
 @dataclass(frozen=True)
-class Exported:
+class MeasuredModel:
     name: str
     report: ExportReport
     #: FLOPs per row, and peak FLOP/s of a CPU core; None if unknown.
@@ -52,7 +52,7 @@ class Exported:
         return "" if self.report.machine.gpu else self.report.machine.cpu
 
     @property
-    def gpu(self) -> Gpu | None:
+    def gpu(self) -> GpuModel | None:
         return gpu_of(self.report.machine.gpu) if self.report.machine.gpu else None
 
     @property
@@ -61,7 +61,7 @@ class Exported:
         return bool(set(VNNI) & set(self.report.machine.flags))
 
 
-def read_model(place: str) -> Exported:
+def read_model(place: str) -> MeasuredModel:
     """Read an exported model.
 
     Raises ``UserError`` if it is missing or incomplete, or its latency was not measured.
@@ -81,7 +81,7 @@ def read_model(place: str) -> Exported:
     peak = cpu_peak(report.machine.cpu)
     if peak is None and run and speed and run.world.device == "cpu":
         peak = speed.peak_flops / (run.world.size * run.world.threads)
-    return Exported(place, report, FORWARD * speed.flops_per_row if speed else None, peak, untold)
+    return MeasuredModel(place, report, FORWARD * speed.flops_per_row if speed else None, peak, untold)
 
 
 def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
@@ -144,7 +144,7 @@ def disturbed(report: ExportReport) -> Iterator[str]:
         )
 
 
-def service_of(figures: LatencyFigures | None) -> Service | None:
+def service_of(figures: LatencyFigures | None) -> ServiceTimes | None:
     """Return the distribution of request times from percentiles; None without p90.
 
     Logarithms are interpolated linearly between percentiles. Times below the median are set to it, times above p99 to
@@ -155,7 +155,7 @@ def service_of(figures: LatencyFigures | None) -> Service | None:
     p50, p90 = figures.p50.value / 1e3, figures.p90.value / 1e3
     p99 = figures.p99.value / 1e3 if figures.p99 else p50 * (p90 / p50) ** (AT_99 / AT_90)
     times = [p50, *between(p50, p90, 8), *between(p90, p99, 9), p99]
-    service = Service.weighted(times, (0.5, *[0.4 / 8] * 8, *[0.09 / 9] * 9, 0.01))
+    service = ServiceTimes.weighted(times, (0.5, *[0.4 / 8] * 8, *[0.09 / 9] * 9, 0.01))
     if figures.mean is None or figures.variation is None:
         return service
     return replace(service, mean=figures.mean / 1e3, cv2=figures.variation**2)

@@ -26,7 +26,7 @@ NEVER = -40.0
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceTimes:
     """Distribution of service times, without waiting.
 
     ``times`` ascend, with their ``shares`` of the requests. Mean and squared coefficient of variation are separate,
@@ -46,12 +46,12 @@ class Service:
             raise ValueError("expected ascending times above 0, and a share for each, which make 1 together")
 
     @classmethod
-    def of(cls, times: Sequence[float]) -> Service:
+    def of(cls, times: Sequence[float]) -> ServiceTimes:
         """Return the distribution of equally frequent times."""
         return cls.weighted(sorted(times), [1 / len(times)] * len(times))
 
     @classmethod
-    def weighted(cls, times: Sequence[float], shares: Sequence[float]) -> Service:
+    def weighted(cls, times: Sequence[float], shares: Sequence[float]) -> ServiceTimes:
         """Return the distribution of these times and fractions."""
         mean = float(np.dot(times, shares))
         cv2 = max(0.0, float(np.dot(np.square(times), shares)) / mean**2 - 1)
@@ -69,8 +69,8 @@ class Service:
     def quantile(self, share: float) -> float:
         return self.times[int(np.argmax(np.cumsum(self.shares) >= share - 1e-12))]
 
-    def times_as_long(self, factor: float) -> Service:
-        return Service(tuple(factor * time for time in self.times), self.shares, factor * self.mean, self.cv2)
+    def times_as_long(self, factor: float) -> ServiceTimes:
+        return ServiceTimes(tuple(factor * time for time in self.times), self.shares, factor * self.mean, self.cv2)
 
 
 def erlang_c(servers: int, load: float) -> float:
@@ -93,7 +93,7 @@ def erlang_c(servers: int, load: float) -> float:
     return lost / (1 - load / servers * (1 - lost))
 
 
-def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> float:
+def p99(rate: float, service: ServiceTimes, servers: int, arrivals_cv2: float) -> float:
     """Return the p99 of waiting plus service at ``rate`` arrivals per second; infinite if overloaded."""
     load = rate * service.mean
     if load >= servers:
@@ -115,7 +115,7 @@ def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> flo
     return high
 
 
-def servers_needed(rate: float, service: Service, limit: float, arrivals_cv2: float) -> int:
+def servers_needed(rate: float, service: ServiceTimes, limit: float, arrivals_cv2: float) -> int:
     """Return the fewest servers, at least 1, with a p99 within ``limit`` and utilisation within :data:`MOST_BUSY`.
 
     Raises ``ValueError`` if service without waiting exceeds ``limit``.

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from slipstream.plan.serving.advice import money, number, per_million, spread
-from slipstream.plan.serving.decide import Row
-from slipstream.plan.serving.load import Load
-from slipstream.plan.serving.queueing import Service
+from slipstream.plan.serving.decide import ServingOption
+from slipstream.plan.serving.load import RequestLoad
+from slipstream.plan.serving.queueing import ServiceTimes
 from slipstream.plan.times import milliseconds
 from slipstream.text_table import aligned
 
@@ -21,7 +21,7 @@ HOURS = ("hours", "requests/s", "replicas", "instances")
 SHOWN = 16
 
 
-def table(rows: Sequence[Row], best: Row, load: Load) -> str:
+def table(rows: Sequence[ServingOption], best: ServingOption, load: RequestLoad) -> str:
     """Return a line for every variant and instance, the cheapest first, with the recommendation marked."""
     shown = rows[:SHOWN] if best in rows[:SHOWN] else [*rows[: SHOWN - 1], best]
     lines = [["▸" if row is best else "", *cells(row, load)] for row in shown]
@@ -30,7 +30,7 @@ def table(rows: Sequence[Row], best: Row, load: Load) -> str:
     return aligned(("", *COLUMNS, *MORE), lines, left=LEFT) + more
 
 
-def cells(row: Row, load: Load) -> list[str]:
+def cells(row: ServingOption, load: RequestLoad) -> list[str]:
     named = [row.variant, f"{row.host.name} ({row.host.computes_on})"]
     time = row.time.how.split()[0].rstrip(",")
     if row.planned is None:
@@ -59,7 +59,7 @@ def cells(row: Row, load: Load) -> list[str]:
     ]
 
 
-def request(service: Service) -> str:
+def request(service: ServiceTimes) -> str:
     """Return a single request's median and p99 as text."""
     return f"{milliseconds(service.median)} ({milliseconds(service.p99)})"
 
@@ -68,13 +68,13 @@ def cash(dollars: float) -> str:
     return f"{dollars:,.2f}" if math.isfinite(dollars) else "not kept"
 
 
-def by_hour(row: Row, load: Load) -> str:
+def by_hour(row: ServingOption, load: RequestLoad) -> str:
     """Return a line per range of hours with equal replicas."""
     assert row.planned
     return aligned(HOURS, list(hour_lines(row.planned.replicas, row.planned.instances, load)), left=("hours",))
 
 
-def hour_lines(replicas: Sequence[int], instances: Sequence[int], load: Load) -> Iterator[list[str]]:
+def hour_lines(replicas: Sequence[int], instances: Sequence[int], load: RequestLoad) -> Iterator[list[str]]:
     for its_replicas, each in groupby(range(24), key=lambda hour: replicas[hour]):
         hours = list(each)
         rates = [load.rates[hour] for hour in hours]

@@ -40,7 +40,7 @@ ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
 
 
 @dataclass(frozen=True)
-class Role:
+class ColumnRole:
     """Role of a column, and the reason if it is not used."""
 
     role: str
@@ -51,7 +51,7 @@ class Role:
 class FittedColumns:
     """Roles of all columns, the fitted transformation and warnings for the user."""
 
-    roles: dict[str, Role]
+    roles: dict[str, ColumnRole]
     transform: Transform
     warnings: list[str]
 
@@ -65,15 +65,15 @@ def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataCon
     task, classes, warnings = judge_target(scanned, types, target, config)
     aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME, config.weight: WEIGHT}
     aside.pop("", None)
-    roles: dict[str, Role] = {}
+    roles: dict[str, ColumnRole] = {}
     numeric: list[NumericColumn] = []
     categorical: list[CategoricalColumn] = []
     train = sample.filter(pc.equal(sample[SPLIT], TRAIN))
     for name, kind in types.items():
         roles[name] = (
-            Role(TARGET)
+            ColumnRole(TARGET)
             if name == target
-            else Role(aside[name])
+            else ColumnRole(aside[name])
             if name in aside
             else judge(name, kind, scanned.column(name), sample[name], scanned, config.types.get(name))
         )
@@ -204,18 +204,18 @@ def check_splits(rows: list[int]) -> None:
 
 def judge(
     name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, scanned: ScanResult, declared: str | None
-) -> Role:
+) -> ColumnRole:
     """Return the role of a column from its counts over all rows and its values in the sample."""
     if kind == value_types.OTHER:
-        return Role(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
+        return ColumnRole(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
     if sum(count.missing) == sum(scanned.rows):
-        return Role(EMPTY, "it has no value in any row")
+        return ColumnRole(EMPTY, "it has no value in any row")
     if count.missing[TRAIN] == scanned.rows[TRAIN]:
-        return Role(EMPTY, "all its values in training rows are missing")
+        return ColumnRole(EMPTY, "all its values in training rows are missing")
     if declared == "document":
-        return Role(DOCUMENT)
+        return ColumnRole(DOCUMENT)
     if count.prose:
-        return Role(
+        return ColumnRole(
             PROSE,
             "its texts are too long to be categories; to learn from its words, declare it in data.types as document",
         )
@@ -224,13 +224,13 @@ def judge(
         distinct = len(pc.unique(present))
     if kind == value_types.TEXT:
         if len(count.texts.of) == 1:
-            return Role(CONSTANT, f"it is {next(iter(count.texts.of))!r} in every training row")
+            return ColumnRole(CONSTANT, f"it is {next(iter(count.texts.of))!r} in every training row")
         if len(present) >= ENOUGH and distinct > DISTINCT_SHARE * len(present) and declared != "category":
-            return Role(IDENTIFIER, "nearly every row has another value")
-        return Role(CATEGORICAL)
+            return ColumnRole(IDENTIFIER, "nearly every row has another value")
+        return ColumnRole(CATEGORICAL)
     moments = count.moments[TRAIN]
     if moments.low == moments.high and count.missing[TRAIN] == 0:
-        return Role(CONSTANT, f"it is {moments.low:g} in every training row")
+        return ColumnRole(CONSTANT, f"it is {moments.low:g} in every training row")
     if (
         kind == value_types.INTEGER
         and declared != "number"
@@ -238,8 +238,8 @@ def judge(
         and distinct == len(present)
         and numbers_rows(name, count)
     ):
-        return Role(IDENTIFIER, "it numbers the rows")
-    return Role(NUMERIC)
+        return ColumnRole(IDENTIFIER, "it numbers the rows")
+    return ColumnRole(NUMERIC)
 
 
 def numbers_rows(name: str, count: ColumnCount) -> bool:

@@ -39,7 +39,7 @@ class Moments:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
-class Figures(NamedTuple):
+class ColumnMoments(NamedTuple):
     """Mergeable moments of all columns by group (split), each float64 ``[columns, groups]``.
 
     Fields are count, mean, sum of squared deviations, minimum and maximum. Merging follows Chan, Golub and LeVeque
@@ -53,7 +53,7 @@ class Figures(NamedTuple):
     high: np.ndarray
 
     @classmethod
-    def nothing(cls, columns: int, groups: int) -> Figures:
+    def nothing(cls, columns: int, groups: int) -> ColumnMoments:
         zeros, beyond = np.zeros((columns, groups)), np.full((columns, groups), math.inf)
         return cls(zeros, zeros, zeros, beyond, -beyond)
 
@@ -62,11 +62,11 @@ class Figures(NamedTuple):
         """Largest absolute value of all columns, at least 0."""
         return float(max(self.high.max(initial=0), -self.low.min(initial=0)))
 
-    def merge(self, other: Figures) -> Figures:
+    def merge(self, other: ColumnMoments) -> ColumnMoments:
         total = self.counts + other.counts
         share = other.counts / np.maximum(total, 1)
         delta = other.mean - self.mean
-        return Figures(
+        return ColumnMoments(
             total,
             self.mean + delta * share,
             self.squares + other.squares + delta * delta * (self.counts * share),
@@ -78,9 +78,9 @@ class Figures(NamedTuple):
         return [Moments(int(count), *rest) for count, *rest in zip(*(f[column].tolist() for f in self), strict=True)]
 
 
-def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
+def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> ColumnMoments:
     """Return the moments of float64 columns without NaN; ``groups`` holds the row indices of every group."""
-    figures = Figures(*(figure.copy() for figure in Figures.nothing(len(numbers), len(groups))))
+    figures = ColumnMoments(*(figure.copy() for figure in ColumnMoments.nothing(len(numbers), len(groups))))
     filled = [group for group, rows in enumerate(groups) if len(rows)]
     if not filled:
         return figures
@@ -96,7 +96,7 @@ def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
     return figures
 
 
-def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
+def measure(matrix: np.ndarray, lengths: np.ndarray) -> ColumnMoments:
     """Return the moments of ``matrix`` (float64 ``[columns, rows]``), which is overwritten.
 
     Groups are consecutive rows, of the ``lengths``, all above 0. With infinite values only the extremes are right.
@@ -118,11 +118,11 @@ def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
     matrix *= matrix
     if len(gaps):
         matrix[gaps] = np.where(absent, 0.0, matrix[gaps])
-    return Figures(count, mean, np.add.reduceat(matrix, starts, axis=1), low, high)
+    return ColumnMoments(count, mean, np.add.reduceat(matrix, starts, axis=1), low, high)
 
 
 @dataclass
-class Counts:
+class TextOccurrences:
     """Number of occurrences of every text.
 
     When ``2 * limit`` distinct texts are held, the rarest are dropped: lossy counting (Manku and Motwani, 2002), which
@@ -147,7 +147,7 @@ class Counts:
 
 
 @dataclass
-class CodeCounts:
+class CodeOccurrences:
     """Number of occurrences of the texts of one ``dictionary``.
 
     ``by_code`` is int64 ``[groups, texts + 1]``; the last column counts missing values.
@@ -157,7 +157,7 @@ class CodeCounts:
     by_code: np.ndarray
 
     @classmethod
-    def nothing(cls, dictionary: pa.Array, groups: int) -> CodeCounts:
+    def nothing(cls, dictionary: pa.Array, groups: int) -> CodeOccurrences:
         return cls(dictionary, np.zeros((groups, len(dictionary) + 1), np.int64))
 
     def add(self, texts: pa.DictionaryArray, groups: list[np.ndarray]) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.fit.moments import CodeCounts, Counts, Figures, Moments, figures_of
+from slipstream.prepare.fit.moments import CodeOccurrences, ColumnMoments, Moments, TextOccurrences, figures_of
 from slipstream.prepare.fit.splits import TRAIN, Cuts, assign, assign_by_time
 from slipstream.source.columnar import IDENTITY, Unit, read
 from slipstream.source.columns import value_types
@@ -20,7 +20,7 @@ from slipstream.source.columns.hashing import keys
 from slipstream.source.columns.identity import combined, hash_identities, hash_rows, hash_values
 from slipstream.source.columns.number_formats import NumberFormat, marks_of, retype
 from slipstream.source.config import DataConfig
-from slipstream.source.memory import Budget
+from slipstream.source.memory import MemoryBudget
 from slipstream.source.quarantine import BadRow
 
 SAMPLE_SEED = 1
@@ -35,7 +35,7 @@ Drawn: TypeAlias = defaultdict[str, list[np.ndarray | pa.Array]]
 
 
 @dataclass(frozen=True)
-class Scan:
+class UnitScan:
     """Settings for scanning a unit; ``types`` are the types of all columns that are not dropped, in order."""
 
     types: dict[str, str]
@@ -45,8 +45,8 @@ class Scan:
     cuts: Cuts | None = None
 
     @property
-    def budget(self) -> Budget:
-        return Budget(self.config.memory)
+    def budget(self) -> MemoryBudget:
+        return MemoryBudget(self.config.memory)
 
     @property
     def batch_rows(self) -> int:
@@ -82,7 +82,7 @@ class ColumnCount:
 
     missing: list[int]
     moments: list[Moments] = field(default_factory=lambda: [Moments()] * len(SPLITS))
-    texts: Counts = field(default_factory=Counts)
+    texts: TextOccurrences = field(default_factory=TextOccurrences)
     prose: bool = False
 
 
@@ -91,7 +91,7 @@ class TextCount:
     """Missing values of a text column by split, and counts of the texts in its training rows."""
 
     missing: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
-    texts: Counts = field(default_factory=Counts)
+    texts: TextOccurrences = field(default_factory=TextOccurrences)
     prose: bool = False
 
     def merge(self, other: TextCount) -> None:
@@ -110,20 +110,22 @@ class ScanResult:
     """
 
     numeric: list[str]
-    figures: Figures
+    figures: ColumnMoments
     texts: dict[str, TextCount]
     rows: list[int] = field(default_factory=lambda: [0, 0, 0])
-    classes: list[Counts] = field(default_factory=lambda: [Counts(), Counts(), Counts()])
+    classes: list[TextOccurrences] = field(
+        default_factory=lambda: [TextOccurrences(), TextOccurrences(), TextOccurrences()]
+    )
     bad: list[BadRow] = field(default_factory=list)
     rejected: list[np.ndarray] = field(default_factory=list)
     sample: list[pa.RecordBatch] = field(default_factory=list)
 
     @classmethod
-    def nothing(cls, scan: Scan) -> ScanResult:
+    def nothing(cls, scan: UnitScan) -> ScanResult:
         texts = [name for name, kind in scan.types.items() if kind == value_types.TEXT]
         limit = scan.budget.counted(len(texts))
-        figures = Figures.nothing(len(scan.numeric), len(SPLITS))
-        return cls(scan.numeric, figures, {name: TextCount(texts=Counts(limit)) for name in texts})
+        figures = ColumnMoments.nothing(len(scan.numeric), len(SPLITS))
+        return cls(scan.numeric, figures, {name: TextCount(texts=TextOccurrences(limit)) for name in texts})
 
     def merge(self, other: ScanResult) -> None:
         self.figures = self.figures.merge(other.figures)
@@ -149,7 +151,7 @@ class ScanResult:
 
 
 @dataclass(frozen=True)
-class Rows:
+class SplitRows:
     """Batch with splits; ``keep`` are the indices of good rows, by split and then in input order."""
 
     batch: pa.RecordBatch
@@ -164,7 +166,7 @@ class Rows:
             yield split, self.keep[ends[split] : ends[split + 1]]
 
 
-def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
+def read_again(scan: UnitScan, unit: Unit, rejected: np.ndarray) -> Iterator[SplitRows]:
     """Yield an already scanned unit batch by batch; ``rejected`` are row numbers in the unit."""
     done = 0
     for original, lines in read(unit, list(scan.types), scan.budget):
@@ -174,17 +176,19 @@ def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
         done += batch.num_rows
 
 
-def split_rows(batch: pa.RecordBatch, first_row: int, splits: np.ndarray, rejected: np.ndarray) -> Rows:
+def split_rows(batch: pa.RecordBatch, first_row: int, splits: np.ndarray, rejected: np.ndarray) -> SplitRows:
     """Return the rows sorted by split, without ``rejected``, which are row numbers in the batch."""
     ordered = np.argsort(splits, kind="stable")
     if len(rejected):
         good = np.ones(batch.num_rows, bool)
         good[rejected] = False
         ordered = ordered[good[ordered]]
-    return Rows(batch, first_row, splits, ordered)
+    return SplitRows(batch, first_row, splits, ordered)
 
 
-def splits_of(original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
+def splits_of(
+    original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: UnitScan
+) -> np.ndarray:
     """Return the split of every row: by time if there are cuts, else by the hash of group, id or content.
 
     ``original`` holds the rows as stored, ``batch`` the same rows in their declared types.
@@ -198,7 +202,7 @@ def splits_of(original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray
     return assign(hash_rows(content, rows, NumberFormat.of(config)), config.split)
 
 
-def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
+def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: UnitScan) -> np.ndarray:
     """Return the hashes of the id or group column: stored ones, or computed from the directory's name or the values."""
     name, number_format = scan.config.identity, NumberFormat.of(scan.config)
     if name in unit.partition:
@@ -209,10 +213,10 @@ def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan:
     return hash_identities(original.column(name), number_format, name, unit.file, lines)
 
 
-def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
+def scan_unit(job: tuple[UnitScan, Unit]) -> ScanResult:
     scan, unit = job
     result = ScanResult.nothing(scan)
-    counting: dict[str, CodeCounts] = {}
+    counting: dict[str, CodeOccurrences] = {}
     drawn: Drawn = defaultdict(list)
     done = 0
     for original, lines in read(unit, list(scan.types), scan.budget):
@@ -240,7 +244,7 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
     return result
 
 
-def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
+def as_declared(batch: pa.RecordBatch, scan: UnitScan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
     """Return the batch in its declared or inferred types, and the rows by column that cannot be converted."""
     number_format, unreadable = NumberFormat.of(scan.config), {}
     stored = batch.schema.types
@@ -255,7 +259,7 @@ def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict
 
 
 def judge_rows(
-    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], scan: Scan
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], scan: UnitScan
 ) -> dict[int, tuple[str, str]]:
     """Return bad rows with column and reason: values of another type, or no target, weight or time."""
     reasons: dict[int, tuple[str, str]] = {}
@@ -288,7 +292,7 @@ def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
 
 def measure_rows(
     batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, splits: np.ndarray, rejected: Iterable[int]
-) -> tuple[Rows, Figures]:
+) -> tuple[SplitRows, ColumnMoments]:
     """Return the rows without ``rejected``, and the moments of ``numbers`` by split."""
     rows = split_rows(batch, first_row, splits, np.array(sorted(rejected), np.int64))
     # Statistics of infinite values are not used.
@@ -306,13 +310,13 @@ def set_aside(
         yield BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw))
 
 
-def missing_texts(column: pa.Array, scan: Scan) -> np.ndarray:
+def missing_texts(column: pa.Array, scan: UnitScan) -> np.ndarray:
     texts = value_types.with_dictionary(column)
     absent = value_types.clean(texts.dictionary.cast(pa.string()), scan.config.missing).is_null()
     return np.append(absent.to_numpy(zero_copy_only=False), True).take(value_types.codes_of(texts))
 
 
-def count_rows(rows: Rows, scan: Scan, result: ScanResult) -> None:
+def count_rows(rows: SplitRows, scan: UnitScan, result: ScanResult) -> None:
     """Count the rows by split and, unless the target is text, by class."""
     for split, chosen in rows.parts():
         result.rows[split] += len(chosen)
@@ -321,7 +325,7 @@ def count_rows(rows: Rows, scan: Scan, result: ScanResult) -> None:
             result.classes[split].add(label_counts(target))
 
 
-def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, result: ScanResult) -> None:
+def count_texts(rows: SplitRows, counting: dict[str, CodeOccurrences], scan: UnitScan, result: ScanResult) -> None:
     """Count dictionary codes per column; they are converted to texts only when the dictionary changes."""
     parts = [chosen for _, chosen in rows.parts()]
     for name, kind in scan.types.items():
@@ -332,11 +336,11 @@ def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, result:
         if counts is None or not counts.dictionary.equals(texts.dictionary):
             if counts is not None:
                 add_dictionary_counts(name, counts, scan, result)
-            counting[name] = counts = CodeCounts.nothing(texts.dictionary, len(SPLITS))
+            counting[name] = counts = CodeOccurrences.nothing(texts.dictionary, len(SPLITS))
         counts.add(texts, parts)
 
 
-def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, result: ScanResult) -> None:
+def add_dictionary_counts(name: str, counts: CodeOccurrences, scan: UnitScan, result: ScanResult) -> None:
     column = result.texts[name]
     declared = scan.config.types.get(name)
     column.prose |= declared == "document" or (counts.prose and declared != "category")
@@ -344,7 +348,7 @@ def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, result: Sca
     if not column.prose or name == scan.target:
         names = value_types.clean(names, scan.config.missing)
     if column.prose:
-        column.texts = Counts(column.texts.limit)
+        column.texts = TextOccurrences(column.texts.limit)
     else:
         column.texts.add(counts.named(names, TRAIN))
     rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
@@ -361,7 +365,7 @@ def label_counts(target: pa.Array) -> dict[str, int]:
     return dict(zip(value_types.labels(values), counts.to_pylist(), strict=True))
 
 
-def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: Drawn) -> None:
+def draw_sample(rows: SplitRows, numbers: dict[str, np.ndarray], scan: UnitScan, drawn: Drawn) -> None:
     """Append the batch's rows that belong to the sample to the chunks ``drawn``."""
     picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= scan.sampled_below
     chosen = np.sort(rows.keep[picked[rows.keep]])
@@ -375,7 +379,7 @@ def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: D
     drawn[SPLIT].append(rows.splits[chosen])
 
 
-def sample_of(drawn: Drawn, scan: Scan) -> pa.RecordBatch:
+def sample_of(drawn: Drawn, scan: UnitScan) -> pa.RecordBatch:
     splits = np.concatenate(drawn[SPLIT])
     columns = {}
     for name, kind in scan.types.items():

@@ -34,7 +34,7 @@ COLUMNS: dict[Shape, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Piece:
+class CorpusChunk:
     """Chunk of a corpus; it has several ``files`` only if each is a document.
 
     ``start`` and ``stop`` are row groups or batches of columnar files, with ``first_row`` rows before. In JSON Lines
@@ -49,7 +49,7 @@ class Piece:
     first_row: int = 0
 
 
-class Record(NamedTuple):
+class CorpusRecord(NamedTuple):
     """Row of a file, or a whole file as a text: source, line and values."""
 
     file: str
@@ -57,20 +57,20 @@ class Record(NamedTuple):
     values: dict[str, Any]
 
 
-class Blank(NamedTuple):
+class BlankLine(NamedTuple):
     """Empty line of a JSON Lines file."""
 
     line: int
 
 
-def pieces_of(source: SourceToPrepare) -> list[Piece]:
+def pieces_of(source: SourceToPrepare) -> list[CorpusChunk]:
     """Return all chunks in file order.
 
     Raise ``UserError`` for files without the expected columns or with different columns.
     """
     if source.format == "text":
         return groups_of_files(source.files)
-    pieces: list[Piece] = []
+    pieces: list[CorpusChunk] = []
     for file in source.files:
         of_file = lines_of(file) if source.format == "json" else row_groups(file, source.format)
         if of_file and pieces and of_file[0].shape != pieces[0].shape:
@@ -84,7 +84,7 @@ def pieces_of(source: SourceToPrepare) -> list[Piece]:
     return pieces
 
 
-def groups_of_files(files: tuple[SourceFile, ...]) -> list[Piece]:
+def groups_of_files(files: tuple[SourceFile, ...]) -> list[CorpusChunk]:
     groups: list[list[SourceFile]] = []
     size = PIECE_BYTES
     for file in files:
@@ -93,10 +93,10 @@ def groups_of_files(files: tuple[SourceFile, ...]) -> list[Piece]:
             size = 0
         groups[-1].append(file)
         size += file.size
-    return [Piece(tuple(group), "text", "text") for group in groups]
+    return [CorpusChunk(tuple(group), "text", "text") for group in groups]
 
 
-def lines_of(file: SourceFile) -> list[Piece]:
+def lines_of(file: SourceFile) -> list[CorpusChunk]:
     """Return the chunks of a JSON Lines file; a compressed file is one chunk, as it can only be read from the start."""
     with opened(file) as stream:
         first = next((line for line in stream if line.strip()), b"")
@@ -105,10 +105,10 @@ def lines_of(file: SourceFile) -> list[Piece]:
     found = parsed(file, first)
     shape = shape_of(found, file) if isinstance(found, dict) else "text"
     step = file.size if file.compression else PIECE_BYTES
-    return [Piece((file,), "json", shape, start, start + step) for start in range(0, file.size, step)]
+    return [CorpusChunk((file,), "json", shape, start, start + step) for start in range(0, file.size, step)]
 
 
-def row_groups(file: SourceFile, format: str) -> list[Piece]:
+def row_groups(file: SourceFile, format: str) -> list[CorpusChunk]:
     with damage_named(file.uri, format), file.open() as stream:
         if format == "arrow":
             batches = pa.ipc.open_file(stream)
@@ -119,7 +119,7 @@ def row_groups(file: SourceFile, format: str) -> list[Piece]:
             names = parquet.schema_arrow.names
             rows = [parquet.metadata.row_group(index).num_rows for index in range(parquet.num_row_groups)]
     shape = shape_of(names, file)
-    return [Piece((file,), format, shape, index, index + 1, sum(rows[:index])) for index in range(len(rows))]
+    return [CorpusChunk((file,), format, shape, index, index + 1, sum(rows[:index])) for index in range(len(rows))]
 
 
 def shape_of(names: Any, file: SourceFile) -> Shape:
@@ -129,7 +129,7 @@ def shape_of(names: Any, file: SourceFile) -> Shape:
     raise UserError(f"{file.uri}: has the columns {', '.join(map(repr, sorted(names)))}; {EXPECTED}")
 
 
-def read_piece(piece: Piece, encoding: str) -> Iterator[Record | BadRow | Blank]:
+def read_piece(piece: CorpusChunk, encoding: str) -> Iterator[CorpusRecord | BadRow | BlankLine]:
     """Yield records, bad rows and blank lines; lines of JSON Lines are counted from the chunk's start."""
     if piece.format == "text":
         yield from (read_file(file, encoding) for file in piece.files)
@@ -139,7 +139,7 @@ def read_piece(piece: Piece, encoding: str) -> Iterator[Record | BadRow | Blank]
         yield from read_rows(piece)
 
 
-def read_file(file: SourceFile, encoding: str) -> Record | BadRow:
+def read_file(file: SourceFile, encoding: str) -> CorpusRecord | BadRow:
     if file.size > MOST_BYTES:
         return BadRow(file.uri, 1, "", f"{file.size:,} bytes, more than {MOST_BYTES:,}", "")
     with file.open() as stream:
@@ -149,10 +149,10 @@ def read_file(file: SourceFile, encoding: str) -> Record | BadRow:
         text.encode()  # some codecs decode to lone surrogates, which are not text
     except UnicodeError as error:
         return BadRow(file.uri, 1, "", f"not {encoding} (data.encoding)", str(error))
-    return Record(file.uri, 1, {"text": text})
+    return CorpusRecord(file.uri, 1, {"text": text})
 
 
-def read_lines(piece: Piece) -> Iterator[Record | BadRow | Blank]:
+def read_lines(piece: CorpusChunk) -> Iterator[CorpusRecord | BadRow | BlankLine]:
     (file,) = piece.files
     with opened(file) as stream:
         # A line that crosses the start of a chunk belongs to the chunk before.
@@ -168,11 +168,11 @@ def read_lines(piece: Piece) -> Iterator[Record | BadRow | Blank]:
             place += len(line)
             number += 1
             if not line.strip():
-                yield Blank(number)
+                yield BlankLine(number)
                 continue
             found = parsed(file, line)
             if isinstance(found, dict):
-                yield Record(file.uri, number, found)
+                yield CorpusRecord(file.uri, number, found)
             else:
                 yield BadRow(file.uri, number, "", found, line[:500].decode(errors="replace"))
 
@@ -188,7 +188,7 @@ def parsed(file: SourceFile, line: bytes) -> dict[str, Any] | str:
     return found if isinstance(found, dict) else "not a JSON object"
 
 
-def read_rows(piece: Piece) -> Iterator[Record]:
+def read_rows(piece: CorpusChunk) -> Iterator[CorpusRecord]:
     (file,) = piece.files
     names = list(COLUMNS[piece.shape])
     with damage_named(file.uri, piece.format), file.open() as stream:
@@ -199,7 +199,7 @@ def read_rows(piece: Piece) -> Iterator[Record]:
             rows = parquet.read_row_group(piece.start, columns=names, use_threads=False)
         listed = rows.to_pylist()
     for number, values in enumerate(listed, piece.first_row + 1):
-        yield Record(file.uri, number, values)
+        yield CorpusRecord(file.uri, number, values)
 
 
 def opened(file: SourceFile) -> BinaryIO:

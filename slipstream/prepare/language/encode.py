@@ -25,7 +25,7 @@ AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class EncodeJob:
+class EncodeDocumentsJob:
     """Job of one worker: encode the documents in ``spool``, and store the shares ``kept`` of every split unchanged."""
 
     spool: Path
@@ -37,7 +37,7 @@ class EncodeJob:
 
 
 @dataclass(frozen=True)
-class EncodedPiece:
+class EncodedChunk:
     """Tokens of a chunk, in one file per split, and the documents stored unchanged.
 
     ``tokens`` counts all tokens by split, ``learned`` those with loss. For conversations a file has one row per
@@ -68,7 +68,7 @@ def tokenizer_at(path: Path) -> Tokenizer:
     return Tokenizer(json.loads(path.read_bytes()))
 
 
-def encode_documents(job: EncodeJob) -> EncodedPiece:
+def encode_documents(job: EncodeDocumentsJob) -> EncodedChunk:
     """Write the tokens of every document, each followed by the end token; runs in a worker process."""
     tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
     for split in range(len(SPLITS)):
@@ -88,7 +88,7 @@ def encode_documents(job: EncodeJob) -> EncodedPiece:
     return piece
 
 
-def encode_conversations(job: EncodeJob) -> EncodedPiece:
+def encode_conversations(job: EncodeDocumentsJob) -> EncodedChunk:
     """Write every conversation as one row, padded with end tokens that do not count in the loss.
 
     A conversation longer than a row is quarantined, never cut. Runs in a worker process.
@@ -125,9 +125,9 @@ def why_no_row(tokens: int, learned: int, room: int) -> str:
     return "" if learned else "no answer: every token of its answers also holds text of another message"
 
 
-def begun(job: EncodeJob) -> EncodedPiece:
+def begun(job: EncodeDocumentsJob) -> EncodedChunk:
     job.directory.mkdir(exist_ok=True)
-    return EncodedPiece(job.directory)
+    return EncodedChunk(job.directory)
 
 
 def batches(spool: Path, split: int) -> Iterator[list[dict[str, Any]]]:
@@ -136,6 +136,6 @@ def batches(spool: Path, split: int) -> Iterator[list[dict[str, Any]]]:
     return (rows.slice(start, AT_ONCE).to_pylist() for start in range(0, len(rows), AT_ONCE))
 
 
-def write_kept(piece: EncodedPiece, kept: list[Document]) -> None:
+def write_kept(piece: EncodedChunk, kept: list[Document]) -> None:
     with pa.ipc.new_file(piece.documents, SCHEMA) as file:
         file.write_table(table_of(kept))

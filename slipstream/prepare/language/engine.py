@@ -38,13 +38,13 @@ from slipstream.prepare.fit.fit import check_splits
 from slipstream.prepare.fit.splits import TEST, TRAIN
 from slipstream.prepare.language.corpus import pieces_of
 from slipstream.prepare.language.encode import (
-    EncodedPiece,
-    EncodeJob,
+    EncodedChunk,
+    EncodeDocumentsJob,
     encode_conversations,
     encode_documents,
 )
 from slipstream.prepare.language.pack import pack, row_counts
-from slipstream.prepare.language.read import ReadJob, ReadPiece, first_lines, moved, read, spooled
+from slipstream.prepare.language.read import ReadChunk, ReadJob, first_lines, moved, read, spooled
 from slipstream.prepare.progress import shown
 from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.shuffle import enter_segments, merge_all
@@ -63,7 +63,7 @@ MOST_NARROW = 1 << 15
 class Corpus:
     """Documents (or conversations) after the first pass; ``dropped`` counts those quarantined later, by split."""
 
-    units: list[ReadPiece]
+    units: list[ReadChunk]
     bad: list[BadRow]
     conversations: bool
     #: Number of lines before every unit within its file.
@@ -74,7 +74,7 @@ class Corpus:
     def documents(self) -> list[int]:
         return (np.sum([unit.documents for unit in self.units], axis=0) - self.dropped).tolist()
 
-    def without(self, encoded: list[EncodedPiece]) -> Corpus:
+    def without(self, encoded: list[EncodedChunk]) -> Corpus:
         """Return the corpus without the conversations that were quarantined during encoding."""
         dropped = np.sum([piece.bad_by_split for piece in encoded], axis=0).tolist()
         found = zip(encoded, self.before, strict=True)
@@ -146,7 +146,7 @@ def read_corpus(source: SourceToPrepare, scratch: ResumableScratch) -> Corpus:
         ReadJob(piece, source.config, scratch.root / f"text-{number:06d}.arrow", template)
         for number, piece in enumerate(pieces)
     )
-    units = list[ReadPiece]()
+    units = list[ReadChunk]()
     try:
         for unit in shown("read", scratch.map(read, jobs), [len(piece.files) for piece in pieces]):
             units.append(unit)
@@ -192,7 +192,7 @@ def share_of(most: int, there: int) -> float:
 
 def encode_corpus(
     scratch: ResumableScratch, corpus: Corpus, tokenizer: Tokenizer, config: DataConfig
-) -> Iterator[EncodedPiece]:
+) -> Iterator[EncodedChunk]:
     content = json.dumps(tokenizer.files).encode()
     # Named by content, because workers cache the tokenizer by path.
     path = scratch.root / f"tokenizer-{xxhash.xxh3_128_hexdigest(content)}.json"
@@ -201,7 +201,9 @@ def encode_corpus(
     kept[TRAIN] = share_of(KEPT_BYTES, corpus.bytes[TRAIN])
     kept[TEST] = share_of(MEASURED_BYTES, corpus.bytes[TEST])
     jobs = (
-        EncodeJob(unit.path, path, dtype_of(tokenizer), config.length, kept, scratch.root / f"tokens-{number:06d}")
+        EncodeDocumentsJob(
+            unit.path, path, dtype_of(tokenizer), config.length, kept, scratch.root / f"tokens-{number:06d}"
+        )
         for number, unit in enumerate(corpus.units)
     )
     encode = encode_conversations if corpus.conversations else encode_documents
@@ -213,7 +215,7 @@ def dtype_of(tokenizer: Tokenizer) -> str:
     return "int16" if tokenizer.vocabulary <= MOST_NARROW else "int32"
 
 
-def check_rows(counts: list[int], encoded: list[EncodedPiece], config: DataConfig) -> None:
+def check_rows(counts: list[int], encoded: list[EncodedChunk], config: DataConfig) -> None:
     """Raise ``UserError`` for a split whose documents do not fill one row."""
     for split, rows in enumerate(counts):
         if not rows:
@@ -229,7 +231,7 @@ def whole(path: Path) -> pa.Table:
         return pa.ipc.open_file(file).read_all()
 
 
-def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedPiece], signature: Signature) -> DataCard:
+def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedChunk], signature: Signature) -> DataCard:
     read = sum(corpus.documents) + len(corpus.bad)
     tokens = np.sum([piece.tokens for piece in encoded], axis=0).tolist()
     what = "conversations" if corpus.conversations else "documents"

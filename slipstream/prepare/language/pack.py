@@ -12,19 +12,21 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.artifacts.prepared.data import SPLITS, Signature
-from slipstream.prepare.language.encode import EncodedPiece
-from slipstream.prepare.shuffle import Run, RunWriter, order_keys
+from slipstream.prepare.language.encode import EncodedChunk
+from slipstream.prepare.shuffle import RunWriter, SortedRun, order_keys
 
 #: Number of tokens of a chunk read at once.
 AT_ONCE = 4 << 20
 
 
-def row_counts(pieces: list[EncodedPiece], length: int) -> list[int]:
+def row_counts(pieces: list[EncodedChunk], length: int) -> list[int]:
     """Return the number of full rows in every split; an end token is added before the first document."""
     return [sum(piece.tokens[split] for piece in pieces) // length for split in range(len(SPLITS))]
 
 
-def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int | None, *, shuffle: bool) -> list[Run]:
+def pack(
+    path: Path, pieces: list[EncodedChunk], signature: Signature, end: int | None, *, shuffle: bool
+) -> list[SortedRun]:
     """Write the rows of all splits as sorted runs ``path``; if ``end`` is None, the rows are conversations."""
     (length,), token = signature.inputs[0].shape, np.dtype(signature.inputs[0].dtype)
     width = 1 if end is not None else length + 1
@@ -42,7 +44,7 @@ def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int 
     return writer.runs
 
 
-def stored_rows(pieces: list[EncodedPiece], size: int) -> int:
+def stored_rows(pieces: list[EncodedChunk], size: int) -> int:
     return sum(piece.path(split).stat().st_size for piece in pieces for split in range(len(SPLITS))) // size
 
 

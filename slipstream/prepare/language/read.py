@@ -25,7 +25,7 @@ from slipstream.language.chat_template import (
 from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import Tokenizer
 from slipstream.prepare.fit.splits import assign
-from slipstream.prepare.language.corpus import Piece, Record, Shape, read_piece
+from slipstream.prepare.language.corpus import CorpusChunk, CorpusRecord, Shape, read_piece
 from slipstream.source.columns.hashing import splitmix64
 from slipstream.source.config import DataConfig
 from slipstream.source.quarantine import BadRow
@@ -52,19 +52,19 @@ SPOOL = pa.schema(
 class ReadJob:
     """Job of one worker: read a chunk; ``tokenizer`` holds the tokenizer's files, with the chat template."""
 
-    piece: Piece
+    piece: CorpusChunk
     config: DataConfig
     path: Path
     tokenizer: dict[str, str] = field(default_factory=dict)
 
 
-class Text(NamedTuple):
+class ReadText(NamedTuple):
     """Document, or rendered conversation in which only the ``answers`` have loss.
 
     ``content`` is the unrendered input. It decides the split, so that the template does not affect splits.
     """
 
-    record: Record
+    record: CorpusRecord
     content: str
     text: str
     spans: list[int]
@@ -75,13 +75,13 @@ class Text(NamedTuple):
 class Conversation(NamedTuple):
     """Conversation to render: ``messages`` up to the last answer; ``content`` is the complete input."""
 
-    record: Record
+    record: CorpusRecord
     content: str
     messages: Messages
 
 
 @dataclass(frozen=True)
-class ReadPiece:
+class ReadChunk:
     """Result of reading a chunk: a spool, with numbers of ``documents`` and ``bytes`` by split.
 
     ``lines`` is the number of lines of a JSON Lines chunk, needed to locate lines of later chunks. ``hashes`` (uint64)
@@ -103,7 +103,7 @@ class ReadPiece:
         return [self.path]
 
 
-def read(job: ReadJob) -> ReadPiece:
+def read(job: ReadJob) -> ReadChunk:
     """Read, hash and split a chunk; runs in a worker process.
 
     Raise ``TemplateStopped`` for a conversation for which the chat template exceeds a limit.
@@ -111,13 +111,13 @@ def read(job: ReadJob) -> ReadPiece:
     bad: list[BadRow] = []
     lines = 0
 
-    def records() -> Iterator[Record]:
+    def records() -> Iterator[CorpusRecord]:
         nonlocal lines
         for found in read_piece(job.piece, job.config.encoding):
             lines = found.line
             if isinstance(found, BadRow):
                 bad.append(found)
-            elif isinstance(found, Record):
+            elif isinstance(found, CorpusRecord):
                 yield found
 
     if job.piece.shape == "text":
@@ -139,7 +139,7 @@ def read(job: ReadJob) -> ReadPiece:
     }
     with pa.ipc.new_file(job.path, SPOOL) as spool:
         spool.write_table(pa.Table.from_pydict(columns, SPOOL))
-    return ReadPiece(
+    return ReadChunk(
         path=job.path,
         file=job.piece.files[0].uri,
         lines=lines,
@@ -151,7 +151,7 @@ def read(job: ReadJob) -> ReadPiece:
     )
 
 
-def documents(records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
+def documents(records: Iterable[CorpusRecord], bad: list[BadRow]) -> Iterator[ReadText]:
     """Yield the documents; add the rows without one to ``bad``."""
     for record in records:
         try:
@@ -159,7 +159,7 @@ def documents(records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
         except CannotRender as error:
             bad.append(bad_row(record, "text", error))
         else:
-            yield Text(record, text, text, [], [])
+            yield ReadText(record, text, text, [], [])
 
 
 def document(text: object) -> str:
@@ -175,7 +175,7 @@ def document(text: object) -> str:
     return text
 
 
-def conversations(job: ReadJob, records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
+def conversations(job: ReadJob, records: Iterable[CorpusRecord], bad: list[BadRow]) -> Iterator[ReadText]:
     """Yield the rendered conversations; add other rows to ``bad``."""
     template = template_of(job.tokenizer, job.config.date)
     specials = Tokenizer(job.tokenizer).specials
@@ -194,7 +194,7 @@ def conversations(job: ReadJob, records: Iterable[Record], bad: list[BadRow]) ->
     yield from rendered(job, template, batch, bad)
 
 
-def conversation(record: Record, specials: Sequence[str]) -> Conversation:
+def conversation(record: CorpusRecord, specials: Sequence[str]) -> Conversation:
     """Return the conversation of a row.
 
     Raise :class:`CannotRender` if there is none, or if a message contains a special token, which could end the turn.
@@ -207,7 +207,9 @@ def conversation(record: Record, specials: Sequence[str]) -> Conversation:
     return Conversation(record, json.dumps(messages, ensure_ascii=False), until_last_answer(messages))
 
 
-def rendered(job: ReadJob, template: ChatTemplate, batch: Sequence[Conversation], bad: list[BadRow]) -> Iterator[Text]:
+def rendered(
+    job: ReadJob, template: ChatTemplate, batch: Sequence[Conversation], bad: list[BadRow]
+) -> Iterator[ReadText]:
     """Yield the rendered texts of a batch; raise ``TemplateStopped`` with file and line."""
     found = template.render([each.messages for each in batch])
     for record, content, _ in batch:
@@ -219,10 +221,10 @@ def rendered(job: ReadJob, template: ChatTemplate, batch: Sequence[Conversation]
             bad.append(bad_row(record, job.piece.shape, one))
         else:
             spans = [place for span in one.spans for place in span]
-            yield Text(record, content, one.text, spans, one.answers, one.asked_for_date)
+            yield ReadText(record, content, one.text, spans, one.answers, one.asked_for_date)
 
 
-def bad_row(record: Record, shape: Shape, error: CannotRender) -> BadRow:
+def bad_row(record: CorpusRecord, shape: Shape, error: CannotRender) -> BadRow:
     return BadRow(record.file, record.line, shape, str(error), repr(record.values.get(shape)))
 
 
@@ -231,7 +233,7 @@ def spooled(path: Path) -> pa.Table:
         return pa.ipc.open_file(file).read_all()
 
 
-def first_lines(pieces: Sequence[Piece], units: Sequence[ReadPiece]) -> list[int]:
+def first_lines(pieces: Sequence[CorpusChunk], units: Sequence[ReadChunk]) -> list[int]:
     """Return the number of lines before every chunk within its JSON Lines file; 0 for other formats.
 
     ``units`` may lack the last chunk.

@@ -16,7 +16,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND
 from slipstream.artifacts.resume import ResumableScratch
 from slipstream.distributed.pool import workers_for
-from slipstream.prepare.shuffle import PART_BYTES, MergedPart, Part, Run, all_parts, collect, merge_parts
+from slipstream.prepare.shuffle import PART_BYTES, MergedPart, SortedRun, SplitPart, all_parts, collect, merge_parts
 from slipstream.prepare.table import FittedTable, card_of, write_table
 from slipstream.source.columns.transform import Transform
 from slipstream.source.files import check_unchanged
@@ -29,7 +29,7 @@ class MergePlan:
 
     transform: Transform
     rows: tuple[int, ...]
-    partitions: list[list[Part]]
+    partitions: list[list[SplitPart]]
     #: Memory for data of each process in GiB (``data.memory``).
     memory: float
 
@@ -58,7 +58,7 @@ class MergePlan:
 class SortedRuns:
     """Runs of one share for one partition; paths are file names."""
 
-    runs: list[Run]
+    runs: list[SortedRun]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def directory_of(partition: int) -> str:
     return f"{partition:05d}"
 
 
-def write_partitions(scratch: ResumableScratch, plan: MergePlan, runs: list[Run], encoded: Path) -> None:
+def write_partitions(scratch: ResumableScratch, plan: MergePlan, runs: list[SortedRun], encoded: Path) -> None:
     """Sort the ``runs`` of a share by part, and write them to a directory per partition in ``encoded``."""
     for partition, parts in enumerate(plan.partitions):
         collected = list(scratch.map(collect_part, [(scratch.root, runs, plan.itemsize, part) for part in parts]))
@@ -81,7 +81,7 @@ def write_partitions(scratch: ResumableScratch, plan: MergePlan, runs: list[Run]
         exchange.write(encoded / directory_of(partition), named, files)
 
 
-def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
+def collect_part(job: tuple[Path, list[SortedRun], int, SplitPart]) -> SortedRun:
     """Collect the rows of one part from all runs; runs in a worker process."""
     scratch, runs, itemsize, part = job
     return collect(scratch / f"part-{part.split}-{part.number}", runs, itemsize, part)

@@ -21,14 +21,14 @@ import pyarrow as pa
 
 from slipstream.artifacts import exchange
 from slipstream.distributed.pool import workers_for
-from slipstream.prepare.fit.scan import Scan, ScanResult
+from slipstream.prepare.fit.scan import ScanResult, UnitScan
 from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.sharded.merge_partitions import MergePlan, write_partitions
 from slipstream.prepare.table import OpenedTable, encode_units, fit_table, open_table, scan_units
 from slipstream.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.source.files import SourceFile, unchanged
 from slipstream.source.text.text_tables import (
-    TextPiece,
+    ConvertedBlock,
     TextPlan,
     input_of,
     make_columnar,
@@ -52,7 +52,7 @@ class TextShare:
     """
 
     plan: TextPlan
-    pieces: tuple[TextPiece, ...] = ()
+    pieces: tuple[ConvertedBlock, ...] = ()
 
     @property
     def workers(self) -> int:
@@ -94,7 +94,7 @@ def parse_share(share: Path, parsed: Path) -> None:
         exchange.write(parsed, files=[piece.path for piece in pieces])
 
 
-def times_of(piece: TextPiece, column: str) -> Path:
+def times_of(piece: ConvertedBlock, column: str) -> Path:
     """Write the column of times, or the line numbers if directories give the times, to a file in ``times``."""
     path = piece.path.parent / "times" / piece.path.name
     path.parent.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def input_of_shares(summaries: list[Path]) -> TableInput | None:
 class Share:
     """Units that one machine scans and encodes; the ``uri`` of a unit from text is a file name in the share's spool."""
 
-    scan: Scan
+    scan: UnitScan
     units: list[Unit]
 
     @property

@@ -209,7 +209,7 @@ def install(fault: InjectedFault, fired: Path) -> None:
     from slipstream.storage.local import LocalStorage
     from slipstream.train import data_loader as loader
     from slipstream.train.checkpoint import shards
-    from slipstream.train.checkpoint.home import Home
+    from slipstream.train.checkpoint.home import CheckpointDirectory
     from slipstream.train.loop import evaluation, train_loop
 
     def strike(*_: Any) -> None:
@@ -249,7 +249,7 @@ def install(fault: InjectedFault, fired: Path) -> None:
     if fault.where == "begin":
         strike()
     elif fault.where == "inherit":
-        before(Home, "inherit")
+        before(CheckpointDirectory, "inherit")
     elif fault.where == "step":
         before(train_loop, "train_step")
     elif fault.where == "data":

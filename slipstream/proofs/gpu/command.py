@@ -22,7 +22,7 @@ from slipstream.artifacts.versions import ROOT
 from slipstream.errors import UserError
 from slipstream.machine.torch_versions import check_torch
 from slipstream.one_line import one_line
-from slipstream.proofs.gpu.check import CHECKS, Check, CheckResult, Figure
+from slipstream.proofs.gpu.check import CHECKS, CheckFigure, CheckResult, GpuCheck
 from slipstream.proofs.gpu.page import fill, page
 
 JSON, PAGE = "gpu.json", "gpu.html"
@@ -73,7 +73,7 @@ def device_name() -> str:
     return f"{count} x {torch.cuda.get_device_name(0)}" if count > 1 else torch.cuda.get_device_name(0)
 
 
-def in_process(check: Check, output: Path, limit_s: float, *, quick: bool) -> CheckResult:
+def in_process(check: GpuCheck, output: Path, limit_s: float, *, quick: bool) -> CheckResult:
     """Run the check in a new session, which is killed after ``limit_s``."""
     if limit_s < TOO_LITTLE:
         return CheckResult(check.name, check.claim, "not run", "the time is over")
@@ -114,7 +114,7 @@ def last_line(log: Path) -> str:
 
 
 def from_json(found: dict[str, Any]) -> CheckResult:
-    return CheckResult(**{**found, "figures": tuple(Figure(*figure) for figure in found["figures"])})
+    return CheckResult(**{**found, "figures": tuple(CheckFigure(*figure) for figure in found["figures"])})
 
 
 def line(result: CheckResult) -> str:

@@ -22,7 +22,7 @@ from torch.nn import functional
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.models.initial.drawn import Drawn
+from slipstream.models.initial.drawn import DrawnValues
 
 if TYPE_CHECKING:
     from slipstream.train.checkpoint.manager import Checkpoints
@@ -111,7 +111,7 @@ def by_hand(case: LayoutCase) -> LayoutResult:
     from slipstream.train.parallel.divide import fill
 
     model = model_of(case, empty=True)
-    fill(model, torch.device("cpu"), Drawn(model.network, SEED))
+    fill(model, torch.device("cpu"), DrawnValues(model.network, SEED))
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     losses, norms = [], []
     for batch in batches(case.steps):
@@ -154,11 +154,11 @@ def device_of(case: LayoutCase) -> torch.device:
 
 
 def set_up(case: LayoutCase) -> DividedTraining:
-    from slipstream.distributed.process_group import Group
+    from slipstream.distributed.process_group import RankContext
     from slipstream.train.checkpoint.manager import Checkpoints
     from slipstream.train.checkpoint.restore import ResumePolicy
     from slipstream.train.checkpoint.state import AppState
-    from slipstream.train.loop.probe import Traits
+    from slipstream.train.loop.probe import ModelTraits
     from slipstream.train.parallel.compiled import compile_blocks
     from slipstream.train.parallel.config import ParallelConfig
     from slipstream.train.parallel.divide import divide, fill
@@ -169,7 +169,7 @@ def set_up(case: LayoutCase) -> DividedTraining:
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
     rows = math.ceil(math.ceil(BATCH / layout.data_size) / case.accumulation)
     predictor = model_of(case, empty=True)
-    values = Drawn(predictor.network, SEED)
+    values = DrawnValues(predictor.network, SEED)
     model: ParallelModel
     padding = torch.zeros(case.accumulation * rows, LENGTH, dtype=torch.long, device=device)
     pieces = [slice(start, start + rows) for start in range(0, len(padding), rows)]
@@ -183,7 +183,10 @@ def set_up(case: LayoutCase) -> DividedTraining:
         alone = ReplicatedModel(predictor)
         compiled = compile_blocks(alone, (padding,), pieces, contextlib.nullcontext) if case.compile else None
         model = replicate(
-            predictor, Traits(), Group(layout.rank, layout.world, device, dist.get_backend()), compiled=compiled
+            predictor,
+            ModelTraits(),
+            RankContext(layout.rank, layout.world, device, dist.get_backend()),
+            compiled=compiled,
         )
     torch._dynamo.config.error_on_recompile = case.compile
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=RATE, fused=True)

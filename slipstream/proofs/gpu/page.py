@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from slipstream.proofs.gpu.check import CheckResult, Figure, State
+from slipstream.proofs.gpu.check import CheckFigure, CheckResult, State
 
 HERE = Path(__file__).parent
 NOT_RUN: State = "not run"
@@ -41,7 +41,7 @@ def page(machine: str, results: Sequence[CheckResult], seconds: float, quick: bo
 
 def row(device: str, results: Sequence[CheckResult]) -> str:
     """Return a row of the README's table."""
-    figures: Mapping[str, Mapping[str, Figure]] = {
+    figures: Mapping[str, Mapping[str, CheckFigure]] = {
         each.name: {figure.name: figure for figure in each.figures} for each in results if each.state == "held"
     }
     tried = [each for each in results if each.state != NOT_RUN]

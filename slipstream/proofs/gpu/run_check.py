@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from slipstream.one_line import one_line
-from slipstream.proofs.gpu.check import CannotRun, Check, CheckContext, CheckResult
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckResult, GpuCheck
 
 
 def context_for(directory: Path, kept: Path, quick: bool) -> CheckContext:
@@ -25,7 +25,7 @@ def context_for(directory: Path, kept: Path, quick: bool) -> CheckContext:
     return CheckContext(torch.device("cuda", 0), torch.cuda.device_count(), directory, kept, small=False)
 
 
-def run_check(check: Check, context: CheckContext) -> CheckResult:
+def run_check(check: GpuCheck, context: CheckContext) -> CheckResult:
     """Run a check and return its result, with the last line of an error that it raised."""
     result, started = CheckResult(check.name, check.claim, "held"), time.perf_counter()
     try:
@@ -38,11 +38,11 @@ def run_check(check: Check, context: CheckContext) -> CheckResult:
     return replace(result, seconds=round(time.perf_counter() - started, 1))
 
 
-def main(check: Check, directory: Path, kept: Path, target: Path, *, quick: bool) -> None:
+def main(check: GpuCheck, directory: Path, kept: Path, target: Path, *, quick: bool) -> None:
     result = run_check(check, context_for(directory, kept, quick))
     target.write_text(json.dumps(asdict(result)), encoding="utf-8")
 
 
 if __name__ == "__main__":
     work, leave, answer = map(Path, sys.argv[2:5])
-    main(Check(**json.loads(sys.argv[1])), work, leave, answer, quick="--quick" in sys.argv[5:])
+    main(GpuCheck(**json.loads(sys.argv[1])), work, leave, answer, quick="--quick" in sys.argv[5:])

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from slipstream.doctor.package import measured_save
-from slipstream.plan.storm import Pace, forecast
+from slipstream.plan.storm import TrainingPace, forecast
 from slipstream.profiles.profile import load
 from slipstream.proofs.rehearsal.acts import Acts
 from slipstream.proofs.rehearsal.rehearsal import (
@@ -30,7 +30,7 @@ from slipstream.proofs.rehearsal.timeline import write_page
 @click.option("--seed", default=0, show_default=True, help="By which they are drawn.")
 @click.option("--storm", is_flag=True, help="Instead: by simulation, what preemptions cost a training.")
 @click.option("--per-day", type=float, help="Preemptions of a pod; those of the profile if it is not given.")
-@click.option("--hours", default=Pace.hours, show_default=True, help="Of a training that nothing disturbs.")
+@click.option("--hours", default=TrainingPace.hours, show_default=True, help="Of a training that nothing disturbs.")
 @click.option("--trained", type=click.Path(path_type=Path), help="A trained model: its saves took as long.")
 @click.option("--price", default=0.0, help="Of an hour of one pod.")
 @click.option("--page", type=click.Path(path_type=Path), default=Path("runs/rehearsal.html"), show_default=True)
@@ -65,9 +65,9 @@ def main(profile: str, kills: int, seed: int, page: Path, storm: bool, **preempt
 
 def preemption_forecast(profile: str, per_day: float | None, hours: float, trained: Path | None, price: float) -> str:
     placement = load(profile).placement("train")
-    save_s = measured_save(trained).seconds if trained else Pace.save_s
+    save_s = measured_save(trained).seconds if trained else TrainingPace.save_s
     per_day = placement.preemptions_per_day if per_day is None else per_day
-    return forecast(profile, placement, per_day, Pace(hours, save_s=save_s), price)
+    return forecast(profile, placement, per_day, TrainingPace(hours, save_s=save_s), price)
 
 
 def say(line: str) -> None:

@@ -17,7 +17,7 @@ from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
 
 from slipstream.artifacts.homes import HOMES
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import RegistrationArchive
 from slipstream.proofs.processes import free_port
 from slipstream.proofs.rehearsal.bucket import S3Bucket
 from slipstream.proofs.rehearsal.catalog import Catalog, cache_key
@@ -59,7 +59,7 @@ class Execution:
     """
 
     name: str
-    package: Package
+    package: RegistrationArchive
     bucket: S3Bucket
     workdir: Path
     catalog: Catalog

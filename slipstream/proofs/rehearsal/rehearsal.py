@@ -14,7 +14,7 @@ from flyteidl.core.literals_pb2 import Literal
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
-from slipstream.doctor.archive import Package, read_package
+from slipstream.doctor.archive import RegistrationArchive, read_package
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
 from slipstream.profiles.placement import Placement
@@ -49,7 +49,7 @@ NO_FLYTE = "127.0.0.1:1"
 class Rehearsal:
     """One package on one cluster."""
 
-    package: Package
+    package: RegistrationArchive
     s3: WatchedS3
     bucket: S3Bucket
     workdir: Path
@@ -81,7 +81,7 @@ def rehearsal(workdir: Path, profile: Profile) -> Iterator[Rehearsal]:
         yield Rehearsal(package, s3, bucket, workdir)
 
 
-def package_workflows(directory: Path, profile: Profile) -> Package:
+def package_workflows(directory: Path, profile: Profile) -> RegistrationArchive:
     """Package the clone's workflows for ``profile`` and return the package."""
     archive = str(directory / "flyte.tgz")
     variables = {"FLYTE_PLATFORM_URL": NO_FLYTE, CHOICE: profile.name, RESOLVED: profile.to_json()}

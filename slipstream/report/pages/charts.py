@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from slipstream.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
 from slipstream.artifacts.results.export import NO_LIMIT, ExportReport
-from slipstream.artifacts.results.so_far import TrainingSoFar
+from slipstream.artifacts.results.so_far import LiveProgress
 from slipstream.artifacts.results.training import History
 from slipstream.report import formatting as fmt
 from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
@@ -30,7 +30,7 @@ REFERENCE_LINE: LineStyle = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth
 
 
 @inline_svg
-def loss(axes: Axes, history: History | TrainingSoFar) -> str:
+def loss(axes: Axes, history: History | LiveProgress) -> str:
     axes.plot([step.epoch for step in history.steps], [step.loss for step in history.steps], label="training")
     plot_validation(axes, history, "loss")
     legend(axes)
@@ -45,13 +45,13 @@ def validation_metric(axes: Axes, history: History, metric: str) -> str:
 
 
 @inline_svg
-def learning_rate(axes: Axes, history: History | TrainingSoFar) -> str:
+def learning_rate(axes: Axes, history: History | LiveProgress) -> str:
     axes.plot([step.epoch for step in history.steps], [step.learning_rate for step in history.steps])
     over_epochs(axes)
     return "Learning rate over the epochs"
 
 
-def plot_validation(axes: Axes, history: History | TrainingSoFar, key: str) -> None:
+def plot_validation(axes: Axes, history: History | LiveProgress, key: str) -> None:
     """Plot the evaluations as a line and mark the best, whose weights were kept."""
     points = [(each, value) for each in history.evaluations if (value := getattr(each, key)) is not None]
     axes.plot([each.epoch for each, _ in points], [value for _, value in points], color=SERIES[1], label="validation")

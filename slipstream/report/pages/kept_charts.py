@@ -10,9 +10,9 @@ from functools import cache
 from markupsafe import Markup
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
-from slipstream.artifacts.store import Store, content_key
+from slipstream.artifacts.store import ArtifactStore, content_key
 from slipstream.artifacts.versions import version_of
-from slipstream.report.stage_results import Results
+from slipstream.report.stage_results import StageResults
 
 KIND, FILE = "charts", "charts.json"
 MODULES = (
@@ -27,7 +27,7 @@ OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_
 MOST_CLASSES_DRAWN = 20
 
 
-def charts_of(results: Results, store: Store | None) -> dict[str, Markup | None]:
+def charts_of(results: StageResults, store: ArtifactStore | None) -> dict[str, Markup | None]:
     """Return every chart by name, or None if its data are missing from the results.
 
     Charts are cached in ``store`` if given.
@@ -55,7 +55,7 @@ def as_markup(drawn: dict[str, str | None]) -> dict[str, Markup | None]:
     return {name: None if svg is None else Markup(svg) for name, svg in drawn.items()}
 
 
-def draw(results: Results) -> dict[str, str | None]:
+def draw(results: StageResults) -> dict[str, str | None]:
     from slipstream.report.pages import charts, device_charts, network_charts
 
     history, evaluation, network = results.history, results.evaluation, results.network

@@ -17,14 +17,14 @@ from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.sweep import STATES, Sweep, SweepTrial
 from slipstream.artifacts.results.training import TRACE
-from slipstream.artifacts.store import Store
+from slipstream.artifacts.store import ArtifactStore
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
 from slipstream.report.against_interconnect import against_interconnect
 from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, charts_of
 from slipstream.report.pages.rendering import render
 from slipstream.report.run_directory import CARD
-from slipstream.report.stage_results import Results
+from slipstream.report.stage_results import StageResults
 from slipstream.report.summary import RunSummary
 
 #: Names of a step's phases on the page.
@@ -45,7 +45,11 @@ COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 
 
 def report_page(
-    summary: RunSummary, results: Results, config: Mapping[str, object], made_at: datetime, store: Store | None = None
+    summary: RunSummary,
+    results: StageResults,
+    config: Mapping[str, object],
+    made_at: datetime,
+    store: ArtifactStore | None = None,
 ) -> str:
     """Return the report page.
 
@@ -123,7 +127,7 @@ def listed_trials(sweep: Sweep) -> list[SweepTrial]:
     return shown + [each for each in ranked if each.is_given and each not in shown]
 
 
-def exchange_of(results: Results) -> str:
+def exchange_of(results: StageResults) -> str:
     found, network = results.attempt.bottleneck, results.network
     return against_interconnect(found, network.profile) if found and network else ""
 
@@ -134,7 +138,7 @@ def nodes_of(devices: TrainingDevices, attempt: int) -> str:
 
 
 @dataclass(frozen=True)
-class Score:
+class MetricScore:
     """Metric of the model and of the baseline.
 
     ``better`` is 1 if the model is significantly better, -1 if the baseline is, else 0.
@@ -146,12 +150,12 @@ class Score:
     better: int
 
 
-def scores(evaluation: Evaluation) -> Iterator[Score]:
+def scores(evaluation: Evaluation) -> Iterator[MetricScore]:
     """Yield every metric of the model in the order of :data:`slipstream.report.formatting.NAMES`."""
     for metric in sorted(evaluation.metric_names, key=list(fmt.NAMES).index):
         # Only the headline metric has an interval.
         better = evaluation.gain.shown if metric == evaluation.metric.name else 0
-        yield Score(metric, evaluation.model.of(metric), evaluation.baseline.of(metric), better)
+        yield MetricScore(metric, evaluation.model.of(metric), evaluation.baseline.of(metric), better)
 
 
 def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, str, int]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from slipstream.artifacts.results.devices import TrainingDevices
-from slipstream.artifacts.results.so_far import TrainingSoFar
+from slipstream.artifacts.results.so_far import LiveProgress
 from slipstream.report.pages import charts, device_charts
 from slipstream.report.pages.rendering import render
 
 
-def training_page(so_far: TrainingSoFar, made_at: datetime, devices: TrainingDevices | None = None) -> str:
+def training_page(so_far: LiveProgress, made_at: datetime, devices: TrainingDevices | None = None) -> str:
     return render(
         "training_page.html",
         so_far=so_far,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from slipstream.interconnect.tuning import Trial
+from slipstream.interconnect.tuning import TuningTrial
 from slipstream.report.pages.charts import LINE_HEIGHT, figure_of, plot_point
 from slipstream.report.pages.inline_svg import INK, PIXELS_PER_INCH, SERIES, SOFT, inline_svg
 
@@ -19,7 +19,7 @@ COLOURS = {"taken": SERIES[0], "may change numbers": SERIES[1]}
 
 
 @inline_svg
-def gains(axes: Axes, trials: Sequence[Trial]) -> str:
+def gains(axes: Axes, trials: Sequence[TuningTrial]) -> str:
     """Plot the speedup of every setting with its interval, the first setting on top.
 
     The speedup is the step time as configured over the step time with the setting. ``trials`` must be measured.

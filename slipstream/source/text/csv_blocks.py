@@ -39,7 +39,7 @@ NEVER_CLOSES = "a quote opens here and never closes"
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """Complete records of one file in UTF-8; ``first_line`` counts from 1.
 
     ``content`` is None if the bytes are in a local file at ``offset``. The process that parses them then reads them
@@ -69,7 +69,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedBlock:
     """Parsed block: ``table`` has one text column per name, not converted yet.
 
     ``lines`` (int64 ``[rows]``) is the line in ``file`` on which each record starts. ``nested`` names columns that hold
@@ -142,7 +142,7 @@ class Utf8Stream:
         self.close()
 
 
-def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_BYTES) -> Iterator[TextBlock]:
     """Yield the file in blocks that end at record ends, so no block starts or ends within a value.
 
     If a quote is never closed, its line becomes a block with a ``fault``, and reading restarts after it. Raise
@@ -165,7 +165,7 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
             size = min(end or len(whole), FAULTY_BYTES) if fault else end
             if size:
                 content = None if stream.plain else whole[:size]
-                yield Block(file.uri, line, stream.offset - len(whole), size, content, fault)
+                yield TextBlock(file.uri, line, stream.offset - len(whole), size, content, fault)
             line += count_breaks(whole, end)
             if fault and not end:
                 whole, line = beyond_line(stream, whole, block_bytes), line + 1
@@ -234,7 +234,7 @@ def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
     )
 
 
-def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
+def parse(block: TextBlock, names: list[str], config: DataConfig, skip_header: bool) -> ParsedBlock:
     """Parse one block; rows with too few or too many fields and records with unclosed quotes are bad."""
     if block.fault:
         return faulty(block, names)
@@ -265,7 +265,7 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
         )
     except pa.ArrowInvalid as error:
         if "Empty CSV file" in str(error):
-            return Parsed(block.file, empty_table(names), np.empty(0, np.int64))
+            return ParsedBlock(block.file, empty_table(names), np.empty(0, np.int64))
         return parse_carefully(block, names, config, skip_header)
     records = table.num_rows + len(ragged)
     starts = record_lines(block, records, config)
@@ -281,12 +281,12 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
     lines = starts[good]
     if skip_header and records:
         table, lines, bad = (table.slice(1), lines[1:], bad) if good[0] else (table, lines, bad[1:])
-    return Parsed(block.file, table, lines, bad)
+    return ParsedBlock(block.file, table, lines, bad)
 
 
-def faulty(block: Block, names: list[str]) -> Parsed:
+def faulty(block: TextBlock, names: list[str]) -> ParsedBlock:
     bad = BadRow(block.file, block.first_line, "", block.fault, block.data.decode(errors="replace").rstrip("\r\n"))
-    return Parsed(block.file, empty_table(names), np.empty(0, np.int64), [bad])
+    return ParsedBlock(block.file, empty_table(names), np.empty(0, np.int64), [bad])
 
 
 def width(fields: int, expected: int) -> str:
@@ -297,7 +297,7 @@ def empty_table(names: list[str]) -> pa.Table:
     return pa.table({name: pa.array([], pa.string()) for name in names})
 
 
-def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray | None:
+def record_lines(block: TextBlock, records: int, config: DataConfig) -> np.ndarray | None:
     """Return the lines on which records start (int64 ``[records]``); ``None`` unless ``records`` are found."""
     data = np.frombuffer(block.data, np.uint8)
     starts = np.concatenate([[0], breaks_in(data) + 1])
@@ -318,7 +318,7 @@ def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray |
     return lines.astype(np.int64) + block.first_line
 
 
-def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
+def parse_carefully(block: TextBlock, names: list[str], config: DataConfig, skip_header: bool) -> ParsedBlock:
     """Parse a block record by record, more slowly, to find the next good record after an unclosed quote."""
     lines = list(io.StringIO(block.data.decode(), newline=""))
     rows: list[list[str]] = []
@@ -342,7 +342,7 @@ def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_hea
             starts.append(line)
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
     table = pa.table({name: pa.array(list(column), pa.string()) for name, column in zip(names, columns, strict=True)})
-    return Parsed(block.file, table, np.array(starts, np.int64), bad)
+    return ParsedBlock(block.file, table, np.array(starts, np.int64), bad)
 
 
 def next_record(lines: list[str], at: int, config: DataConfig) -> tuple[int, list[str] | None]:

@@ -11,14 +11,14 @@ from slipstream.errors import UserError
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
 from slipstream.source.quarantine import BadRow
-from slipstream.source.text.csv_blocks import Block, Parsed, faulty, read_blocks
+from slipstream.source.text.csv_blocks import ParsedBlock, TextBlock, faulty, read_blocks
 
 RAW_CHARACTERS = 200
 
 
-def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> Parsed:
+def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> ParsedBlock:
     """Return the rows at the start of a file; raise ``UserError`` if no object has a value."""
-    block = next(read_blocks(file, config, sample_bytes), Block(file.uri, 1, 0, 0, b""))
+    block = next(read_blocks(file, config, sample_bytes), TextBlock(file.uri, 1, 0, 0, b""))
     parsed = parse(block, [], config)
     if not parsed.table.num_columns:
         why = f" (line {parsed.bad[0].line:,}: {parsed.bad[0].reason})" if parsed.bad else ""
@@ -26,7 +26,7 @@ def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> Pars
     return parsed
 
 
-def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
+def parse(block: TextBlock, names: list[str], config: DataConfig) -> ParsedBlock:
     """Parse a block into text columns: ``names`` first, then every other key that occurs.
 
     Numbers keep their digits. Lists and objects stay JSON text.
@@ -42,35 +42,35 @@ def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
         try:
             rows.append(object_on(line))
             lines.append(number)
-        except Unreadable as error:
+        except BadJsonLine as error:
             raw = line[: 4 * RAW_CHARACTERS].decode("utf-8", "replace")[:RAW_CHARACTERS]
             bad.append(BadRow(block.file, number, "", str(error), raw))
     names = list(dict.fromkeys([*names, *(name for row in rows for name in row)]))
     undeclared = [name for name in names if name not in config.types]
     nested = [name for name in undeclared if any(isinstance(row.get(name), dict | list) for row in rows)]
     columns = {name: pa.array([text_of(row.get(name)) for row in rows], pa.string()) for name in names}
-    return Parsed(block.file, pa.table(columns), np.array(lines, np.int64), bad, nested)
+    return ParsedBlock(block.file, pa.table(columns), np.array(lines, np.int64), bad, nested)
 
 
-class Unreadable(Exception):
+class BadJsonLine(Exception):
     """Error for a line that is not a row; its message is the reason."""
 
 
 def object_on(line: bytes) -> dict[str, object]:
-    """Return the object on a line, with numbers as texts; raise ``Unreadable`` if there is none."""
+    """Return the object on a line, with numbers as texts; raise ``BadJsonLine`` if there is none."""
     try:
         value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):
-        raise Unreadable("not JSON") from None
+        raise BadJsonLine("not JSON") from None
     if not isinstance(value, dict):
-        raise Unreadable("not a JSON object")
+        raise BadJsonLine("not a JSON object")
     if b"\\u" in line:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise Unreadable("half of a surrogate pair, which is not valid text") from None
+            raise BadJsonLine("half of a surrogate pair, which is not valid text") from None
         if any(name.startswith("\0") for name in value):
-            raise Unreadable("a key that starts with NUL")
+            raise BadJsonLine("a key that starts with NUL")
     return value
 
 

@@ -22,7 +22,7 @@ LOOK_BYTES, TIMES_MORE = 64 << 10, 16
 FIRST_BREAK = re.compile(rb"\n|\r\n|\r(?=[^\n])")
 
 
-class Runs(NamedTuple):
+class QuoteRuns(NamedTuple):
     """Runs of an odd number of quotes in the bytes from ``start`` on.
 
     ``at`` (int64 ``[runs]``) are their offsets, ``inside`` (bool ``[runs]``) is True if the text after a run is quoted.
@@ -77,7 +77,7 @@ def without_escapes(data: bytes, config: DataConfig) -> bytes:
     return re.sub(re.escape(config.escape.encode()) + b".", b"__", data, flags=re.DOTALL)
 
 
-def looks(data: bytes, config: DataConfig) -> Iterator[Runs]:
+def looks(data: bytes, config: DataConfig) -> Iterator[QuoteRuns]:
     """Yield the runs in growing tails of ``data`` that show what is quoted, and last in all of ``data``."""
     size = LOOK_BYTES
     while size < len(data):
@@ -88,7 +88,7 @@ def looks(data: bytes, config: DataConfig) -> Iterator[Runs]:
     yield runs_from(0, data, config)
 
 
-def runs_from(start: int, data: bytes, config: DataConfig) -> Runs:
+def runs_from(start: int, data: bytes, config: DataConfig) -> QuoteRuns:
     view = np.frombuffer(data, np.uint8, offset=start)
     quotes = np.flatnonzero(view == ord(config.quote))
     first = np.flatnonzero(np.diff(quotes, prepend=-2) > 1)
@@ -100,7 +100,7 @@ def runs_from(start: int, data: bytes, config: DataConfig) -> Runs:
     inside = (toggles - np.maximum.accumulate(np.where(begins, 0, toggles))) % 2 == 1
     closing = at[~begins]
     known = start + int(closing[0]) if len(closing) else len(data)
-    return Runs(start, start + at, inside, known if start else 0)
+    return QuoteRuns(start, start + at, inside, known if start else 0)
 
 
 def breaks_in(view: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import ResolvedSource
 from slipstream.source.tables import Partitions, check_columns, check_names, find_partitions
 from slipstream.source.text import csv_blocks, json_lines
-from slipstream.source.text.csv_blocks import Block, Parsed, csv_reader, read_blocks, read_header
+from slipstream.source.text.csv_blocks import ParsedBlock, TextBlock, csv_reader, read_blocks, read_header
 
 #: Bytes read to infer types (from the first CSV file or every JSON file), and to detect the delimiter (from every
 #: file).
@@ -41,7 +41,7 @@ AGREEING = 20
 class TextJob:
     """Job of one worker: convert a block to columns of ``types`` and write them to ``path``."""
 
-    block: Block
+    block: TextBlock
     names: list[str]
     types: dict[str, str]
     config: DataConfig
@@ -50,7 +50,7 @@ class TextJob:
 
 
 @dataclass(frozen=True)
-class TextPiece:
+class ConvertedBlock:
     """Converted block: its rows in ``path``, number of records, types and bad rows.
 
     ``others`` are columns that the plan lacks, with inferred types.
@@ -133,20 +133,20 @@ def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
     return TextPlan(files, [list(types)] * len(files), types, warnings, config)
 
 
-def parse(job: TextJob) -> Parsed:
+def parse(job: TextJob) -> ParsedBlock:
     if job.config.format == "json":
         return json_lines.parse(job.block, job.names, job.config)
     return csv_blocks.parse(job.block, job.names, job.config, job.has_header)
 
 
-def guess_columns(parsed: Parsed, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
+def guess_columns(parsed: ParsedBlock, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
     """Infer the types of the columns ``names`` of a parsed block by :func:`.number_formats.guess_types`."""
     texts = {name: parsed.table[name].combine_chunks() for name in names if name not in parsed.nested}
     types, warnings = guess_types(texts, parsed.file, parsed.lines, config)
     return {name: types.get(name, value_types.OTHER) for name in names}, warnings
 
 
-def replan(pieces: list[TextPiece], plan: TextPlan) -> TextPlan | None:
+def replan(pieces: list[ConvertedBlock], plan: TextPlan) -> TextPlan | None:
     """Return a plan with unexpected columns added and wrongly guessed columns as text, or ``None`` if ``plan`` fits."""
     others = {name: kind for piece in reversed(pieces) for name, kind in piece.others.items()}
     if others:
@@ -166,7 +166,7 @@ def replan(pieces: list[TextPiece], plan: TextPlan) -> TextPlan | None:
     return replace(plan, types=types, warnings=warnings)
 
 
-def input_of(pieces: list[TextPiece], plan: TextPlan) -> TableInput:
+def input_of(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput:
     first_rows = accumulate((piece.rows for piece in pieces), initial=0)
     units = [
         Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0, partition=plan.partitions.of(piece.file))
@@ -204,7 +204,7 @@ def text_jobs(plan: TextPlan, scratch: Path) -> Iterator[TextJob]:
             number += 1
 
 
-def make_columnar(job: TextJob) -> TextPiece:
+def make_columnar(job: TextJob) -> ConvertedBlock:
     """Parse a block, convert its values, and write the rows; quarantine bad rows. Runs in a worker process."""
     parsed = parse(job)
     number_format = NumberFormat.of(job.config)
@@ -234,7 +234,7 @@ def make_columnar(job: TextJob) -> TextPiece:
     types = {name: value_types.type_of(array.type) for name, array in arrays.items()}
     others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
     bad.sort(key=lambda row: row.line)
-    return TextPiece(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
+    return ConvertedBlock(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
 
 
 def in_one(column: pa.ChunkedArray) -> pa.Array:
@@ -242,7 +242,7 @@ def in_one(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def identities(parsed: Parsed, job: TextJob) -> dict[str, pa.Array]:
+def identities(parsed: ParsedBlock, job: TextJob) -> dict[str, pa.Array]:
     """Return the column of hashes of ``data.group`` or ``data.id`` in a dictionary; empty if the file lacks it."""
     name = job.config.identity
     if name not in job.names:

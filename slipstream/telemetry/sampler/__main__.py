@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.logs import logger
-from slipstream.telemetry.metrics import Labels, exposition
+from slipstream.telemetry.metrics import MetricLabels, exposition
 from slipstream.telemetry.sampler.sampling import Sampler
 from slipstream.telemetry.sampler.server import VARIABLE, serve
 from slipstream.telemetry.totals import read_totals
@@ -30,7 +30,7 @@ log = logger("telemetry")
 def main(arguments: Sequence[str] | None = None) -> None:
     given = parsed(arguments)
     ended = end_of_process()
-    labels = Labels(given.execution, given.task, given.attempt, given.node)
+    labels = MetricLabels(given.execution, given.task, given.attempt, given.node)
     try:
         sampler = Sampler(given.directory, given.parent, dict(given.price))
     except OSError as error:

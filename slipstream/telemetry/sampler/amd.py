@@ -32,7 +32,7 @@ class AmdDevices:
 
 
 @dataclass(frozen=True)
-class Card:
+class AmdDevice:
     """GPU; ``index`` is its number within the pod."""
 
     path: Path
@@ -41,7 +41,7 @@ class Card:
     name: str
 
 
-def cards(root: Path) -> list[Card]:
+def cards(root: Path) -> list[AmdDevice]:
     found = [path for path in (root / "sys/class/drm").glob("card*/device") if read(path / "vendor") == AMD]
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     minors = {numbers(node).get("drm_render_minor", 0) for node in nodes} - {0}
@@ -57,13 +57,13 @@ def cards(root: Path) -> list[Card]:
     return chosen
 
 
-def card(index: int, path: Path) -> Card:
+def card(index: int, path: Path) -> AmdDevice:
     """Return the GPU with ROCm's UUID, which contains ``index`` if the GPU has no unique id."""
     name = read(path / "product_name") or f"AMD GPU {read(path / 'device')}".strip()
-    return Card(path, f"GPU-{read(path / 'unique_id') or index}", index, name)
+    return AmdDevice(path, f"GPU-{read(path / 'unique_id') or index}", index, name)
 
 
-def reading(card: Card) -> DeviceReading:
+def reading(card: AmdDevice) -> DeviceReading:
     path = card.path
     monitor = next(iter(sorted(path.glob("hwmon/hwmon*"))), path / "hwmon")
     used, limit = number(path / "mem_info_vram_used", 1), number(path / "mem_info_vram_total", 1)

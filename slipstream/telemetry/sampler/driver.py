@@ -13,7 +13,7 @@ Readings = tuple[DeviceReading, ...]
 log = logger("telemetry")
 
 
-class Driver:
+class DriverQuery:
     """Driver that a thread queries through ``read``, which may block or fail."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:

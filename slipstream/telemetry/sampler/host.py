@@ -20,12 +20,12 @@ WORKING = (0, 1, 2, 5, 6, 7)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class Host:
+class HostUsage:
     """Reader of the pod's usage; waits are those of descendants of the process ``watched``."""
 
     def __init__(self, watched: int, root: Path = ROOT) -> None:
         self._root = root
-        self._waits = Waits(watched, root)
+        self._waits = CpuWaits(watched, root)
         self._limits_at = -LIMITS_S
         self._cpus: float = 0.0
         self._memory: int | None = None
@@ -74,7 +74,7 @@ def machine_seconds(root: Path) -> float:
     return sum(int(ticks[place]) for place in WORKING) * TICK_S if len(ticks) > max(WORKING) else 0.0
 
 
-class Waits:
+class CpuWaits:
     """Counter of the seconds that a process's descendants were ready without a processor.
 
     This process is excluded. The kernel counts per thread and forgets ended threads; counted seconds are kept.

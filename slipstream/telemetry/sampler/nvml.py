@@ -37,7 +37,7 @@ AGAIN_S = 30.0
 
 
 @dataclass
-class Device:
+class NvidiaDevice:
     """GPU or partition."""
 
     listed: NvmlDevice
@@ -53,7 +53,7 @@ class NvidiaDevices:
     """GPUs that CUDA_VISIBLE_DEVICES selects."""
 
     def __init__(self) -> None:
-        self._devices: list[Device] = []
+        self._devices: list[NvidiaDevice] = []
         self._look_at = 0.0
 
     def read(self) -> tuple[DeviceReading, ...]:
@@ -64,14 +64,14 @@ class NvidiaDevices:
         return tuple(map(reading, self._devices))
 
 
-def look() -> list[Device]:
+def look() -> list[NvidiaDevice]:
     try:
         pynvml.nvmlInit()
         listed = list_devices(pynvml)
     except pynvml.NVMLError:
         return []
     chosen = visible_devices(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    devices = [Device(each) for group in chosen for each in group]
+    devices = [NvidiaDevice(each) for group in chosen for each in group]
     for device in devices:
         start_samples(device)
     return devices
@@ -81,7 +81,7 @@ def answer(call: Callable[[], T]) -> T | None:
     return nvml.answer(pynvml, call)
 
 
-def reading(device: Device) -> DeviceReading:
+def reading(device: NvidiaDevice) -> DeviceReading:
     if device.listed.handle is None:
         return device.names()
     try:
@@ -90,7 +90,7 @@ def reading(device: Device) -> DeviceReading:
         return device.names()
 
 
-def present(device: Device) -> DeviceReading:
+def present(device: NvidiaDevice) -> DeviceReading:
     """Return a device's reading.
 
     Raises ``DeviceLost`` as :func:`answer`.
@@ -141,7 +141,7 @@ def io_bytes(handle: object) -> dict[tuple[str, str], float]:
 # Multiprocessor activity (GPM, since Hopper)
 
 
-def start_samples(device: Device) -> None:
+def start_samples(device: NvidiaDevice) -> None:
     try:
         supported = device.listed.card and answer(
             lambda: pynvml.nvmlGpmQueryDeviceSupport(device.listed.card).isSupportedDevice
@@ -153,14 +153,14 @@ def start_samples(device: Device) -> None:
         device.earlier = device.later = None
 
 
-def take_sample(device: Device, sample: object) -> None:
+def take_sample(device: NvidiaDevice, sample: object) -> None:
     if device.listed.instance is None:
         pynvml.nvmlGpmSampleGet(device.listed.card, sample)
     else:
         pynvml.nvmlGpmMigSampleGet(device.listed.card, device.listed.instance, sample)
 
 
-def sm_active(device: Device) -> float | None:
+def sm_active(device: NvidiaDevice) -> float | None:
     """Return the fraction of multiprocessors with work since the last call, 0 to 1; None if unsupported."""
     if device.later is None:
         return None

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from slipstream.logs import logger
 from slipstream.telemetry.records import Sample
-from slipstream.telemetry.ring import Ring
+from slipstream.telemetry.ring import SampleRing
 from slipstream.telemetry.sampler.amd import AmdDevices
-from slipstream.telemetry.sampler.driver import Driver
-from slipstream.telemetry.sampler.host import Host
+from slipstream.telemetry.sampler.driver import DriverQuery
+from slipstream.telemetry.sampler.host import HostUsage
 from slipstream.telemetry.sampler.nvml import NvidiaDevices
 from slipstream.telemetry.totals import NodeCounter, NodeTotals, write_node
 
@@ -21,7 +21,7 @@ log = logger("telemetry")
 
 
 @dataclass(frozen=True)
-class State:
+class SamplerState:
     """Latest sample and node totals, which the metrics server reads."""
 
     sample: Sample | None = None
@@ -32,11 +32,11 @@ class Sampler:
     """Sampler that writes to ``directory``; ``prices`` are the node's dollars per hour, by price name."""
 
     def __init__(self, directory: Path, watched: int, prices: dict[str, float]) -> None:
-        self.state = State()
+        self.state = SamplerState()
         self._directory = directory
-        self._host = Host(watched)
-        self._drivers = [Driver(NvidiaDevices().read), Driver(AmdDevices().read)]
-        self._ring = Ring(directory)
+        self._host = HostUsage(watched)
+        self._drivers = [DriverQuery(NvidiaDevices().read), DriverQuery(AmdDevices().read)]
+        self._ring = SampleRing(directory)
         self._counter = NodeCounter(prices)
         self._before = time.monotonic()
         self._is_told = False
@@ -52,7 +52,7 @@ class Sampler:
             for reading in driver.answer(until - time.monotonic() if waits else 0.0)
         ]
         sample, now = Sample(time.time(), host, tuple(devices)), time.monotonic()
-        self.state = State(sample, self._counter.add(sample, now - self._before))
+        self.state = SamplerState(sample, self._counter.add(sample, now - self._before))
         self._before = now
         try:
             self._ring.add(sample)

@@ -39,7 +39,7 @@ def listen(address: str, text: Callable[[], str]) -> None:
         family, *_, where = socket.getaddrinfo(
             match["host"].strip("[]"), int(match["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        server = Server(where, family, text)
+        server = MetricsServer(where, family, text)
     except (OSError, UnicodeError) as error:  # UnicodeError: invalid host name
         warn(address, f"cannot be used for listening ({getattr(error, 'strerror', None) or error}); choose another one")
         return
@@ -50,7 +50,7 @@ def warn(address: str, problem: str) -> None:
     log.warning("%s=%s: %s; the sampler serves no metrics", VARIABLE, address, problem)
 
 
-class Server(ThreadingHTTPServer):
+class MetricsServer(ThreadingHTTPServer):
     """HTTP server with a bounded number of connections, each in its own thread."""
 
     #: Backlog: the system drops further connections, and their clients retry after a second.
@@ -60,7 +60,7 @@ class Server(ThreadingHTTPServer):
         self.address_family = family
         self.text = text
         self.free = threading.Semaphore(MOST_CONNECTIONS)
-        super().__init__(where, Handler)
+        super().__init__(where, MetricsHandler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         self.free.acquire()
@@ -83,10 +83,10 @@ class Server(ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class MetricsHandler(BaseHTTPRequestHandler):
     """Handler of one connection."""
 
-    server: Server
+    server: MetricsServer
 
     def setup(self) -> None:
         super().setup()

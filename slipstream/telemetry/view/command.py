@@ -15,7 +15,7 @@ from slipstream.artifacts.store import STORE
 from slipstream.errors import UserError
 from slipstream.one_line import one_line
 from slipstream.telemetry.ring import newest
-from slipstream.telemetry.view.page import Snapshot, page
+from slipstream.telemetry.view.page import TelemetrySnapshot, page
 from slipstream.telemetry.watch import SAMPLES
 from slipstream.text_table import age
 
@@ -25,14 +25,14 @@ HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageSamples:
     """Sample directory of a stage; ``at`` is the time of its last sample, seconds since 1970, UTC."""
 
     directory: Path
     at: float
 
 
-def stages_in(directory: Path) -> list[Stage]:
+def stages_in(directory: Path) -> list[StageSamples]:
     """Return the stages with samples, newest first.
 
     These are ``directory`` itself if it has samples, else its subdirectories. Raises ``UserError`` if none has samples.
@@ -43,12 +43,12 @@ def stages_in(directory: Path) -> list[Stage]:
         raise UserError(f"{directory} {what}; {expected}")
     own = newest(directory)
     if own:
-        return [Stage(directory, own.at)]
+        return [StageSamples(directory, own.at)]
     try:
         below = [path for path in directory.iterdir() if path.is_dir()]
     except OSError as error:
         raise UserError(f"{directory} cannot be read: {error.strerror}; {expected}") from None
-    found = [Stage(path, sample.at) for path in below if (sample := newest(path))]
+    found = [StageSamples(path, sample.at) for path in below if (sample := newest(path))]
     if not found:
         raise UserError(f"{directory} has no samples; {expected}")
     return sorted(found, key=lambda stage: -stage.at)
@@ -75,7 +75,7 @@ def main(directory: Path) -> None:
     click.echo("\n".join([*page(shown), *listed(others, shown.now)]))
 
 
-def follow(stage: Stage, others: Sequence[Stage]) -> None:
+def follow(stage: StageSamples, others: Sequence[StageSamples]) -> None:
     """Redraw the stage's page in place until the stage has ended, or until Ctrl-C."""
     try:
         while not draw(stage, others):
@@ -84,7 +84,7 @@ def follow(stage: Stage, others: Sequence[Stage]) -> None:
         click.echo()
 
 
-def draw(stage: Stage, others: Sequence[Stage]) -> bool:
+def draw(stage: StageSamples, others: Sequence[StageSamples]) -> bool:
     """Draw the current page and return True if the stage has ended.
 
     A running stage's page is cut to the terminal's size, so that it does not scroll.
@@ -98,17 +98,17 @@ def draw(stage: Stage, others: Sequence[Stage]) -> bool:
     return shown.has_ended
 
 
-def look_at(stage: Stage) -> Snapshot:
+def look_at(stage: StageSamples) -> TelemetrySnapshot:
     """Return a current snapshot.
 
     Raises ``UserError`` if the samples were removed meanwhile.
     """
-    shown = Snapshot.of(stage.directory, time.time())
+    shown = TelemetrySnapshot.of(stage.directory, time.time())
     if not shown.samples:
         raise UserError(f"{stage.directory} has no samples any more, as only those of the last runs are kept")
     return shown
 
 
-def listed(others: Sequence[Stage], now: float) -> list[str]:
+def listed(others: Sequence[StageSamples], now: float) -> list[str]:
     names = [f"  {one_line(stage.directory.name)}  {age(now - stage.at)} ago" for stage in others]
     return ["", "older:", *names] if names else []

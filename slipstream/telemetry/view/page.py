@@ -30,7 +30,7 @@ UTILISATION = "utilisation: any kernel ran, including kernels that wait for othe
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class TelemetrySnapshot:
     """Contents of a sample directory, with at least one sample; ``now`` is seconds since 1970, UTC."""
 
     name: str
@@ -40,7 +40,7 @@ class Snapshot:
     now: float
 
     @classmethod
-    def of(cls, directory: Path, now: float) -> Snapshot:
+    def of(cls, directory: Path, now: float) -> TelemetrySnapshot:
         return cls(directory.name, latest(directory, SAMPLES), read_totals(directory), read_facts(directory), now)
 
     @property
@@ -52,14 +52,14 @@ class Snapshot:
         return self.silent_s > SILENT_S
 
 
-def page(shown: Snapshot, width: int | None = None) -> list[str]:
+def page(shown: TelemetrySnapshot, width: int | None = None) -> list[str]:
     """Return the lines of the page; table columns beyond ``width`` continue below."""
     parts = [[head(shown)], devices_lines(shown, width), host_lines(shown, width)]
     parts += [ranks_lines(shown, width), cause_lines(shown.ranks, width)]
     return [line for part in parts if part for line in ("", *part)][1:]
 
 
-def head(shown: Snapshot) -> str:
+def head(shown: TelemetrySnapshot) -> str:
     ago = age(shown.silent_s)
     when = f"ended {ago} ago" if shown.has_ended else f"sampled {ago} ago"
     return one_line(f"{shown.name}{where(shown.facts)}: {when}")
@@ -73,7 +73,7 @@ def where(facts: NodeFacts | None) -> str:
     return f" on {facts.node}{beside}"
 
 
-def devices_lines(shown: Snapshot, width: int | None) -> list[str]:
+def devices_lines(shown: TelemetrySnapshot, width: int | None) -> list[str]:
     devices = shown.samples[-1].devices
     if not devices:
         return []
@@ -94,7 +94,7 @@ def device_row(device: DeviceReading) -> list[str]:
     ]
 
 
-def host_lines(shown: Snapshot, width: int | None) -> list[str]:
+def host_lines(shown: TelemetrySnapshot, width: int | None) -> list[str]:
     """Return the host's usage over the last samples; "-" with a single sample."""
     first, last = shown.samples[0], shown.samples[-1]
     passed, before, host = last.at - first.at, first.host, last.host
@@ -109,7 +109,7 @@ def host_lines(shown: Snapshot, width: int | None) -> list[str]:
     return table(HOST, [["CPU and memory", f"{used} of {host.cpus:g}", waiting, quota, memory_used]], width)
 
 
-def ranks_lines(shown: Snapshot, width: int | None) -> list[str]:
+def ranks_lines(shown: TelemetrySnapshot, width: int | None) -> list[str]:
     rows = [rank_row(rank, shown.now) for rank in shown.ranks]
     return table(RANKS, rows, width) if rows else []
 

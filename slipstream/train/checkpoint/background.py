@@ -25,9 +25,9 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import StorageUnavailable
 from slipstream.storage.retry import failed_since
-from slipstream.train.checkpoint.home import Name
-from slipstream.train.checkpoint.publish import Publisher, Snapshot
-from slipstream.train.device_clock import DeviceClock, Mark
+from slipstream.train.checkpoint.home import CheckpointName
+from slipstream.train.checkpoint.publish import CheckpointSnapshot, Publisher
+from slipstream.train.device_clock import DeviceClock, DeviceMark
 from slipstream.train.gpu_threads import same_gpu
 
 #: Niceness of the publishing thread. With steps on every core, a save of 300 MB took 14 s at niceness 19; at niceness
@@ -143,7 +143,7 @@ class StepWait:
     ``started``.
     """
 
-    reached: Mark
+    reached: DeviceMark
     started: float
     ended: float
 
@@ -153,7 +153,7 @@ class StepWait:
 
 
 @dataclass
-class Save:
+class CheckpointSave:
     """State of one save, from its snapshot to its outcome."""
 
     step: int
@@ -161,11 +161,11 @@ class Save:
     taken: float
     started: float = field(default_factory=time.monotonic)
     #: None until all tensors are copied.
-    snapshot: Snapshot | None = None
+    snapshot: CheckpointSnapshot | None = None
     #: Set once the buffers may be used for the next snapshot.
     staged: threading.Event = field(default_factory=threading.Event)
     #: Name of the published checkpoint, or the error.
-    outcome: Future[Name] = field(default_factory=Future)
+    outcome: Future[CheckpointName] = field(default_factory=Future)
 
 
 class BackgroundSave:
@@ -179,8 +179,8 @@ class BackgroundSave:
         self._copier = ThreadPoolExecutor(1, "checkpoint-copy", self._choose_gpu)
         self._copied = threading.Event()
         self._copied.set()
-        self._active: Save | None = None
-        self._waiting: Save | None = None
+        self._active: CheckpointSave | None = None
+        self._waiting: CheckpointSave | None = None
         self._step_wait: StepWait | None = None
         self._was_late = False
         self._refused = 0
@@ -189,7 +189,7 @@ class BackgroundSave:
         #: ranks.
         self.publish_seconds = 0.0
         #: Last published checkpoint.
-        self.published: Name | None = None
+        self.published: CheckpointName | None = None
 
     def prepare(self) -> None:
         """Start the copying thread early, because ``Thread.start`` may block for milliseconds on busy cores."""
@@ -217,13 +217,13 @@ class BackgroundSave:
         if self._active is not None and not self._active.outcome.done():
             self._active.staged.wait()
 
-    def begin(self, step: int, complete: Callable[[], Snapshot], *, late: bool) -> None:
+    def begin(self, step: int, complete: Callable[[], CheckpointSnapshot], *, late: bool) -> None:
         """Call ``complete`` in the background, and publish the snapshot that it returns.
 
         ``late`` means that the previous save is still in progress on any rank; the snapshot is then published after it.
         Raises like :meth:`resume`.
         """
-        save = Save(step, self.outage.now())
+        save = CheckpointSave(step, self.outage.now())
         self._was_late = late
         if not late:
             self._take_outcome()
@@ -235,7 +235,7 @@ class BackgroundSave:
         self._copied.clear()
         self._copier.submit(self._copy, complete, save, publish=not late)
 
-    def _copy(self, complete: Callable[[], Snapshot], save: Save, publish: bool) -> None:
+    def _copy(self, complete: Callable[[], CheckpointSnapshot], save: CheckpointSave, publish: bool) -> None:
         try:
             try:
                 save.snapshot = complete()
@@ -247,7 +247,7 @@ class BackgroundSave:
             save.staged.set()
             save.outcome.set_exception(error)
 
-    def _start(self, save: Save) -> None:
+    def _start(self, save: CheckpointSave) -> None:
         if save.outcome.done():  # its copy failed
             return
         try:
@@ -256,7 +256,7 @@ class BackgroundSave:
             save.staged.set()
             save.outcome.set_exception(error)
 
-    def _publish(self, save: Save) -> None:
+    def _publish(self, save: CheckpointSave) -> None:
         started = time.perf_counter()
         try:
             assert save.snapshot is not None
@@ -306,7 +306,7 @@ class BackgroundSave:
             self.published = save.outcome.result()
         except StorageUnavailable as error:
             self.outage.why = str(error)
-            self._waiting = self._waiting or Save(save.step, save.taken, snapshot=save.snapshot)
+            self._waiting = self._waiting or CheckpointSave(save.step, save.taken, snapshot=save.snapshot)
             if not tolerate:
                 raise
         except UserError as error:

@@ -24,13 +24,13 @@ from slipstream.train.checkpoint.home import (
     INHERITED,
     LATEST,
     LEASES,
-    Home,
-    Name,
+    CheckpointDirectory,
+    CheckpointName,
     complete,
     lease_key,
     newest,
 )
-from slipstream.train.checkpoint.lease import Sign, is_locked, is_unlocked, sign_of
+from slipstream.train.checkpoint.lease import Heartbeat, is_locked, is_unlocked, sign_of
 
 #: Names in a checkpoint directory besides its checkpoints, by which :func:`split_path` recognises the directory.
 PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", DECISION, FINISHED, LATEST}
@@ -38,7 +38,7 @@ COLUMNS = ("training", "size", "last written", "step", "state", "holder")
 
 
 @dataclass(frozen=True)
-class HomeSummary:
+class CheckpointDirectorySummary:
     """Summary of one training's checkpoint directory."""
 
     #: Address of the directory.
@@ -56,7 +56,7 @@ class HomeSummary:
     state: str
 
 
-def homes_below(base: str, now: float) -> list[HomeSummary]:
+def homes_below(base: str, now: float) -> list[CheckpointDirectorySummary]:
     """Return all checkpoint directories below ``base``, the last written first.
 
     ``now`` is the current time of the store's clock. Raises ``UserError``, ``StorageUnavailable``.
@@ -77,13 +77,13 @@ def split_path(path: str) -> tuple[str, str]:
     """
     parts = path.split("/")
     for index, part in enumerate(parts):
-        if index and (part in PARTS or f"{part}/" in PARTS or Name.parse(part)):
+        if index and (part in PARTS or f"{part}/" in PARTS or CheckpointName.parse(part)):
             return "/".join(parts[:index]), "/".join(parts[index:])
     return path, ""
 
 
-def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) -> HomeSummary:
-    home = Home(storage_for(f"{base}/{name}"))
+def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) -> CheckpointDirectorySummary:
+    home = CheckpointDirectory(storage_for(f"{base}/{name}"))
     checkpoints, attempt = complete(listed), newest(listed)
     modified = max(info.modified for info in listed.values())
     finished = home.finished() if FINISHED in listed else None
@@ -95,8 +95,8 @@ def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) 
     elif home.is_local and not sign.delivering and is_unlocked(home.storage):
         state = "lost"
     else:
-        state = "at work" if now - modified < Sign().silence_s else "lost"
-    return HomeSummary(
+        state = "at work" if now - modified < Heartbeat().silence_s else "lost"
+    return CheckpointDirectorySummary(
         f"{base}/{name}",
         name,
         listed,
@@ -108,7 +108,7 @@ def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) 
     )
 
 
-def reason_to_keep(home: HomeSummary) -> str:
+def reason_to_keep(home: CheckpointDirectorySummary) -> str:
     """Return why the checkpoint directory ``home`` seems to be in use; "" if it does not.
 
     Reasons are a lock, and writes since ``home`` was listed.
@@ -124,7 +124,7 @@ def versions(files: Mapping[str, ObjectInfo]) -> set[tuple[str, str, float]]:
     return {(key, info.etag, info.modified) for key, info in files.items()}
 
 
-def free(home: HomeSummary) -> None:
+def free(home: CheckpointDirectorySummary) -> None:
     """Delete a checkpoint directory, manifests first: a partly deleted checkpoint must not look complete."""
     storage = storage_for(home.uri)
     storage.delete([f"{name}/{MANIFEST}" for name in complete(home.files)])
@@ -169,7 +169,7 @@ def main(store: str, frees: bool) -> None:
     click.echo(f"freed {len(freed)} of {len(homes)} checkpoint directories, {size(sum(home.bytes for home in freed))}")
 
 
-def free_unused(homes: Sequence[HomeSummary], now: float) -> list[HomeSummary]:
+def free_unused(homes: Sequence[CheckpointDirectorySummary], now: float) -> list[CheckpointDirectorySummary]:
     """Delete the checkpoint directories among ``homes`` that no process uses, and return them.
 
     A wrong clock can make a directory look old. So all are checked again after waiting for the timeout of a lease, in
@@ -177,9 +177,10 @@ def free_unused(homes: Sequence[HomeSummary], now: float) -> list[HomeSummary]:
     """
     if homes:
         click.echo(
-            f"waiting {Sign().silence_s:.0f} s (the timeout of a lease) for heartbeats: directories in use are kept"
+            f"waiting {Heartbeat().silence_s:.0f} s (the timeout of a lease) for heartbeats: "
+            "directories in use are kept"
         )
-        time.sleep(Sign().silence_s)
+        time.sleep(Heartbeat().silence_s)
     freed = []
     for home in homes:
         if reason := reason_to_keep(home):
@@ -191,6 +192,6 @@ def free_unused(homes: Sequence[HomeSummary], now: float) -> list[HomeSummary]:
     return freed
 
 
-def row(home: HomeSummary, now: float) -> list[str]:
+def row(home: CheckpointDirectorySummary, now: float) -> list[str]:
     step = "-" if home.step is None else str(home.step)
     return [home.name, size(home.bytes), f"{age(now - home.modified)} ago", step, home.state, str(home.holder)]

@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
-class Name:
+class CheckpointName:
     """Name of a checkpoint, ordered by age.
 
     A later attempt's checkpoint is newer, whatever its step.
@@ -76,7 +76,7 @@ class Name:
         return f"step-{self.step:012d}.a{self.attempt:04d}"
 
     @classmethod
-    def parse(cls, text: str) -> Name | None:
+    def parse(cls, text: str) -> CheckpointName | None:
         match = PATTERN.fullmatch(text)
         attempt = number_in_name(match[2], 4) if match else None
         return cls(attempt, int(match[1])) if match and attempt is not None else None
@@ -92,7 +92,7 @@ class Retention:
     last: int = 2
     regular: int = 0
 
-    def expired(self, names: Iterable[Name]) -> list[Name]:
+    def expired(self, names: Iterable[CheckpointName]) -> list[CheckpointName]:
         """Return the ``names`` to delete, newest first."""
         newest_first = sorted(names, reverse=True)
         retained = set(newest_first[: self.last])
@@ -101,7 +101,7 @@ class Retention:
         return [name for name in newest_first if name not in retained]
 
 
-def complete(keys: Iterable[str]) -> list[Name]:
+def complete(keys: Iterable[str]) -> list[CheckpointName]:
     """Return the checkpoints that have a manifest among a store's ``keys``, newest first.
 
     A manifest without other files does not count: it was written after the checkpoint had been deleted.
@@ -111,7 +111,7 @@ def complete(keys: Iterable[str]) -> list[Name]:
         directory, _, file = key.partition("/")
         files.setdefault(directory, set()).add(file)
     whole = [directory for directory, of in files.items() if MANIFEST in of and len(of) > 1]
-    return sorted((name for name in map(Name.parse, whole) if name), reverse=True)
+    return sorted((name for name in map(CheckpointName.parse, whole) if name), reverse=True)
 
 
 def number_of(key: str, prefix: str) -> int:
@@ -130,7 +130,7 @@ def claim_key(attempt: int) -> str:
 
 
 def claim_of(attempt: int, holder: Holder) -> bytes:
-    return to_json(Claim(attempt, uuid.uuid4().hex, holder))
+    return to_json(AttemptClaim(attempt, uuid.uuid4().hex, holder))
 
 
 def inherited_key(attempt: int) -> str:
@@ -146,7 +146,7 @@ class Superseded(Interrupted):
 
 
 @dataclass(frozen=True)
-class Claim:
+class AttemptClaim:
     """Record of an attempt's start; a random ``claim`` makes its bytes unique."""
 
     attempt: int
@@ -155,7 +155,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Inherited:
+class InheritedCheckpoints:
     """Record of the earlier attempts' checkpoints that ``attempt`` and its successors may restore."""
 
     attempt: int
@@ -163,7 +163,7 @@ class Inherited:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedTraining:
     """Record of a finished training: its last holder, and the address of the trained model."""
 
     holder: Holder
@@ -172,7 +172,7 @@ class Finished:
     code: str = ""
 
 
-class Home:
+class CheckpointDirectory:
     """Checkpoint directory of one training, in a store or on a local disk.
 
     Methods raise ``UserError`` and ``StorageUnavailable`` as the store does. An object with unexpected content counts
@@ -217,7 +217,7 @@ class Home:
 
     def holder_of(self, attempt: int) -> Holder:
         """Return the execution that claimed an attempt; an empty ``Holder`` if the claim is damaged."""
-        claim = self.read(claim_key(attempt), Claim, extra="ignore")
+        claim = self.read(claim_key(attempt), AttemptClaim, extra="ignore")
         return claim.holder if claim else Holder()
 
     def check_claim(self, attempt: int) -> None:
@@ -233,17 +233,17 @@ class Home:
 
     # Checkpoints
 
-    def checkpoints(self) -> list[Name]:
+    def checkpoints(self) -> list[CheckpointName]:
         """Return the complete checkpoints that may be restored, newest first."""
         return self._counting(self.storage.list(CHECKPOINTS))
 
-    def _counting(self, keys: Sequence[str]) -> list[Name]:
+    def _counting(self, keys: Sequence[str]) -> list[CheckpointName]:
         last = newest(self.storage.list(INHERITED), INHERITED)
-        record = self.read(inherited_key(last), Inherited, extra="ignore") if last else None
+        record = self.read(inherited_key(last), InheritedCheckpoints, extra="ignore") if last else None
         inherited = record.checkpoints if record else ()
         return [name for name in complete(keys) if name.attempt >= last or str(name) in inherited]
 
-    def inherit(self, attempt: int) -> list[Name]:
+    def inherit(self, attempt: int) -> list[CheckpointName]:
         """Record which checkpoints ``attempt`` may restore, and return them, newest first.
 
         ``attempt`` must have claimed the directory. All other files of earlier attempts' checkpoints are deleted.
@@ -251,7 +251,7 @@ class Home:
         keys = self.storage.list(CHECKPOINTS)
         counting = self._counting(keys)
         names = {str(name) for name in counting}
-        self.storage.create(inherited_key(attempt), to_json(Inherited(attempt, sorted(names))))
+        self.storage.create(inherited_key(attempt), to_json(InheritedCheckpoints(attempt, sorted(names))))
         with not_needed():
             self.storage.delete(left_behind(keys, names, attempt))
         return counting
@@ -269,12 +269,12 @@ class Home:
         """
         if self.holder_of(newest(self.storage.list(CLAIMS))) != holder:
             return
-        self.storage.put(FINISHED, to_json(Finished(holder, artifact, code)))
+        self.storage.put(FINISHED, to_json(FinishedTraining(holder, artifact, code)))
         with not_needed():
             self.sweep()
 
-    def finished(self) -> Finished | None:
-        return self.read(FINISHED, Finished, extra="ignore")
+    def finished(self) -> FinishedTraining | None:
+        return self.read(FINISHED, FinishedTraining, extra="ignore")
 
     def reopen(self) -> None:
         """Delete a finished training's record and files, so that it can start over."""
@@ -306,5 +306,5 @@ def not_needed() -> Iterator[None]:
 
 def left_behind(keys: Iterable[str], names: set[str], attempt: int) -> list[str]:
     """Return the keys of attempts before ``attempt`` whose checkpoints are not in ``names``."""
-    parsed = ((key, Name.parse(key.partition("/")[0])) for key in keys)
+    parsed = ((key, CheckpointName.parse(key.partition("/")[0])) for key in keys)
     return [key for key, name in parsed if name and name.attempt < attempt and str(name) not in names]

@@ -24,7 +24,7 @@ from slipstream.logs import logger
 from slipstream.storage import Storage, StorageUnavailable, storage_for, within
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.locks import lock_of
-from slipstream.train.checkpoint.home import CLAIMS, Home, Name, Superseded, lease_key, newest
+from slipstream.train.checkpoint.home import CLAIMS, CheckpointDirectory, CheckpointName, Superseded, lease_key, newest
 
 #: Seconds between heartbeats.
 PERIOD_S = 5.0
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Sign:
+class Heartbeat:
     """Heartbeat of an attempt, as written to ``leases/<attempt>.json``."""
 
     #: Number of heartbeats that the attempt has written.
@@ -72,7 +72,7 @@ class Sign:
         return SILENT_IN_HASTE * HASTE_S if self.announced or self.leaving else SILENT_PERIODS * PERIOD_S
 
 
-def within_timeout(home: Home, timeout_s: float, work: Callable[[], T]) -> T:
+def within_timeout(home: CheckpointDirectory, timeout_s: float, work: Callable[[], T]) -> T:
     """Return the result of ``work``, which writes a heartbeat or a claim in ``home``.
 
     Requests of ``work`` to a store are cut off after half of the lease's timeout ``timeout_s``; then
@@ -81,9 +81,9 @@ def within_timeout(home: Home, timeout_s: float, work: Callable[[], T]) -> T:
     return work() if home.is_local else within(SHARE_OF_TIMEOUT * timeout_s, work)
 
 
-def sign_of(home: Home, attempt: int) -> Sign | None:
+def sign_of(home: CheckpointDirectory, attempt: int) -> Heartbeat | None:
     """Return the last heartbeat of an attempt; None if it has not written any."""
-    return home.read(lease_key(attempt), Sign)
+    return home.read(lease_key(attempt), Heartbeat)
 
 
 class Lease:
@@ -95,11 +95,11 @@ class Lease:
 
     def __init__(
         self,
-        home: Home,
+        home: CheckpointDirectory,
         attempt: int,
         leaving: Callable[[], bool] = lambda: False,
         lost: Callable[[str], None] = lambda why: None,
-        sign: Sign | None = None,
+        sign: Heartbeat | None = None,
         lock: FileLock | None = None,
     ) -> None:
         """Start the heartbeats.
@@ -109,11 +109,11 @@ class Lease:
         """
         self._home, self.attempt = home, attempt
         self._leaving, self._lost = leaving, lost
-        self._sign = sign or Sign()
+        self._sign = sign or Heartbeat()
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         #: Shortest timeout that others may apply: that of any heartbeat that may have arrived.
-        self._timeout_s = min(Sign().silence_s, self._sign.silence_s)
+        self._timeout_s = min(Heartbeat().silence_s, self._sign.silence_s)
         #: True once the shutdown was announced.
         self._said_leaving = self._sign.leaving
         #: True if the shutdown was announced before any later attempt started: a last save is allowed.
@@ -124,12 +124,14 @@ class Lease:
         self._thread.start()
 
     @classmethod
-    def take(cls, home: Home, holder: Holder, leaving: Callable[[], bool], lost: Callable[[str], None]) -> Lease:
+    def take(
+        cls, home: CheckpointDirectory, holder: Holder, leaving: Callable[[], bool], lost: Callable[[str], None]
+    ) -> Lease:
         """Claim a checkpoint directory and hold its lease."""
         # Lock first: a claim without a lock looks like that of a dead process.
         lock = process_lock(home.storage)
         try:
-            attempt = within_timeout(home, Sign().silence_s, lambda: home.claim(holder))
+            attempt = within_timeout(home, Heartbeat().silence_s, lambda: home.claim(holder))
             return cls(home, attempt, leaving, lost, lock=lock)
         except BaseException:
             if lock is not None:
@@ -141,14 +143,14 @@ class Lease:
         """True if no process that held the lease before can still be alive."""
         return self._process_lock is not None
 
-    def announce(self, name: Name) -> None:
+    def announce(self, name: CheckpointName) -> None:
         """Announce that the checkpoint ``name`` is about to be written.
 
         Raises ``StorageUnavailable`` if a store accepts no announcement for half of the ordinary timeout. Raises
         :class:`Superseded` if a later attempt has started, unless this one had announced its shutdown before: the later
         attempt then waits for this save before it lists the checkpoints.
         """
-        last = time.monotonic() + SHARE_OF_TIMEOUT * Sign().silence_s
+        last = time.monotonic() + SHARE_OF_TIMEOUT * Heartbeat().silence_s
         while True:
             try:
                 self._write(announced=str(name))
@@ -165,7 +167,7 @@ class Lease:
             if not self._may_take_leave or self._home.is_inherited(self.attempt):
                 raise
 
-    def saved(self, name: Name) -> None:
+    def saved(self, name: CheckpointName) -> None:
         """Record that the announced checkpoint is complete.
 
         Others see it from the manifest, and from the next heartbeat.
@@ -207,7 +209,7 @@ class Lease:
         with suppress(UserError, StorageUnavailable):
             self._write(announced="", **last_word)
 
-    def _change(self, **changes: Any) -> Sign:
+    def _change(self, **changes: Any) -> Heartbeat:
         with self._changing:
             self._sign = replace(self._sign, **changes)
             return self._sign
@@ -225,7 +227,7 @@ class Lease:
         began = time.monotonic()
         while not self._over.wait(GLANCE_S):
             leaving = self._leaving() and not self._said_leaving
-            period_s = HASTE_S if self._timeout_s < Sign().silence_s else PERIOD_S
+            period_s = HASTE_S if self._timeout_s < Heartbeat().silence_s else PERIOD_S
             if not leaving and time.monotonic() < began + period_s:
                 continue
             began = time.monotonic()
@@ -303,25 +305,25 @@ def is_locked(storage: Storage) -> bool:
     return False
 
 
-class Watch:
+class LeaseObserver:
     """Observer of the newest attempt in a checkpoint directory, for a process that waits."""
 
-    def __init__(self, home: Home, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, home: CheckpointDirectory, now: Callable[[], float] = time.monotonic) -> None:
         self._home, self._now = home, now
-        self._seen: tuple[int, Sign | None] | None = None
+        self._seen: tuple[int, Heartbeat | None] | None = None
         self._since = now()
         #: True once a heartbeat has followed another.
         self.alive = False
 
-    def look(self, before: int = 0) -> tuple[int, Sign] | None:
+    def look(self, before: int = 0) -> tuple[int, Heartbeat] | None:
         """Return the newest attempt and its last heartbeat; None if that attempt is not alive.
 
         ``before`` limits the search to attempts before it (0: all). An attempt is not alive after its exit record, or
         once its lease has expired.
         """
-        return within_timeout(self._home, Sign().silence_s, lambda: self._look(before))
+        return within_timeout(self._home, Heartbeat().silence_s, lambda: self._look(before))
 
-    def _look(self, before: int) -> tuple[int, Sign] | None:
+    def _look(self, before: int) -> tuple[int, Heartbeat] | None:
         # The store may have answered at any time since the request.
         asked = self._now()
         keys = self._home.storage.list(CLAIMS)
@@ -335,7 +337,7 @@ class Watch:
         if self._seen != (attempt, sign):
             self.alive = self._seen is not None and self._seen[0] == attempt and sign is not None
             self._seen, self._since = (attempt, sign), self._now()
-        sign = sign or Sign()
+        sign = sign or Heartbeat()
         if sign.ended or asked - self._since >= sign.silence_s:
             return None
         return attempt, sign
@@ -347,8 +349,8 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
     Earlier attempts of the same execution are not waited for: Flyte has ended them, and the claim of ``holder`` stops
     their writes. Raises ``UserError`` if ``when_held`` is "refuse" and the other execution is alive.
     """
-    home = Home(storage_for(address))
-    watch, waited = Watch(home), False
+    home = CheckpointDirectory(storage_for(address))
+    watch, waited = LeaseObserver(home), False
     while (seen := watch.look()) and not home.finished():
         attempt, sign = seen
         other = home.holder_of(attempt)
@@ -366,23 +368,23 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
                 address,
                 other,
                 sign.step,
-                Sign().silence_s,
+                Heartbeat().silence_s,
             )
         waited = True
         time.sleep(POLL_S)
     return waited
 
 
-def wait_for_announced(home: Home, attempt: int, seconds: float) -> None:
+def wait_for_announced(home: CheckpointDirectory, attempt: int, seconds: float) -> None:
     """Wait until the predecessor of ``attempt`` has finished its last save.
 
     ``attempt`` has claimed the directory. The save was announced, or may follow a preemption notice. Waits at most
     ``seconds``, and only while heartbeats continue.
     """
-    watch, deadline, told = Watch(home), time.monotonic() + seconds, False
+    watch, deadline, told = LeaseObserver(home), time.monotonic() + seconds, False
     while (seen := watch.look(before=attempt)) and time.monotonic() < deadline:
         before, sign = seen
-        pending = sign.announced and Name.parse(sign.announced) not in home.checkpoints()
+        pending = sign.announced and CheckpointName.parse(sign.announced) not in home.checkpoints()
         if not pending and not sign.leaving:
             return
         if not told:

@@ -38,13 +38,13 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import MissingObject, storage_for
 from slipstream.train.checkpoint.background import BRIEF_WAIT_S, BackgroundSave
-from slipstream.train.checkpoint.home import Home, Name, Retention
+from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName, Retention
 from slipstream.train.checkpoint.lease import Lease, wait_for_announced
 from slipstream.train.checkpoint.publish import (
     STATE,
+    CheckpointSnapshot,
     Publisher,
     RankState,
-    Snapshot,
     rank_file,
     ranks_of,
     run_and_gather,
@@ -61,10 +61,10 @@ from slipstream.train.checkpoint.restore import (
     restorable,
 )
 from slipstream.train.checkpoint.shards import ShardReader, check_index, load_planner, pieces_read, read_index
-from slipstream.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_later, tensor_keys
+from slipstream.train.checkpoint.staging import SnapshotBuffers, TensorKey, assign_writers, changed_later, tensor_keys
 from slipstream.train.checkpoint.state import AppState, capture_random_state, join, restore_random_state, split
 from slipstream.train.device_clock import DeviceClock
-from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.fault_tolerance.notices import NoticeWatcher
 
 #: Name prefixes of tensors that may be copied in the background, because their owners call
 #: :meth:`BackgroundSave.wait_for_copy` before a change: optimiser state, averaged weights, and tensors of the progress.
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredCheckpoint:
     """Restored checkpoint.
 
     If the number and layout of the ranks are unchanged (``same_world``), the random generators were restored and the
@@ -118,14 +118,14 @@ class Checkpoints:
         *,
         retention: Retention | None = None,
         clock: DeviceClock | None = None,
-        watcher: Watcher | None = None,
+        watcher: NoticeWatcher | None = None,
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._state = state
         #: Process group for exchanges between two steps.
         self.peers = Peers.connect(timeout)
-        self.home = Home(storage_for(home))
-        self._watcher = watcher or Watcher([], grace_s=None)
+        self.home = CheckpointDirectory(storage_for(home))
+        self._watcher = watcher or NoticeWatcher([], grace_s=None)
         self._lease: Lease | None = None
         # Writes the claim: an unwritable directory fails here rather than at the first save.
         self.attempt, present = self._on_rank_0(lambda: self._take_home(policy))
@@ -143,7 +143,7 @@ class Checkpoints:
         )
         self._tensor_keys: list[TensorKey] = []
         self._parts_differ = False
-        self._buffers: Buffers | None = None
+        self._buffers: SnapshotBuffers | None = None
         #: Save in progress, and results of earlier saves.
         self.background = BackgroundSave(self._publisher, clock or DeviceClock())
         state.optimizer.register_step_pre_hook(lambda *_: self.background.delay_step())
@@ -154,7 +154,7 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _take_home(self, policy: ResumePolicy) -> tuple[int, list[Name]]:
+    def _take_home(self, policy: ResumePolicy) -> tuple[int, list[CheckpointName]]:
         """Claim the directory, on rank 0; return the number of this attempt and the checkpoints it may restore."""
         self._lease = Lease.take(self.home, policy.holder, self._watcher.has_notice, self._watcher.lose_home)
         try:
@@ -192,12 +192,12 @@ class Checkpoints:
         forget()
         self.background.prepare()
 
-    def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
+    def _plan(self, tensors: Mapping[str, Tensor]) -> SnapshotBuffers:
         self._tensor_keys = tensor_keys(tensors)
         gathered = self.peers.gather(self._tensor_keys)
         self._parts_differ = len({tuple(name for name, *_ in keys) for keys in gathered}) > 1
         chosen = assign_writers(gathered)
-        self._buffers = Buffers(tensors, chosen, self.peers.rank)
+        self._buffers = SnapshotBuffers(tensors, chosen, self.peers.rank)
         return self._buffers
 
     def save(self, step: int, progress: object, *, rank_state: object = None) -> float:
@@ -229,7 +229,9 @@ class Checkpoints:
             self.background.wait_for_buffers()
             buffers = self._plan(tensors) if to_plan or self._buffers is None else self._buffers
             complete = buffers.stage(tensors, later)
-        self.background.begin(step, lambda: Snapshot(step, complete(), tree, own, self._parts_differ), late=late)
+        self.background.begin(
+            step, lambda: CheckpointSnapshot(step, complete(), tree, own, self._parts_differ), late=late
+        )
         return time.perf_counter() - started
 
     def _still_busy(self) -> bool:
@@ -244,7 +246,7 @@ class Checkpoints:
                 return busy
         return True
 
-    def finish(self) -> Name | None:
+    def finish(self) -> CheckpointName | None:
         """Wait until the last save is published; return its name, or raise its error."""
         self.background.finish()
         return self.background.published
@@ -273,7 +275,9 @@ class Checkpoints:
 
     # Restoring
 
-    def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: object = None) -> Restored | None:
+    def restore(
+        self, accept: Callable[[CheckpointName], bool] = lambda name: True, into: object = None
+    ) -> RestoredCheckpoint | None:
         """Restore the newest checkpoint for which ``accept`` is True and whose files are intact; None if there is none.
 
         ``into`` is a progress as in :meth:`save`: its tensors are overwritten and returned in the result. All ranks
@@ -304,7 +308,7 @@ class Checkpoints:
 
     def _load(
         self, candidate: Candidate, checkpoint: OpenCheckpoint, into: object, refused: tuple[str, ...]
-    ) -> Restored:
+    ) -> RestoredCheckpoint:
         artifact = checkpoint.artifact
         index = read_index(artifact.directory)
         check_index(index, artifact.files, candidate.uri)
@@ -347,7 +351,7 @@ class Checkpoints:
         trained_by, modules = (artifact.made_by.get(name) for name in ("trained_by", "code"))
         trained = tuple(map(str, trained_by)) if isinstance(trained_by, list) else ()
         self._publisher.made_by = self._policy.made_by(trained)
-        return Restored(
+        return RestoredCheckpoint(
             artifact.made_by["step"],
             tree["progress"],
             rank_states,

@@ -25,7 +25,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import Storage, StorageUnavailable, writing_to
 from slipstream.storage.names import number_in_name
-from slipstream.train.checkpoint.home import LATEST, Home, Name, Retention, Superseded
+from slipstream.train.checkpoint.home import LATEST, CheckpointDirectory, CheckpointName, Retention, Superseded
 from slipstream.train.checkpoint.lease import Lease
 from slipstream.train.checkpoint.shards import FileWriter, ShardWriter
 from slipstream.train.checkpoint.state import merge
@@ -49,7 +49,7 @@ class RankState:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CheckpointSnapshot:
     """One rank's part of a checkpoint, copied so that training cannot change it."""
 
     step: int
@@ -104,7 +104,7 @@ def ranks_of(made_by: Mapping[str, object]) -> dict[str, object]:
 class Publisher:
     """Writer of one attempt's checkpoints; all ranks call its methods at the same point."""
 
-    home: Home
+    home: CheckpointDirectory
     peers: Peers
     attempt: int
     #: This attempt's lease; None except on rank 0.
@@ -115,7 +115,7 @@ class Publisher:
     ranks: Mapping[str, object]
     retention: Retention
     #: Complete checkpoints in the directory; only rank 0's list is used.
-    present: list[Name] = field(default_factory=list)
+    present: list[CheckpointName] = field(default_factory=list)
     #: Local directory for files that are not stored yet, private to this rank.
     staging_directory: Path = field(init=False)
     #: Number of expired checkpoints when it was last logged that they cannot be deleted.
@@ -143,13 +143,13 @@ class Publisher:
     def storage(self) -> Storage:
         return self.home.storage
 
-    def publish(self, snapshot: Snapshot, staged: Callable[[], object] = lambda: None) -> Name:
+    def publish(self, snapshot: CheckpointSnapshot, staged: Callable[[], object] = lambda: None) -> CheckpointName:
         """Store one checkpoint, and write its manifest once all ranks have stored their files.
 
         Calls ``staged`` once the snapshot's tensors are no longer needed, before any upload. If a rank fails, all ranks
         raise ``UserError``, ``StorageUnavailable`` or ``Superseded``.
         """
-        name = Name(self.attempt, snapshot.step)
+        name = CheckpointName(self.attempt, snapshot.step)
         directory = self.staging_directory / str(name)
         try:
             files = FileWriter(directory, {})
@@ -165,7 +165,7 @@ class Publisher:
             shutil.rmtree(directory, ignore_errors=True)
         return name
 
-    def write_tensors(self, files: FileWriter, snapshot: Snapshot) -> None:
+    def write_tensors(self, files: FileWriter, snapshot: CheckpointSnapshot) -> None:
         """Write this rank's tensors, and on rank 0 the index of all tensors, into the staging directory."""
         try:
             dcp.save(
@@ -179,7 +179,9 @@ class Publisher:
             error = next(iter(failure.failures.values()))[0]
             raise AgreedUserError(error.message) if type(error) is UserError else error from failure
 
-    def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
+    def stage(
+        self, name: CheckpointName, files: FileWriter, snapshot: CheckpointSnapshot, staged: Callable[[], object]
+    ) -> None:
         """Write the JSON files to the staging directory, call ``staged``, and announce the checkpoint on rank 0."""
         files.write(rank_file(self.peers.rank), [to_json(snapshot.rank_state)])
         if self.peers.rank == 0:
@@ -188,13 +190,13 @@ class Publisher:
         if self.lease is not None:
             self.lease.announce(name)
 
-    def store(self, name: Name, files: FileWriter) -> dict[str, FileRecord]:
+    def store(self, name: CheckpointName, files: FileWriter) -> dict[str, FileRecord]:
         """Move all of this rank's staged files to the storage."""
         for file in files.records:
             self.storage.put(f"{name}/{file}", files.directory / file)
         return files.records
 
-    def complete(self, name: Name, records: Mapping[str, FileRecord]) -> None:
+    def complete(self, name: CheckpointName, records: Mapping[str, FileRecord]) -> None:
         """Write the manifest once all ranks have stored their files, and delete expired checkpoints."""
         made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, **self.ranks}
         files = {file: vars(record) for file, record in sorted(records.items())}
@@ -205,7 +207,7 @@ class Publisher:
             self.lease.saved(name)
             self.point_to(name, manifest)
 
-    def write_manifest(self, name: Name, manifest: bytes) -> None:
+    def write_manifest(self, name: CheckpointName, manifest: bytes) -> None:
         """Write the manifest, which completes the checkpoint.
 
         Raises ``Superseded`` if a successor, which waits only for a limited time, listed the checkpoints to restore
@@ -219,7 +221,7 @@ class Publisher:
                 f"{self.attempt} stops"
             )
 
-    def point_to(self, name: Name, manifest: bytes) -> None:
+    def point_to(self, name: CheckpointName, manifest: bytes) -> None:
         """Write ``latest.json``, which points to the checkpoint, and delete expired checkpoints.
 
         If the store is unavailable, the next save repeats both. Does nothing if a successor has started, which then

@@ -33,9 +33,9 @@ from slipstream.storage import (
     stat_object,
     storage_for,
 )
-from slipstream.train.checkpoint.home import Home, Name
+from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.train.checkpoint.publish import CONTENT, KIND, is_rank_file, rank_file, run_and_gather
-from slipstream.train.checkpoint.shards import Index, Piece, holds_tensors
+from slipstream.train.checkpoint.shards import ByteRange, Index, holds_tensors
 
 #: Maximum bytes of a request.
 RUN_BYTES = 8 << 20
@@ -49,7 +49,7 @@ MANIFESTS = ("data", "start", "teacher")
 T = TypeVar("T")
 
 
-class Run(NamedTuple):
+class BlockRange(NamedTuple):
     """Consecutive blocks of a file, numbered from ``first`` to ``end`` (exclusive)."""
 
     file: str
@@ -57,7 +57,7 @@ class Run(NamedTuple):
     end: int
 
 
-def blocks_of(pieces: Iterable[Piece], files: Mapping[str, FileRecord]) -> list[Run]:
+def blocks_of(pieces: Iterable[ByteRange], files: Mapping[str, FileRecord]) -> list[BlockRange]:
     """Return the sorted, unique blocks that contain the byte ranges ``pieces``."""
     blocks: set[tuple[str, int]] = set()
     for file, start, size in pieces:
@@ -67,18 +67,18 @@ def blocks_of(pieces: Iterable[Piece], files: Mapping[str, FileRecord]) -> list[
     return runs(sorted(blocks))
 
 
-def runs(blocks: Iterable[tuple[str, int]]) -> list[Run]:
+def runs(blocks: Iterable[tuple[str, int]]) -> list[BlockRange]:
     """Merge sorted (file, block number) pairs into runs."""
-    merged: list[Run] = []
+    merged: list[BlockRange] = []
     for file, block in blocks:
         if merged and merged[-1].file == file and merged[-1].end == block:
             merged[-1] = merged[-1]._replace(end=block + 1)
         else:
-            merged.append(Run(file, block, block + 1))
+            merged.append(BlockRange(file, block, block + 1))
     return merged
 
 
-def share(needed: Iterable[list[Run]], index: int, count: int) -> list[Run]:
+def share(needed: Iterable[list[BlockRange]], index: int, count: int) -> list[BlockRange]:
     """Return the blocks that the machine's rank number ``index``, of ``count`` ranks, fetches.
 
     ``needed`` lists the blocks that each of these ranks reads.
@@ -87,7 +87,7 @@ def share(needed: Iterable[list[Run]], index: int, count: int) -> list[Run]:
     return runs(blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count])
 
 
-def requests(mine: Iterable[Run], files: Mapping[str, FileRecord]) -> Iterator[Run]:
+def requests(mine: Iterable[BlockRange], files: Mapping[str, FileRecord]) -> Iterator[BlockRange]:
     """Split runs into requests of at most :data:`RUN_BYTES`, but at least one block."""
     for run in mine:
         step = max(1, RUN_BYTES // files[run.file].block_bytes)
@@ -95,7 +95,7 @@ def requests(mine: Iterable[Run], files: Mapping[str, FileRecord]) -> Iterator[R
             yield run._replace(first=first, end=min(first + step, run.end))
 
 
-def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
+def bring(uri: str, artifact: Artifact, mine: Iterable[BlockRange]) -> None:
     """Verify the blocks ``mine``; from a remote store, also write them into the artifact's files.
 
     Raises ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``.
@@ -108,11 +108,11 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
             wrong = f"{objects[file].size} bytes, the manifest says {artifact.files[file].size}"
             raise DamagedArtifact(f"{uri}/{file}: {wrong}")
 
-    def check_local(run: Run) -> None:
+    def check_local(run: BlockRange) -> None:
         with unreadable_is_damaged(artifact), artifact.open_file(run.file) as source:
             read_verified(artifact, run, lambda start, end: (source.seek(start), source.read(end - start))[1])
 
-    def copy(run: Run) -> None:
+    def copy(run: BlockRange) -> None:
         read = partial(read_range, objects[run.file])
         try:
             data = read_verified(artifact, run, read)
@@ -128,7 +128,7 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
             pass
 
 
-def read_verified(artifact: Artifact, run: Run, read: Callable[[int, int], bytes]) -> bytes:
+def read_verified(artifact: Artifact, run: BlockRange, read: Callable[[int, int], bytes]) -> bytes:
     """Return the bytes of the blocks in ``run``, read by ``read(start, end)``.
 
     Raises ``DamagedArtifact`` unless they match the manifest.
@@ -154,7 +154,7 @@ class Candidate:
     """Checkpoint whose manifest is not verified yet."""
 
     storage: Storage
-    name: Name
+    name: CheckpointName
 
     @property
     def uri(self) -> str:
@@ -213,7 +213,7 @@ class ResumePolicy:
         """Return the rank section of a manifest for a run of ``world`` ranks."""
         return {"world": world} | ({"layout": list(self.layout)} if self.layout else {})
 
-    def uses(self, name: Name, made_by: Mapping[str, object]) -> bool:
+    def uses(self, name: CheckpointName, made_by: Mapping[str, object]) -> bool:
         """Return True if this policy allows resuming from ``name``, assuming an equal identity."""
         if self.resume == "same-code":
             return made_by.get("trained_by") == [self.version]
@@ -288,7 +288,10 @@ def newest_identity(address: str, holder: Holder, resume: str, version: str) -> 
     ``resume`` is the setting ``training.resume``, ``version`` a code version. Errors are left to the later restore to
     report.
     """
-    policy, home = ResumePolicy({}, holder=holder, resume=resume, version=version), Home(storage_for(address))
+    policy, home = (
+        ResumePolicy({}, holder=holder, resume=resume, version=version),
+        CheckpointDirectory(storage_for(address)),
+    )
     with suppress(StorageUnavailable):
         for name in home.checkpoints():
             content = home.read_bytes(f"{name}/{MANIFEST}")
@@ -313,7 +316,7 @@ class OpenCheckpoint:
     #: Ranks of this machine.
     neighbours: Sequence[int]
 
-    def bring(self, pieces: Iterable[Piece]) -> None:
+    def bring(self, pieces: Iterable[ByteRange]) -> None:
         """Fetch and verify the byte ranges of the tensor files that this rank reads.
 
         All ranks must call this, and all raise the same error: ``DamagedArtifact``, ``MissingObject``,

@@ -51,24 +51,24 @@ READ_BYTES = 4 << 20
 FEWEST_BLOCKS, SMALLEST_BLOCK, LARGEST_BLOCK = 4096, 16 << 10, 1 << 20
 
 
-class Piece(NamedTuple):
+class ByteRange(NamedTuple):
     """Byte range of a file: offset and length in bytes."""
 
     file: str
     start: int
     size: int
 
-    def rows(self, sizes: Sequence[int], first: int, count: int) -> Piece:
+    def rows(self, sizes: Sequence[int], first: int, count: int) -> ByteRange:
         """Return the byte range of ``count`` rows, from row ``first``, of the tensor stored in this range.
 
         ``sizes`` is the tensor's shape; a scalar is one row.
         """
         row_bytes = self.size // max(1, sizes[0] if sizes else 1)
-        return Piece(self.file, self.start + first * row_bytes, count * row_bytes)
+        return ByteRange(self.file, self.start + first * row_bytes, count * row_bytes)
 
 
 #: Shape and byte range of every stored tensor chunk.
-Chunks = dict[MetadataIndex, tuple[Sequence[int], Piece]]
+Chunks = dict[MetadataIndex, tuple[Sequence[int], ByteRange]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class StoredChunk:
 
     offsets: list[int]
     sizes: list[int]
-    piece: Piece
+    piece: ByteRange
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class ShardWriter(ForOneCheckpoint, StorageWriter):
             tensor = planner.resolve_data(item)
             assert isinstance(tensor, Tensor)  # DCP was only given tensors
             data = raw_bytes(tensor)
-            piece = Piece(self._name, start, data.nbytes)
+            piece = ByteRange(self._name, start, data.nbytes)
             results.append(WriteResult(index=item.index, size_in_bytes=data.nbytes, storage_data=piece))
             chunks.append(data)
             start += data.nbytes
@@ -202,7 +202,7 @@ class ShardReader(ForOneCheckpoint, StorageReader):
 
 
 def read_into(
-    target: Tensor, directory: Path, piece: Piece, dtype: str, sizes: Sequence[int], offsets: Sequence[int]
+    target: Tensor, directory: Path, piece: ByteRange, dtype: str, sizes: Sequence[int], offsets: Sequence[int]
 ) -> None:
     """Fill ``target`` with the part of a stored chunk that starts at ``offsets``.
 
@@ -221,7 +221,7 @@ def read_into(
         wanted.narrow(0, start, count).copy_(part)
 
 
-def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> Tensor:
+def read_tensor(directory: Path, piece: ByteRange, dtype: str, sizes: list[int]) -> Tensor:
     """Read a byte range into a new CPU tensor of the shape ``sizes``."""
     kind = getattr(torch, dtype)
     if not piece.size:
@@ -233,7 +233,7 @@ def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> 
     return torch.frombuffer(data, dtype=kind).reshape(sizes)
 
 
-def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> dict[str, StoredTensor]:
+def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, ByteRange]) -> dict[str, StoredTensor]:
     """Return the contents of ``index.json`` from DCP's metadata and the byte range of every chunk."""
     index: dict[str, StoredTensor] = {}
     for name, stored in metadata.state_dict_metadata.items():
@@ -263,7 +263,7 @@ def load_planner() -> DefaultLoadPlanner:
     return DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
 
-def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
+def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[ByteRange]:
     """Yield the byte ranges that this rank must read to fill ``tensors``.
 
     From every stored chunk only the needed rows are read.

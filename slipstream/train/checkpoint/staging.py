@@ -54,7 +54,7 @@ def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
     return chosen
 
 
-class Buffers:
+class SnapshotBuffers:
     """Host memory for snapshots of the tensors that this rank writes, reused for every checkpoint."""
 
     def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, int], rank: int) -> None:

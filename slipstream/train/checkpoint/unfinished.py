@@ -14,8 +14,15 @@ from slipstream.artifacts.results.training import KIND
 from slipstream.artifacts.versions import code_version
 from slipstream.logs import logger
 from slipstream.storage import STORES, MissingObject, download_all, storage_for
-from slipstream.train.checkpoint.home import CHECKPOINTS, CLAIMS, Finished, Home, complete, newest
-from slipstream.train.checkpoint.lease import Lease, Sign, sign_of, wait_for_others
+from slipstream.train.checkpoint.home import (
+    CHECKPOINTS,
+    CLAIMS,
+    CheckpointDirectory,
+    FinishedTraining,
+    complete,
+    newest,
+)
+from slipstream.train.checkpoint.lease import Heartbeat, Lease, sign_of, wait_for_others
 from slipstream.train.config import STEP_VERSION, lasting
 
 #: Inputs of a training's task by name; ``training`` holds its settings.
@@ -49,17 +56,17 @@ class UnfinishedTraining:
                 "this training was completed by %s; its result is taken from %s", finished.holder, finished.artifact
             )
             return True
-        Home(storage_for(home)).reopen()
+        CheckpointDirectory(storage_for(home)).reopen()
         return False
 
     def progress(self, home: str) -> str:
         return str(max((save.step for save in complete(storage_for(home).list(CHECKPOINTS))), default=""))
 
     def deliver(self, home: str, holder: Holder, inputs: Inputs) -> Callable[[str], None]:
-        checkpoint_home = Home(storage_for(home))
+        checkpoint_home = CheckpointDirectory(storage_for(home))
         attempt = newest(checkpoint_home.storage.list(CLAIMS))
         ours = checkpoint_home.holder_of(attempt) == holder
-        sign = replace(sign_of(checkpoint_home, attempt) or Sign(), delivering=True)
+        sign = replace(sign_of(checkpoint_home, attempt) or Heartbeat(), delivering=True)
         lease = Lease(checkpoint_home, attempt, sign=sign) if ours else None
 
         def delivered(artifact: str) -> None:
@@ -74,7 +81,7 @@ class UnfinishedTraining:
         return delivered
 
 
-def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
+def result_of(address: str, holder: Holder, *, waited: bool) -> FinishedTraining | None:
     """Return the record of the finished training at ``address``, if ``holder`` may take its result.
 
     The same code must have finished the training, either in an earlier attempt of the same execution, whose result did
@@ -82,7 +89,7 @@ def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
     Flyte's cache lost the result or is to be overwritten. Then the record is deleted and None returned, as without a
     record.
     """
-    home = Home(storage_for(address))
+    home = CheckpointDirectory(storage_for(address))
     finished = home.finished()
     if finished is None:
         return None

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from slipstream.checkpoint_interval import best_seconds
 from slipstream.distributed.process_group import Peers
-from slipstream.train.fault_tolerance.notices import Notice, Watcher
+from slipstream.train.fault_tolerance.notices import NoticeWatcher, PreemptionNotice
 from slipstream.train.telemetry.step_times import StepTimes
 
 #: Target seconds between two exchanges, and so the longest delay of a reaction to a preemption notice. The schedule
@@ -33,7 +33,7 @@ ADVICE_S = 1e9
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopDecision:
     """Decision to stop: reason, and the fewest seconds left before a deadline on any rank."""
 
     why: str
@@ -44,7 +44,7 @@ class Stop:
         return self.seconds_left > SAVE_MARGIN * save_seconds + LEAVE_S
 
 
-class Measured(NamedTuple):
+class RankTimings(NamedTuple):
     """Timings of one rank in seconds (0 if unknown); all-reduced with MAX."""
 
     #: Duration of one step.
@@ -59,7 +59,7 @@ class Measured(NamedTuple):
     saving: float = 0.0
 
 
-UNKNOWN = Measured()
+UNKNOWN = RankTimings()
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class GroupState:
     to save soon, but not to stop.
     """
 
-    stop: Stop | None
+    stop: StopDecision | None
     advised: bool
-    slowest: Measured
+    slowest: RankTimings
 
 
 class ExchangeSchedule:
@@ -100,11 +100,11 @@ class ExchangeSchedule:
 class Consensus:
     """Exchange between ``peers``, a process group that nothing else uses at that time."""
 
-    def __init__(self, watcher: Watcher, peers: Peers) -> None:
+    def __init__(self, watcher: NoticeWatcher, peers: Peers) -> None:
         self._watcher = watcher
         self._peers = peers
 
-    def exchange(self, measured: Measured = UNKNOWN, times: StepTimes | None = None) -> GroupState:
+    def exchange(self, measured: RankTimings = UNKNOWN, times: StepTimes | None = None) -> GroupState:
         """Exchange preemption notices, measurements and step ``times``; all ranks must call this."""
         figures = torch.tensor([-seconds_left(self._watcher.notice), *measured], dtype=torch.float64)
         if times is not None:
@@ -115,15 +115,15 @@ class Consensus:
         slowest = numbers[: len(measured)]
         if times is not None:
             times.received(numbers[len(measured) :])
-        stop = Stop(self._reason(), -negative_left) if negative_left > -ADVICE_S else None
-        return GroupState(stop, negative_left == -ADVICE_S, Measured(*slowest))
+        stop = StopDecision(self._reason(), -negative_left) if negative_left > -ADVICE_S else None
+        return GroupState(stop, negative_left == -ADVICE_S, RankTimings(*slowest))
 
     @property
     def leads(self) -> bool:
         """True on rank 0, which logs for all ranks."""
         return self._peers.rank == 0
 
-    def local_stop(self) -> Stop | None:
+    def local_stop(self) -> StopDecision | None:
         """Return the stop that this rank's own preemption notice requires, without an exchange.
 
         None without a notice, or without a deadline.
@@ -131,7 +131,7 @@ class Consensus:
         notice = self._watcher.notice
         if notice is None or notice.deadline is None:
             return None
-        return Stop(f"{notice.source}: {notice.what}", seconds_left(notice))
+        return StopDecision(f"{notice.source}: {notice.what}", seconds_left(notice))
 
     def _reason(self) -> str:
         stop = self.local_stop()
@@ -140,7 +140,7 @@ class Consensus:
         return f"rank {rank}: {reasons[rank]}"
 
 
-def seconds_left(notice: Notice | None) -> float:
+def seconds_left(notice: PreemptionNotice | None) -> float:
     """Return the seconds until a notice's deadline.
 
     Infinity without a notice; :data:`ADVICE_S` for a notice without a deadline.
@@ -151,7 +151,7 @@ def seconds_left(notice: Notice | None) -> float:
 
 
 @dataclass(frozen=True)
-class Interval:
+class CheckpointInterval:
     """Checkpoint interval, by the one field that is not 0."""
 
     steps: int = 0
@@ -159,7 +159,7 @@ class Interval:
     #: Mean seconds between failures of the whole job: the mean of one machine, divided by the number of machines.
     mean_time_between_failures_s: float = 0.0
 
-    def between(self, measured: Measured) -> int:
+    def between(self, measured: RankTimings) -> int:
         """Return the number of steps from one checkpoint to the next, given measurements agreed by all ranks."""
         if self.steps:
             return self.steps

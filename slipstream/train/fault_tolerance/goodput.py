@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.records import to_json, to_tree
-from slipstream.artifacts.results.bottleneck import Observed
+from slipstream.artifacts.results.bottleneck import AttemptLosses
 from slipstream.artifacts.results.ledger import (
     START,
     AttemptEnd,
@@ -29,7 +29,7 @@ from slipstream.artifacts.results.training import Goodput
 from slipstream.errors import OutOfMemory, UserError
 from slipstream.logs import logger
 from slipstream.storage import StorageUnavailable
-from slipstream.train.checkpoint.home import Home
+from slipstream.train.checkpoint.home import CheckpointDirectory
 
 PERIOD_S = 5.0
 #: Longest wait, in seconds, for the last record to be written when an attempt ends.
@@ -52,7 +52,7 @@ class GoodputRecorder:
     If the store is unavailable, it logs a warning and training continues.
     """
 
-    def __init__(self, home: Home, attempt: int, world: int, *, writes: bool, started: float) -> None:
+    def __init__(self, home: CheckpointDirectory, attempt: int, world: int, *, writes: bool, started: float) -> None:
         """Create the record; ``started`` is this process's start on the clock of ``time.perf_counter``."""
         self._home, self._storage = home, home.storage
         self._writes = writes
@@ -63,7 +63,7 @@ class GoodputRecorder:
         self._thread = threading.Thread(target=self._write_periodically, name="goodput", daemon=True)
         self.record.began_at = time.time() - (time.perf_counter() - started)
         #: Callback that returns observations for the bottleneck diagnosis, called whenever the record is written.
-        self.observe: Callable[[], Observed | None] = nothing
+        self.observe: Callable[[], AttemptLosses | None] = nothing
 
     def begin(self, step: int) -> None:
         """Start the attempt at ``step``; time not yet assigned to an activity counts as start-up."""

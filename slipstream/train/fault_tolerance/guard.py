@@ -29,15 +29,15 @@ from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.consensus import (
     PERIOD_S,
+    CheckpointInterval,
     Consensus,
     ExchangeSchedule,
     GroupState,
-    Interval,
-    Measured,
-    Stop,
+    RankTimings,
+    StopDecision,
 )
 from slipstream.train.fault_tolerance.goodput import SAVED, GoodputRecorder
-from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.fault_tolerance.notices import NoticeWatcher
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks, StepTiming
 from slipstream.train.telemetry.step_times import StepTimes
 
@@ -60,8 +60,8 @@ class Guard:
     def __init__(
         self,
         checkpoints: Checkpoints,
-        interval: Interval,
-        watcher: Watcher,
+        interval: CheckpointInterval,
+        watcher: NoticeWatcher,
         recorder: GoodputRecorder,
         clock: DeviceClock | None = None,
         unsaved_limit_s: float = math.inf,
@@ -172,7 +172,9 @@ class Guard:
 
     def _exchange(self, each_s: float) -> GroupState:
         background, stall_s = self._checkpoints.background, statistics.median(self._stalls) if self._stalls else 0.0
-        measured = Measured(each_s, stall_s, background.publish_seconds, background.outage.unsaved_s, background.busy())
+        measured = RankTimings(
+            each_s, stall_s, background.publish_seconds, background.outage.unsaved_s, background.busy()
+        )
         return self._consensus.exchange(measured, self.times)
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
@@ -242,7 +244,7 @@ class Guard:
             self._stalls[-1] += seconds
             self.recorder.add(STALL, seconds)
 
-    def _stop(self, step: int, stop: Stop, capture: Capture) -> NoReturn:
+    def _stop(self, step: int, stop: StopDecision, capture: Capture) -> NoReturn:
         """Save if the checkpoint can be published before the deadline, and raise ``AgreedPreempted``."""
         saved = self._saved == step
         if not saved and stop.time_to_save(self._checkpoints.background.publish_seconds):

@@ -38,7 +38,7 @@ SEARCH_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Notice:
+class PreemptionNotice:
     """Preemption notice of this machine.
 
     ``deadline`` is on the clock of ``time.monotonic``; None if the preemption is not certain.
@@ -49,7 +49,7 @@ class Notice:
     deadline: float | None
 
 
-class Server(Protocol):
+class MetadataServer(Protocol):
     """Metadata server of one cloud."""
 
     name: str
@@ -60,7 +60,7 @@ class Server(Protocol):
         Raises ``MetadataUnavailable`` if the server does not answer.
         """
 
-    def ask(self) -> Notice | None:
+    def ask(self) -> PreemptionNotice | None:
         """Return the current notice; None without a notice.
 
         Raises ``MetadataUnavailable``.
@@ -74,7 +74,7 @@ def monotonic_deadline(moment: datetime) -> float:
     return time.monotonic() + (moment - datetime.now(UTC)).total_seconds()
 
 
-class Aws:
+class AwsNotices:
     """AWS metadata: spot instance actions, and rebalance recommendations, which come earlier."""
 
     name = "aws"
@@ -86,7 +86,7 @@ class Aws:
         self._metadata.renew()
         return True
 
-    def ask(self) -> Notice | None:
+    def ask(self) -> PreemptionNotice | None:
         action = self._get("/latest/meta-data/spot/instance-action")
         if action is not None:
             try:
@@ -95,9 +95,9 @@ class Aws:
                 raise MetadataUnavailable("spot/instance-action: its time cannot be parsed") from None
             what = str(action.get("action", "terminate"))
             # Hibernation starts at once, whatever time the notice contains.
-            return Notice(self.name, f"spot {what}", time.monotonic() if what == "hibernate" else deadline)
+            return PreemptionNotice(self.name, f"spot {what}", time.monotonic() if what == "hibernate" else deadline)
         if self._get("/latest/meta-data/events/recommendations/rebalance") is not None:
-            return Notice(self.name, "rebalance recommendation", None)
+            return PreemptionNotice(self.name, "rebalance recommendation", None)
         return None
 
     def _get(self, path: str) -> dict[str, object] | None:
@@ -105,7 +105,7 @@ class Aws:
         return None if body is None else parse_mapping(body, path)
 
 
-class Gcp:
+class GcpNotices:
     """Google metadata: ``instance/preempted`` turns TRUE 30 seconds before the end."""
 
     name = "gcp"
@@ -118,10 +118,10 @@ class Gcp:
         self._get()
         return True
 
-    def ask(self) -> Notice | None:
+    def ask(self) -> PreemptionNotice | None:
         if self._get() == b"FALSE":
             return None
-        return Notice(self.name, "preempted", time.monotonic() + self.NOTICE_S)
+        return PreemptionNotice(self.name, "preempted", time.monotonic() + self.NOTICE_S)
 
     def _get(self) -> bytes:
         status, body, headers = request(self._url, {"Metadata-Flavor": "Google"})
@@ -131,7 +131,7 @@ class Gcp:
         return value
 
 
-class Azure:
+class AzureNotices:
     """Azure metadata: scheduled events of type ``Preempt``; the first response may take two minutes."""
 
     name = "azure"
@@ -149,7 +149,7 @@ class Azure:
             raise MetadataUnavailable(f"{self._instance}: status {status}")
         return True
 
-    def ask(self) -> Notice | None:
+    def ask(self) -> PreemptionNotice | None:
         status, body, _ = request(self._events, {"Metadata": "true"}, timeout=self._timeout)
         if status != 200:
             raise MetadataUnavailable(f"{self._events}: status {status}")
@@ -159,7 +159,9 @@ class Azure:
             raise MetadataUnavailable(f"{self._events}: not a list of events")
         preempts = (each for each in events if isinstance(each, dict) and each.get("EventType") == "Preempt")
         event = next(preempts, None)
-        return Notice(self.name, "preempt", self._deadline(str(event.get("NotBefore", "")))) if event else None
+        return (
+            PreemptionNotice(self.name, "preempt", self._deadline(str(event.get("NotBefore", "")))) if event else None
+        )
 
     def _deadline(self, not_before: str) -> float:
         # Blank once the event has started: the remaining time is unknown, so assume none.
@@ -171,10 +173,10 @@ class Azure:
             return time.monotonic() + self.NOTICE_S
 
 
-CLOUDS: dict[str, Callable[[], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
+CLOUDS: dict[str, Callable[[], MetadataServer]] = {"aws": AwsNotices, "gcp": GcpNotices, "azure": AzureNotices}
 
 
-class Watcher:
+class NoticeWatcher:
     """Watcher for preemption notices, in a background thread.
 
     It polls the first of the metadata ``servers`` that answers. Unless ``grace_s`` is None, SIGTERM counts as a notice
@@ -182,21 +184,21 @@ class Watcher:
     thread.
     """
 
-    def __init__(self, servers: Sequence[Server], *, grace_s: float | None, period_s: float = PERIOD_S) -> None:
+    def __init__(self, servers: Sequence[MetadataServer], *, grace_s: float | None, period_s: float = PERIOD_S) -> None:
         self._servers = list(servers)
         self._grace_s = grace_s
         self._period_s = period_s
         #: Most urgent notice so far; None without any.
-        self.notice: Notice | None = None
+        self.notice: PreemptionNotice | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
         self._handler_before: Callable[[int, FrameType | None], object] | int | None = None
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> NoticeWatcher:
         if (grace_s := self._grace_s) is not None:
 
             def take_sigterm(*_: object) -> None:
-                self._take(Notice("signal", "SIGTERM", time.monotonic() + grace_s))
+                self._take(PreemptionNotice("signal", "SIGTERM", time.monotonic() + grace_s))
 
             self._handler_before = signal.signal(signal.SIGTERM, take_sigterm)
         if self._servers:
@@ -214,9 +216,9 @@ class Watcher:
 
     def lose_home(self, why: str) -> None:
         """Stop this attempt at once, because another attempt has taken over the checkpoint directory."""
-        self._take(Notice("lease", why, time.monotonic()))
+        self._take(PreemptionNotice("lease", why, time.monotonic()))
 
-    def _take(self, notice: Notice) -> None:
+    def _take(self, notice: PreemptionNotice) -> None:
         """Store ``notice`` if it is more urgent than the stored one; any deadline is more urgent than none."""
         before = self.notice
         if before is None or before.deadline is None or (notice.deadline or before.deadline) < before.deadline:
@@ -230,7 +232,7 @@ class Watcher:
                     self._take(notice)
             self._over.wait(self._period_s)
 
-    def _find(self) -> Server | None:
+    def _find(self) -> MetadataServer | None:
         for _ in range(SEARCH_ROUNDS):
             for server in self._servers:
                 with suppress(MetadataUnavailable):
@@ -241,6 +243,6 @@ class Watcher:
         return None
 
 
-def metadata_servers(cloud: str) -> list[Server]:
+def metadata_servers(cloud: str) -> list[MetadataServer]:
     """Return the metadata servers to try: one for a cloud's name, all for "auto", none for "none"."""
     return [make() for name, make in CLOUDS.items() if cloud in (name, "auto")]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import ValidationPoint
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.models.factory import batch_rows
 from slipstream.train.checkpoint.state import capture_random_state, restore_random_state
@@ -60,7 +60,7 @@ def record_evaluation(
     state: TrainingState,
     data: PreparedData,
     config: TrainingConfig,
-    group: Group,
+    group: RankContext,
     precision: str,
     epoch: float,
     guard: Guard,

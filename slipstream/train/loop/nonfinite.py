@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import SkippedStep
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.arithmetic import autocast
 from slipstream.models.factory import Predictor
 from slipstream.train.config import TrainingConfig
@@ -29,7 +29,7 @@ def name_rows(
     order: GlobalOrder,
     config: TrainingConfig,
     precision: str,
-    group: Group,
+    group: RankContext,
 ) -> SkippedStep:
     """Return the rows of step number ``step`` (from 1) that cause a non-finite loss or gradient.
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
 
-#: Values of :attr:`Verdict.skip` on the CPU.
+#: Values of :attr:`GradientCheck.skip` on the CPU.
 USE, SKIP = torch.zeros(()), torch.ones(())
 #: Number that torch's clipping adds to a norm before dividing by it, and an upper bound of the relative rounding error.
 EPSILON, ROUNDING = 1e-6, 1e-6
@@ -25,7 +25,7 @@ EPSILON, ROUNDING = 1e-6, 1e-6
 EARLY = 10.0
 
 
-class Verdict(NamedTuple):
+class GradientCheck(NamedTuple):
     """Gradient norm and whether to skip the step, as scalars on the gradient's device.
 
     ``norm`` is the L2 norm; ``skip`` is float32 1 if the norm is not finite, else 0 (``found_inf`` of fused
@@ -58,12 +58,12 @@ def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:
 # the step multiplies a non-finite loss into its gradient, and the sum over the ranks spreads it. So the check needs no
 # further collective, and stays on the device. On a CPU the host reads the norm, because tensor arithmetic on scalars
 # would take longer.
-def judge(norm: Tensor) -> Verdict:
-    """Return the :class:`Verdict` for a gradient norm: skip the step if the norm is not finite."""
+def judge(norm: Tensor) -> GradientCheck:
+    """Return the :class:`GradientCheck` for a gradient norm: skip the step if the norm is not finite."""
     if known_to_host(norm):
-        return Verdict(norm, USE if math.isfinite(norm) else SKIP)
+        return GradientCheck(norm, USE if math.isfinite(norm) else SKIP)
     # A non-finite number minus itself is NaN; ``isfinite`` launches three times as many kernels.
-    return Verdict(norm, (norm - norm).ne_(0).float())
+    return GradientCheck(norm, (norm - norm).ne_(0).float())
 
 
 def may_exceed(norm: Tensor, largest: float) -> bool:
@@ -71,7 +71,7 @@ def may_exceed(norm: Tensor, largest: float) -> bool:
     return not (known_to_host(norm) and (norm.item() + EPSILON) * (1 + ROUNDING) < largest)
 
 
-def update(optimizer: torch.optim.Optimizer, verdict: Verdict) -> None:
+def update(optimizer: torch.optim.Optimizer, verdict: GradientCheck) -> None:
     """Run the optimiser's step unless ``verdict.skip`` is 1.
 
     If the host cannot read ``skip``, a fused optimiser decides on the device. Otherwise the host decides, which is

@@ -13,7 +13,7 @@ from torch import Tensor
 from slipstream.models.arithmetic import rounding
 from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.optimizer import Verdict
+from slipstream.train.loop.optimizer import GradientCheck
 
 #: Defaults of torch's GradScaler.
 FIRST_SCALE = 2.0**16
@@ -51,8 +51,8 @@ def kernels(config: TrainingConfig) -> Iterator[None]:
 class LossScaler:
     """Dynamic loss scaling (Micikevicius et al. 2018) for fp16; with ``enabled`` False the scale is 1.
 
-    Unlike torch's GradScaler it takes the check of the gradients from :class:`Verdict`, and never makes the host wait.
-    Its state has GradScaler's keys.
+    Unlike torch's GradScaler it takes the check of the gradients from :class:`GradientCheck`, and never makes the host
+    wait. Its state has GradScaler's keys.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
@@ -64,7 +64,7 @@ class LossScaler:
         """Return ``factor`` times the scale."""
         return self.scale * factor if self.enabled else factor
 
-    def outcome(self, verdict: Verdict) -> Tensor:
+    def outcome(self, verdict: GradientCheck) -> Tensor:
         """Return the outcome of a step, a scalar: :data:`USED`, :data:`SKIPPED` or :data:`RESCALED`."""
         return verdict.skip * (SKIPPED + (self.scale > 1)) if self.enabled else verdict.skip
 
@@ -78,7 +78,7 @@ class LossScaler:
             torch._foreach_mul_(gradients, self.scale.double().reciprocal().float())
 
     @torch.no_grad()
-    def update(self, verdict: Verdict) -> None:
+    def update(self, verdict: GradientCheck) -> None:
         """Halve the scale after a skipped step; double it after :data:`STEPS_TO_GROW` used steps."""
         if not self.enabled:
             return

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
 from slipstream.models.adapters.network import numbers_in, numbers_trained
@@ -53,7 +53,7 @@ def flop_counter() -> FlopCounterMode:
 
 
 @dataclass(frozen=True)
-class Traits:
+class ModelTraits:
     """Properties of a model that decide how it is trained."""
 
     #: Names of trained parameters that receive no gradient.
@@ -71,7 +71,7 @@ class Traits:
     trained: int = 0
 
 
-def probe(model: Predictor, device: torch.device) -> Traits:
+def probe(model: Predictor, device: torch.device) -> ModelTraits:
     """Run one forward and backward pass on zeros in training mode, and restore the model.
 
     Raises ``UserError`` if the model fails.
@@ -83,7 +83,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
             with counter if flops is None else nullcontext():
                 model(*zeros(model.signature, ROWS, device)).sum().backward()
         except Exception as error:
-            if meaning_of(error) is Meaning.BROKEN:
+            if meaning_of(error) is ErrorMeaning.BROKEN:
                 raise
             raise explained(error) or UserError(
                 f"model.name: cannot be trained on this data: {type(error).__name__}: {error}; it was given {ROWS} rows"
@@ -98,7 +98,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
         changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in changed]
     normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
     has_batch_statistics = bool(changing) or normalised
-    return Traits(
+    return ModelTraits(
         tuple(unused),
         tuple(changing),
         has_batch_statistics,

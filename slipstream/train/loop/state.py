@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.artifacts.records import from_tree, to_tree
-from slipstream.artifacts.results.training import LeftOut, LossPoint, SkippedStep, ValidationPoint
-from slipstream.distributed.process_group import Group
+from slipstream.artifacts.results.training import LossPoint, RollbackRange, SkippedStep, ValidationPoint
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.factory import Predictor
-from slipstream.train.checkpoint.manager import Restored
+from slipstream.train.checkpoint.manager import RestoredCheckpoint
 from slipstream.train.checkpoint.state import AppState, Stateful, own_state
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.loop.optimizer import AveragedWeights
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.parallel.model import ParallelModel
 
 
@@ -39,7 +39,7 @@ class Progress:
     #: Steps without an update, because a loss or gradient was non-finite.
     skipped: list[SkippedStep] = field(default_factory=list)
     #: Ranges of steps omitted by rolling back to a checkpoint.
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[RollbackRange] = field(default_factory=list)
     stopped_early: bool = False
     #: Maximum rows of an evaluation batch; 0 until the ranks have agreed on a number.
     evaluation_rows: int = 0
@@ -57,7 +57,7 @@ class TrainingState:
     scaler: LossScaler
     best_weights: dict[str, Tensor]
     progress: Progress
-    traits: Traits = field(default_factory=Traits)
+    traits: ModelTraits = field(default_factory=ModelTraits)
     averaged: AveragedWeights | None = None
     #: Teacher for distillation, if any.
     teacher: Teacher | None = None
@@ -107,7 +107,7 @@ class TrainingState:
         """Return this rank's loss sums and pending history points, which differ between ranks."""
         return {"losses": list(self.loss_sums), "points": [[step, *losses] for step, losses in self.pending_points]}
 
-    def apply(self, restored: Restored, group: Group) -> None:
+    def apply(self, restored: RestoredCheckpoint, group: RankContext) -> None:
         """Continue from a restored checkpoint.
 
         If the number or layout of ranks changed, rank 0 gets the loss sums of all.

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.arithmetic import autocast
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
@@ -61,7 +61,7 @@ def whole_micro_batches(rows: int, accumulation: int) -> list[slice]:
 def train_step(
     state: TrainingState,
     config: TrainingConfig,
-    group: Group,
+    group: RankContext,
     precision: str,
     batch: Batch,
     total_steps: int,

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.ledger import EVALUATION
-from slipstream.artifacts.results.so_far import TrainingSoFar
-from slipstream.artifacts.results.training import LeftOut, LossPoint, ValidationPoint
-from slipstream.distributed.error_meanings import Meaning, meaning_of
-from slipstream.distributed.process_group import Group
+from slipstream.artifacts.results.so_far import LiveProgress
+from slipstream.artifacts.results.training import LossPoint, RollbackRange, ValidationPoint
+from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
+from slipstream.distributed.process_group import RankContext
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import Agreed
 from slipstream.logs import logger
-from slipstream.train.checkpoint.manager import Restored
+from slipstream.train.checkpoint.manager import RestoredCheckpoint
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
@@ -51,7 +51,7 @@ IN_FLIGHT = 2
 LOG = logger("train")
 #: Function that restores the newest checkpoint of a step from ``least`` to ``most`` (its arguments); returns None if
 #: there is none.
-Restore = Callable[[int, int], Restored | None]
+Restore = Callable[[int, int], RestoredCheckpoint | None]
 #: Callback that receives all evaluations of the run and returns True to stop training.
 Told = Callable[[Sequence[ValidationPoint]], bool]
 
@@ -91,7 +91,7 @@ class TrainLoop:
         state: TrainingState,
         data: PreparedData,
         config: TrainingConfig,
-        group: Group,
+        group: RankContext,
         precision: str,
         guard: Guard,
         profiler: StepProfiler | None = None,
@@ -140,7 +140,7 @@ class TrainLoop:
                     self._roll_back(skipped.step, restore)
         self._display.close()
 
-    def so_far(self) -> TrainingSoFar:
+    def so_far(self) -> LiveProgress:
         """Return the live progress; other threads may call this.
 
         It waits for no device or rank, so the newest history points are this rank's losses only.
@@ -149,7 +149,7 @@ class TrainLoop:
         steps = list(progress.steps)
         known = steps[-1].step if steps else 0
         steps += [self._point(step, loss / rows) for step, (loss, rows) in pending if rows and step > known]
-        return TrainingSoFar(
+        return LiveProgress(
             progress.step, self._total_steps, len(progress.skipped), steps, list(progress.evaluations), progress.best
         )
 
@@ -200,7 +200,7 @@ class TrainLoop:
         progress = self._state.progress
         after = progress.step
         progress.skipped += [one for one in skipped if one.step > after]
-        progress.left_out.append(LeftOut(after, through=step))
+        progress.left_out.append(RollbackRange(after, through=step))
         progress.step, self._skipped_in_a_row = step, 0
         if self._group.rank == 0:
             LOG.warning("training rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
@@ -273,7 +273,7 @@ class TrainLoop:
                 self._state, self._config, self._data_group, self._precision, batch, self._total_steps, marks
             )
         except (RuntimeError, MemoryError) as error:
-            if meaning_of(error) is not Meaning.MEMORY:
+            if meaning_of(error) is not ErrorMeaning.MEMORY:
                 raise
             reason = str(error) or type(error).__name__
         raise RanOutOfMemory(reason)

@@ -10,15 +10,15 @@ from slipstream.models.base.shape import shaped_for
 from slipstream.text_table import size
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.memory.choices import Job, Traced, choices, trace_all, with_precision
+from slipstream.train.memory.choices import TracedJob, TraceJob, choices, trace_all, with_precision
 from slipstream.train.memory.numbers import legal_numbers
-from slipstream.train.memory.processes import Untraced
+from slipstream.train.memory.processes import TraceFailure
 from slipstream.train.memory.remedies import USABLE, remedies
 from slipstream.train.parallel.layout import nodes
 from slipstream.train.setup import TrainingRequest
 
 
-def job_of(request: TrainingRequest, precision: str, processes: int, device: str) -> Job:
+def job_of(request: TrainingRequest, precision: str, processes: int, device: str) -> TraceJob:
     """Return the job to trace for a training.
 
     Raises ``UserError`` for a training with a teacher, which cannot be traced.
@@ -32,10 +32,10 @@ def job_of(request: TrainingRequest, precision: str, processes: int, device: str
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     model = shaped_for(request.model, data.signature)
     asked = replace(training, batch_size=largest)
-    return Job(model, data.signature, asked, processes, nodes(processes), device)
+    return TraceJob(model, data.signature, asked, processes, nodes(processes), device)
 
 
-def found_by_trace(request: TrainingRequest, precision: str, processes: int, memory: int, device: str) -> Traced:
+def found_by_trace(request: TrainingRequest, precision: str, processes: int, memory: int, device: str) -> TracedJob:
     """Return the trace of a training with the fewest micro-batches that fit into ``memory`` bytes.
 
     Raises like :func:`fewest_that_fit`.
@@ -43,16 +43,16 @@ def found_by_trace(request: TrainingRequest, precision: str, processes: int, mem
     return fewest_that_fit(job_of(request, precision, processes, device), memory)
 
 
-def fewest_that_fit(job: Job, memory: float) -> Traced:
+def fewest_that_fit(job: TraceJob, memory: float) -> TracedJob:
     """Return the trace with the fewest micro-batches that fit on a device of ``memory`` bytes.
 
     Raises ``UserError`` with remedies if no number fits, or if the step cannot be traced.
     """
     numbers = legal_numbers(job.share, job.training.parallel)
 
-    def traced(number: int) -> Traced:
+    def traced(number: int) -> TracedJob:
         (one,) = trace_all([job.with_(number=number)])
-        if isinstance(one.found, Untraced):
+        if isinstance(one.found, TraceFailure):
             reason = one.found.reason
             raise UserError(
                 f"training.accumulation: auto is not possible, as the step cannot be traced ({reason}); expected a "
@@ -81,7 +81,7 @@ def leaner(request: TrainingRequest, precision: str, processes: int, memory: flo
     step cannot be traced.
     """
     (now,) = trace_all([job_of(request, precision, processes, device)])
-    if isinstance(now.found, Untraced):
+    if isinstance(now.found, TraceFailure):
         raise UserError(now.found.reason)
     peak, held = now.peak or 0, ""
     if now.fits(USABLE * memory):
@@ -91,7 +91,7 @@ def leaner(request: TrainingRequest, precision: str, processes: int, memory: flo
     return held + cheapest_first(now.job, min(memory, peak))
 
 
-def refusal(leanest: Traced, memory: float) -> str:
+def refusal(leanest: TracedJob, memory: float) -> str:
     """Return an error message with the memory needed and the cheapest remedies."""
     number = leanest.job.training.micro_batches
     peak = size(leanest.peak or 0)
@@ -101,11 +101,11 @@ def refusal(leanest: Traced, memory: float) -> str:
     )
 
 
-def cheapest_first(job: Job, memory: float) -> str:
+def cheapest_first(job: TraceJob, memory: float) -> str:
     """Return the remedies for a job that exceeds ``memory`` bytes per device, as the end of a line."""
-    others: dict[tuple[str, str], Job] = {}
+    others: dict[tuple[str, str], TraceJob] = {}
     for one in choices(job):
-        if isinstance(one, Job):  # the last per shard and recompute has the most micro-batches
+        if isinstance(one, TraceJob):  # the last per shard and recompute has the most micro-batches
             others[one.training.parallel.shard, one.training.recompute] = one
     found = remedies(job, trace_all(list(others.values())), memory)
     if not found:

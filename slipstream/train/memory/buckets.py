@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.models.factory import Predictor
-from slipstream.train.loop.probe import Traits
-from slipstream.train.memory.tracker import Tracker
+from slipstream.train.loop.probe import ModelTraits
+from slipstream.train.memory.tracker import MemoryTracker
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.model import Forward, LossOf
 from slipstream.train.parallel.replicas import ReplicatedModel
@@ -25,7 +25,9 @@ COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 class BucketedModel(ReplicatedModel):
     """Replica that copies gradients to buckets in the last micro-batch, like DDP."""
 
-    def __init__(self, model: Predictor, traits: Traits, settings: GradientsConfig, tracker: Tracker) -> None:
+    def __init__(
+        self, model: Predictor, traits: ModelTraits, settings: GradientsConfig, tracker: MemoryTracker
+    ) -> None:
         super().__init__(model, traits)
         self._reduces = False
         self._sent: list[Tensor] = []

@@ -12,7 +12,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import BUFFERS
 from slipstream.train.loop.step import padded_rows
-from slipstream.train.memory.processes import Untraced, largest
+from slipstream.train.memory.processes import TraceFailure, largest
 from slipstream.train.memory.trace import Footprint, TracedStep
 from slipstream.train.parallel.config import Shard
 
@@ -29,7 +29,7 @@ def with_precision(training: TrainingConfig, precision: str) -> TrainingConfig:
 
 
 @dataclass(frozen=True)
-class Job:
+class TraceJob:
     """Training to trace, with resolved ``precision``, on a number of devices of type ``device``."""
 
     model: ModelConfig
@@ -71,7 +71,7 @@ class Job:
 
     def with_(
         self, *, shard: Shard | None = None, recompute: Recompute | None = None, number: int | None = None
-    ) -> Job:
+    ) -> TraceJob:
         """Return a copy with other settings; None keeps a setting.
 
         Raises ``UserError`` if settings conflict.
@@ -90,16 +90,16 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedJob:
     """Job with the memory footprint of its largest process, or the reason why it could not be traced."""
 
-    job: Job
-    found: Footprint | Untraced
+    job: TraceJob
+    found: Footprint | TraceFailure
 
     @property
     def peak(self) -> int | None:
         """Peak bytes of the largest process, including prefetched batches; None if untraced."""
-        if isinstance(self.found, Untraced):
+        if isinstance(self.found, TraceFailure):
             return None
         step = self.job.step
         return self.found.peak + (BUFFERS - 1) * step.micro_batches * step.rows * step.signature.record.itemsize
@@ -108,11 +108,11 @@ class Traced:
         return self.peak is not None and self.peak <= memory
 
 
-def trace_all(jobs: Sequence[Job]) -> list[Traced]:
-    return [Traced(job, found) for job, found in zip(jobs, largest([job.step for job in jobs]), strict=True)]
+def trace_all(jobs: Sequence[TraceJob]) -> list[TracedJob]:
+    return [TracedJob(job, found) for job, found in zip(jobs, largest([job.step for job in jobs]), strict=True)]
 
 
-def numbers_to_try(job: Job) -> list[int]:
+def numbers_to_try(job: TraceJob) -> list[int]:
     """Return micro-batch counts, from the smallest that the layout allows to one row per micro-batch."""
     doubled = [job.fewest]
     rounds = job.training.parallel.pipeline
@@ -125,7 +125,7 @@ def numbers_to_try(job: Job) -> list[int]:
     return sorted({doubled[place] for place in places} | {number for number in asked if number <= job.share})
 
 
-def choices(job: Job) -> Iterator[Job | str]:
+def choices(job: TraceJob) -> Iterator[TraceJob | str]:
     """Yield the job with every sharding, recomputation and micro-batch count.
 
     Yields a message for a sharding that cannot be traced.

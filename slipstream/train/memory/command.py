@@ -21,8 +21,8 @@ from slipstream.models.factory import build
 from slipstream.models.transformer import read_config
 from slipstream.text_table import aligned, size
 from slipstream.train.checks import rows_of_text
-from slipstream.train.memory.choices import Job, Traced, choices, trace_all
-from slipstream.train.memory.processes import Untraced
+from slipstream.train.memory.choices import TracedJob, TraceJob, choices, trace_all
+from slipstream.train.memory.processes import TraceFailure
 from slipstream.train.memory.remedies import USABLE, cheapest, remedies, settings
 from slipstream.train.memory.tracker import KINDS
 
@@ -34,7 +34,7 @@ COLUMNS = ("shard", "recompute", "micro-batches", "rows", "peak", *KINDS)
 LEFT = ("shard", "recompute", "")
 
 
-class Memory(click.ParamType):
+class MemorySizeParam(click.ParamType):
     """Click type for sizes such as 24GiB or 80GB; converts to bytes."""
 
     name = "size"
@@ -48,11 +48,11 @@ class Memory(click.ParamType):
 
 
 @dataclass(frozen=True)
-class Answer:
+class MemoryAnswer:
     """Result of the command: all traced layouts, among them the requested layout (``asked``)."""
 
-    asked: Traced
-    traced: Sequence[Traced]
+    asked: TracedJob
+    traced: Sequence[TracedJob]
     notes: Sequence[str]
     memory: float | None = None
 
@@ -65,7 +65,7 @@ class Answer:
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--devices", type=int, help="Number of GPUs over all nodes [default: those of this machine, or 1].")
 @click.option("--nodes", type=int, default=1, help="Number of nodes, with equally many GPUs each.")
-@click.option("--memory", type=Memory(), metavar="24GiB", help="Memory of a device.")
+@click.option("--memory", type=MemorySizeParam(), metavar="24GiB", help="Memory of a device.")
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Directory with the prepared data.")
 @click.option("--length", type=int, help="Tokens per row, instead of --data.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -104,7 +104,9 @@ def main(  # noqa: PLR0913 - an argument for each option
     else:
         signature = rows_of_tokens(run.model, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
-    job = Job(shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes)
+    job = TraceJob(
+        shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes
+    )
     build(job.model, signature, seed=0, shapes_alone=True)  # reports errors of the model in one line, before any trace
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
@@ -132,26 +134,26 @@ def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
     return Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next token", buckets=vocabulary)
 
 
-def traced_answer(job: Job, memory: float | None) -> Answer:
+def traced_answer(job: TraceJob, memory: float | None) -> MemoryAnswer:
     """Trace the job and all its choices of layout.
 
     With ``accumulation: auto`` the requested layout gets the fewest micro-batches that fit.
     """
     found = list(choices(job))
-    jobs = [one for one in found if isinstance(one, Job)]
+    jobs = [one for one in found if isinstance(one, TraceJob)]
     notes = [one for one in found if isinstance(one, str)]
     auto = job.training.accumulation == "auto"
     asked = job.with_(number=job.fewest) if auto else job
     if asked not in jobs:
         jobs.insert(0, asked)
     traced = trace_all(jobs)
-    notes += sorted({one.found.reason for one in traced if isinstance(one.found, Untraced)})
+    notes += sorted({one.found.reason for one in traced if isinstance(one.found, TraceFailure)})
     same = [one for one in traced if settings(job, one.job).startswith("training.accumulation") or one.job == job]
     fitting = cheapest(same, memory) if auto and memory else []
-    return Answer(fitting[0] if fitting else traced[jobs.index(asked)], traced, notes, memory)
+    return MemoryAnswer(fitting[0] if fitting else traced[jobs.index(asked)], traced, notes, memory)
 
 
-def text(answer: Answer) -> str:
+def text(answer: MemoryAnswer) -> str:
     """Format the answer for a terminal."""
     job = answer.asked.job
     parallel = job.training.parallel
@@ -168,18 +170,18 @@ def text(answer: Answer) -> str:
     return "\n".join([*lines, *(f"not traced: {note}" for note in answer.notes)]).rstrip()
 
 
-def cells(answer: Answer, one: Traced) -> list[str]:
+def cells(answer: MemoryAnswer, one: TracedJob) -> list[str]:
     training, step = one.job.training, one.job.step
     start = [training.parallel.shard, training.recompute, str(step.micro_batches), str(step.rows)]
     mark = "<- this configuration" if one is answer.asked else ""
-    if isinstance(one.found, Untraced):
+    if isinstance(one.found, TraceFailure):
         return [*start, "?", *("" for _ in KINDS), mark]
     if answer.memory is not None:
         mark = f"{'fits' if one.fits(USABLE * answer.memory) else 'too much'} {mark}".rstrip()
     return [*start, size(one.peak or 0), *(size(one.found.at_peak[kind]) for kind in KINDS), mark]
 
 
-def verdict(answer: Answer, memory: float) -> list[str]:
+def verdict(answer: MemoryAnswer, memory: float) -> list[str]:
     if answer.fits:
         return [f"It fits into {size(memory)}; a tenth is reserved for memory that the trace does not show."]
     peak = "an unknown number of bytes" if answer.asked.peak is None else size(answer.asked.peak)
@@ -188,7 +190,7 @@ def verdict(answer: Answer, memory: float) -> list[str]:
     return lines + [f"{number}. {remedy}" for number, remedy in enumerate(found, start=1)]
 
 
-def tree(answer: Answer) -> dict[str, object]:
+def tree(answer: MemoryAnswer) -> dict[str, object]:
     """Return the answer as a JSON-serialisable dictionary; sizes are in bytes."""
     rows = [
         {
@@ -197,8 +199,8 @@ def tree(answer: Answer) -> dict[str, object]:
             "micro_batches": one.job.step.micro_batches,
             "rows": one.job.step.rows,
             "peak": one.peak,
-            "at_peak": None if isinstance(one.found, Untraced) else one.found.at_peak,
-            "lasting": None if isinstance(one.found, Untraced) else one.found.lasting,
+            "at_peak": None if isinstance(one.found, TraceFailure) else one.found.at_peak,
+            "lasting": None if isinstance(one.found, TraceFailure) else one.found.lasting,
             "fits": None if answer.memory is None else one.fits(USABLE * answer.memory),
             "as_it_is": one is answer.asked,
         }

@@ -21,7 +21,7 @@ from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.records import to_json
-from slipstream.distributed.process_group import Group, Peers
+from slipstream.distributed.process_group import Peers, RankContext
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
@@ -31,7 +31,7 @@ from slipstream.models.base.shape import shaped_for
 from slipstream.settings import to_dict
 from slipstream.storage import storage_for
 from slipstream.text_table import size
-from slipstream.train.checkpoint.home import DECISION, Home
+from slipstream.train.checkpoint.home import DECISION, CheckpointDirectory
 from slipstream.train.checkpoint.publish import run_and_gather
 from slipstream.train.config import TrainingConfig
 from slipstream.train.setup import TrainingRequest, describe
@@ -43,7 +43,7 @@ FOR_TENSORS = 0.75
 
 
 @dataclass(frozen=True)
-class MadeFor:
+class DecisionConditions:
     """Conditions for which a micro-batch count was found.
 
     ``memory`` is that of the smallest device, in bytes.
@@ -61,18 +61,20 @@ class MadeFor:
     model: str
 
     @classmethod
-    def of(cls, training: TrainingConfig, processes: int, precision: str, memory: int, job: tuple[str, str]) -> MadeFor:
+    def of(
+        cls, training: TrainingConfig, processes: int, precision: str, memory: int, job: tuple[str, str]
+    ) -> DecisionConditions:
         """Return the conditions of a training; ``job`` comes from :func:`data_and_model`."""
         layout = describe(training.parallel)
         return cls(processes, layout, training.recompute, precision, training.batch_size, memory, *job)
 
 
 @dataclass(frozen=True)
-class Decision:
+class MicroBatchDecision:
     """Micro-batch count and its conditions, as in ``accumulation.json``."""
 
     accumulation: int
-    made_for: Annotated[MadeFor, Field(alias="for")]
+    made_for: Annotated[DecisionConditions, Field(alias="for")]
     #: Traced peak of a step in bytes; None if it was not traced.
     peak: int | None = None
     #: Micro-batch count with which a rank ran out of memory; 0 if none did.
@@ -82,11 +84,11 @@ class Decision:
     #: Execution that wrote ``refused``; "" if it has no name.
     execution: str = ""
 
-    def write(self, home: Home) -> None:
+    def write(self, home: CheckpointDirectory) -> None:
         """Write the decision to the checkpoint directory; raises the store's errors."""
         home.storage.put(DECISION, to_json(self))
 
-    def with_known(self, known: Decision) -> Decision:
+    def with_known(self, known: MicroBatchDecision) -> MicroBatchDecision:
         """Merge with the stored decision ``known``, taking the larger numbers.
 
         If the conditions differ, or this decision has ``refused``, it is returned unchanged.
@@ -104,21 +106,21 @@ class Decision:
         again = holder.execution or holder.attempt > 0
         return bool(self.refused and again) and self.execution == holder.execution
 
-    def number_for(self, asked: int | str, made_for: MadeFor) -> int:
+    def number_for(self, asked: int | str, made_for: DecisionConditions) -> int:
         """Return the count for the setting ``asked``, a number or "auto"; 0 if this decision does not apply."""
         if self.made_for != made_for or not 1 <= self.accumulation <= made_for.batch_size:
             return 0
         return self.accumulation if asked == "auto" or int(asked) <= self.ran_out else 0
 
 
-def read_decision(home: Home) -> Decision | None:
+def read_decision(home: CheckpointDirectory) -> MicroBatchDecision | None:
     """Return the decision in the checkpoint directory; None if it is absent or malformed."""
-    return home.read(DECISION, Decision)
+    return home.read(DECISION, MicroBatchDecision)
 
 
 def with_micro_batches(
-    request: TrainingRequest, group: Group, on_host: dist.ProcessGroup | None
-) -> tuple[TrainingRequest, MadeFor]:
+    request: TrainingRequest, group: RankContext, on_host: dist.ProcessGroup | None
+) -> tuple[TrainingRequest, DecisionConditions]:
     """Return the request with its micro-batch count, and the conditions for which the count holds.
 
     The count comes from the checkpoint directory or the settings; for "auto" rank 0 finds and writes it. Collective.
@@ -130,7 +132,7 @@ def with_micro_batches(
         precision = common_precision(training.precision, [ability for ability, _ in found])
         job = data_and_model(request) if group.rank == 0 else ("", "")
     job = peers.gather(job)[0]
-    made_for = MadeFor.of(training, group.world, precision, min(memory for _, memory in found), job)
+    made_for = DecisionConditions.of(training, group.world, precision, min(memory for _, memory in found), job)
     number = run_and_gather(peers, lambda: decide(request, made_for, group.device.type) if group.rank == 0 else 0)[0]
     return replace(request, training=replace(training, accumulation=number)), made_for
 
@@ -147,7 +149,7 @@ def data_and_model(request: TrainingRequest) -> tuple[str, str]:
     return data.artifact.content, xxhash.xxh3_128_hexdigest(settings)
 
 
-def device_memory(group: Group) -> int:
+def device_memory(group: RankContext) -> int:
     """Return the bytes for this process: its GPU's memory, or its part of the machine's or pod's memory."""
     if group.device.type == "cuda":
         return torch.cuda.get_device_properties(group.device).total_memory
@@ -155,13 +157,13 @@ def device_memory(group: Group) -> int:
     return int(FOR_TENSORS * (memory_allowed() or psutil.virtual_memory().total) / processes)
 
 
-def decide(request: TrainingRequest, made_for: MadeFor, device: str) -> int:
+def decide(request: TrainingRequest, made_for: DecisionConditions, device: str) -> int:
     """Return the micro-batch count from the checkpoint directory, else from the settings.
 
     For "auto" without a stored count, finds a count and writes it. Raises ``UserError`` if none fits, or if this
     execution already ran out of memory with the largest possible count.
     """
-    home, asked = Home(storage_for(request.home)), request.training.accumulation
+    home, asked = CheckpointDirectory(storage_for(request.home)), request.training.accumulation
     decision = read_decision(home)
     number = decision.number_for(asked, made_for) if decision else 0
     if decision and number:
@@ -177,7 +179,7 @@ def decide(request: TrainingRequest, made_for: MadeFor, device: str) -> int:
 
     found = found_by_trace(request, made_for.precision, made_for.processes, made_for.memory, device)
     number = found.job.training.micro_batches
-    Decision(number, made_for, found.peak).write(home)
+    MicroBatchDecision(number, made_for, found.peak).write(home)
     LOG.info(
         "training.accumulation: auto is %d: a step takes %s of the %s of a device",
         number,

@@ -64,14 +64,14 @@ class ModelState:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryCapacity:
     """Memory of a device, or per process on a host; ``name`` is its label in messages."""
 
     bytes: float
     name: str
 
 
-def room_of_a_process(processes: int) -> Room | None:
+def room_of_a_process(processes: int) -> MemoryCapacity | None:
     """Return the smallest total memory among this machine's first ``processes`` GPUs.
 
     Without GPUs, returns host memory per process; None if no driver reports the memory of a GPU.
@@ -80,13 +80,15 @@ def room_of_a_process(processes: int) -> Room | None:
         return room_of_host(processes)
     found = [gpu for gpu in visible_memory(os.environ)[:processes] if gpu.total_bytes]
     smallest = min(found, key=lambda gpu: gpu.total_bytes, default=None)
-    return Room(smallest.total_bytes, smallest.label) if smallest else None
+    return MemoryCapacity(smallest.total_bytes, smallest.label) if smallest else None
 
 
-def room_of_host(processes: int) -> Room:
+def room_of_host(processes: int) -> MemoryCapacity:
     """Return this machine's memory per process."""
     limit = memory_allowed() or psutil.virtual_memory().total + psutil.swap_memory().total
-    return Room(limit / processes, "this machine" if processes == 1 else f"each of {processes} processes here")
+    return MemoryCapacity(
+        limit / processes, "this machine" if processes == 1 else f"each of {processes} processes here"
+    )
 
 
 def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
@@ -106,7 +108,7 @@ def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, pro
 
 
 def refuse_what_cannot_fit(
-    state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str, room: Room | None
+    state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str, room: MemoryCapacity | None
 ) -> None:
     """Raise ``UserError`` if a process with memory ``room`` cannot hold its part of the state.
 

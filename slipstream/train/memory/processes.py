@@ -22,19 +22,19 @@ ENGINE = "slipstream.train.memory.trace"
 
 
 @dataclass(frozen=True)
-class Untraced:
+class TraceFailure:
     """One-line reason why a step could not be traced."""
 
     reason: str
 
 
-def footprints(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
+def footprints(steps: Sequence[TracedStep]) -> list[Footprint | TraceFailure]:
     """Return the memory footprint of every step, or why it could not be traced.
 
     Runs as many processes at once as there are cores.
     """
     fork_server.start((ENGINE,))
-    found: list[Footprint | Untraced] = [Untraced("its process ended before it was traced")] * len(steps)
+    found: list[Footprint | TraceFailure] = [TraceFailure("its process ended before it was traced")] * len(steps)
     waiting, running = list(enumerate(steps)), dict[Connection, tuple[int, BaseProcess]]()
     while waiting or running:
         while waiting and len(running) < usable_cores():
@@ -57,28 +57,28 @@ def trace_into(connection: Connection, step: TracedStep) -> None:
     import torch
 
     torch.set_num_threads(1)
-    found: Footprint | Untraced
+    found: Footprint | TraceFailure
     try:
         found = footprint(step)
     except UserError as error:
-        found = Untraced(error.message)
+        found = TraceFailure(error.message)
     except Exception as error:
-        found = Untraced(one_line(f"{type(error).__name__}: {error}"))
+        found = TraceFailure(one_line(f"{type(error).__name__}: {error}"))
     connection.send(found)
 
 
-def largest(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
+def largest(steps: Sequence[TracedStep]) -> list[Footprint | TraceFailure]:
     """Return, for every step, the footprint of the rank with the highest peak.
 
     ``steps`` describe rank 0; other ranks of a pipeline may need more memory.
     """
     ranks = [(n, rank) for n, step in enumerate(steps) for rank in ranks_to_trace(step)]
     each = footprints([steps[number].of_rank(rank) for number, rank in ranks])
-    found: list[Footprint | Untraced | None] = [None] * len(steps)
+    found: list[Footprint | TraceFailure | None] = [None] * len(steps)
     for (number, _), one in zip(ranks, each, strict=True):
         best = found[number]
-        if best is None or isinstance(one, Untraced) or (isinstance(best, Footprint) and one.peak > best.peak):
-            found[number] = best if isinstance(best, Untraced) else one
+        if best is None or isinstance(one, TraceFailure) or (isinstance(best, Footprint) and one.peak > best.peak):
+            found[number] = best if isinstance(best, TraceFailure) else one
     return [one for one in found if one is not None]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from slipstream.artifacts.prepared.data import TensorSpec
 from slipstream.text_table import size
-from slipstream.train.memory.choices import SHARDS, Job, Traced, trace_all
+from slipstream.train.memory.choices import SHARDS, TracedJob, TraceJob, trace_all
 
 #: Fraction of a device's memory that a step may take. The remainder is for the driver's context, libraries and
 #: fragmentation: an assumption, not measured here.
@@ -17,7 +17,7 @@ REMEDIES = 3
 MORE_DEVICES = (2, 4, 8)
 
 
-def price(traced: Traced) -> tuple[int, int, int]:
+def price(traced: TracedJob) -> tuple[int, int, int]:
     """Return a sort key for the time that a layout costs.
 
     First comes recomputation, an additional forward pass. Then comes traffic, which grows with the micro-batches if
@@ -29,12 +29,12 @@ def price(traced: Traced) -> tuple[int, int, int]:
     return int(training.recompute == "full"), exchanges[training.parallel.shard] * each, number
 
 
-def cheapest(traced: Iterable[Traced], memory: float) -> list[Traced]:
+def cheapest(traced: Iterable[TracedJob], memory: float) -> list[TracedJob]:
     """Return the layouts that fit on a device of ``memory`` bytes, cheapest first.
 
     Every combination of sharding and recomputation appears once, with its fewest micro-batches.
     """
-    best: dict[tuple[str, str], Traced] = {}
+    best: dict[tuple[str, str], TracedJob] = {}
     for one in traced:
         training = one.job.training
         key = (training.parallel.shard, training.recompute)
@@ -45,7 +45,7 @@ def cheapest(traced: Iterable[Traced], memory: float) -> list[Traced]:
     return sorted(best.values(), key=price)
 
 
-def remedies(job: Job, traced: Sequence[Traced], memory: float) -> list[str]:
+def remedies(job: TraceJob, traced: Sequence[TracedJob], memory: float) -> list[str]:
     """Return at most three remedies, cheapest first.
 
     They are settings from ``traced`` that fit; if none does, more devices, shorter rows and more memory.
@@ -60,7 +60,7 @@ def remedies(job: Job, traced: Sequence[Traced], memory: float) -> list[str]:
     return [*more_devices(leanest.job, memory), *shorter_rows(leanest.job, memory), more_memory(job, leanest)]
 
 
-def settings(job: Job, other: Job) -> str:
+def settings(job: TraceJob, other: TraceJob) -> str:
     """Return the settings of ``other`` that differ from those of ``job``, as text."""
     then, now = job.training, other.training
     changed = []
@@ -73,7 +73,7 @@ def settings(job: Job, other: Job) -> str:
     return ", ".join(changed) or "the current settings"
 
 
-def more_devices(leanest: Job, memory: float) -> list[str]:
+def more_devices(leanest: TraceJob, memory: float) -> list[str]:
     """Return the smallest number of devices on which the fully sharded ``leanest`` layout fits; [] if none."""
     sharded = leanest.with_(shard=SHARDS[-1])
     for times in MORE_DEVICES:
@@ -85,7 +85,7 @@ def more_devices(leanest: Job, memory: float) -> list[str]:
     return []
 
 
-def shorter_rows(leanest: Job, memory: float) -> list[str]:
+def shorter_rows(leanest: TraceJob, memory: float) -> list[str]:
     """Return the remedy of half as many tokens per row; empty if the step still does not fit."""
     signature = leanest.signature
     if signature.task != "next token":
@@ -96,6 +96,6 @@ def shorter_rows(leanest: Job, memory: float) -> list[str]:
     return [f"rows of {tokens.shape[0] // 2} tokens ({size(found.peak or 0)})"] if found.fits(USABLE * memory) else []
 
 
-def more_memory(job: Job, leanest: Traced) -> str:
+def more_memory(job: TraceJob, leanest: TracedJob) -> str:
     needed = (leanest.peak or 0) / USABLE
     return f"devices of at least {size(needed)} with {settings(job, leanest.job)}"

@@ -18,7 +18,7 @@ from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import ROWS
-from slipstream.train.memory.decision import Decision, MadeFor, read_decision
+from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
 from slipstream.train.memory.numbers import doubled, legal_numbers
 from slipstream.train.setup import Setup, TrainingRequest, first_of_machine
 
@@ -32,7 +32,7 @@ EXPECTED = (
 
 
 def after_running_out(
-    setup: Setup, request: TrainingRequest, made_for: MadeFor, checkpoints: Checkpoints, reason: str
+    setup: Setup, request: TrainingRequest, made_for: DecisionConditions, checkpoints: Checkpoints, reason: str
 ) -> OutOfMemory | UserError:
     """Record a larger micro-batch count for the next attempt, and return the error to exit with.
 
@@ -42,25 +42,25 @@ def after_running_out(
     more = doubled(now, possible_numbers(setup))
     what = f"rank {setup.group.rank} ran out of memory at {now} micro-batch{'es' if now > 1 else ''}"
     if more:
-        return with_more(checkpoints, Decision(more, made_for, ran_out=now), what)
+        return with_more(checkpoints, MicroBatchDecision(more, made_for, ran_out=now), what)
     what = f"training.accumulation: {what}, the most that are possible ({reason})"
     # Recorded before the trace, which takes long: during it this process may be killed or run out of memory.
-    refusal = refuse(f"{what}; {EXPECTED}", request, Decision(now, made_for, ran_out=now), checkpoints)
+    refusal = refuse(f"{what}; {EXPECTED}", request, MicroBatchDecision(now, made_for, ran_out=now), checkpoints)
     if first_of_machine(setup.group):
         with suppress(MemoryError):
             better = f"{what}; {what_helps(request, made_for, setup.group.device.type)}"
-            refusal = refuse(better, request, Decision(now, made_for, ran_out=now), checkpoints)
+            refusal = refuse(better, request, MicroBatchDecision(now, made_for, ran_out=now), checkpoints)
     return UserError(refusal)
 
 
-def refuse(refusal: str, request: TrainingRequest, decision: Decision, checkpoints: Checkpoints) -> str:
+def refuse(refusal: str, request: TrainingRequest, decision: MicroBatchDecision, checkpoints: Checkpoints) -> str:
     """Record, if possible, that no larger count is possible, and return the message ``refusal``."""
     with suppress(UserError, *NOT_WRITTEN):
         leave(checkpoints, replace(decision, refused=refusal, execution=request.holder.execution))
     return refusal
 
 
-def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfMemory | UserError:
+def with_more(checkpoints: Checkpoints, decision: MicroBatchDecision, what: str) -> OutOfMemory | UserError:
     """Write the decision for the next attempt, and return the error to exit with.
 
     ``what`` is the start of its message.
@@ -87,7 +87,7 @@ def possible_numbers(setup: Setup) -> list[int]:
     return legal_numbers(share, parallel, ROWS if setup.traits.has_batch_statistics else 1)
 
 
-def leave(checkpoints: Checkpoints, decision: Decision) -> Decision:
+def leave(checkpoints: Checkpoints, decision: MicroBatchDecision) -> MicroBatchDecision:
     """Merge ``decision`` with the stored decision, write the result and return it.
 
     Raises ``Superseded`` if a later attempt is running, ``UserError`` if the store refuses permanently, and one of
@@ -101,7 +101,7 @@ def leave(checkpoints: Checkpoints, decision: Decision) -> Decision:
     return left
 
 
-def what_helps(request: TrainingRequest, made_for: MadeFor, device: str) -> str:
+def what_helps(request: TrainingRequest, made_for: DecisionConditions, device: str) -> str:
     """Return settings whose traced step takes less memory, as the end of a line."""
     from slipstream.train.memory.automatic import leaner
 

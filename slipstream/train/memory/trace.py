@@ -21,7 +21,7 @@ from torch.distributed.pipelining import schedules
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipstream.artifacts.prepared.data import Signature
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.errors import UserError
 from slipstream.machine.torch_versions import shapes_known_to_pipelines
 from slipstream.models.adapters.network import hold_frozen
@@ -32,12 +32,12 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.loop.state import Progress, TrainingState
 from slipstream.train.loop.step import train_step
 from slipstream.train.memory.buckets import BucketedModel
 from slipstream.train.memory.cuda_operators import cuda_operators
-from slipstream.train.memory.tracker import Kind, Tracker
+from slipstream.train.memory.tracker import Kind, MemoryTracker
 from slipstream.train.parallel.divide import DividedModel, parts_of
 from slipstream.train.parallel.layout import Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
@@ -111,7 +111,7 @@ def footprint(step: TracedStep) -> Footprint:
         layout = Layout.connect(training.parallel, step.rank, step.world, CPU)
         divides = training.parallel.divides
         parts = parts_of(model, layout, training.precision) if divides else [model]
-        tracker = Tracker()
+        tracker = MemoryTracker()
         its_operators = cuda_operators() if step.device == "cuda" else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), tracker, its_operators:
             with tracker.making("parameters"):
@@ -119,7 +119,7 @@ def footprint(step: TracedStep) -> Footprint:
                     part.to_empty(device=CPU)
             parallel = divided(parts, layout, step, tracker) if divides else undivided(model, step, tracker)
             state = begun(parallel, training, tracker)
-            group = parallel.sharing_rows(Group(step.rank, step.world, CPU, "fake"))
+            group = parallel.sharing_rows(RankContext(step.rank, step.world, CPU, "fake"))
 
             def run(step: TracedStep) -> None:
                 number = step.traced_micro_batches
@@ -142,7 +142,7 @@ def exchanging_nothing(step: TracedStep) -> Iterator[None]:
     before = os.environ.get("LOCAL_WORLD_SIZE")
     os.environ["LOCAL_WORLD_SIZE"] = str(step.world // step.nodes)
     exchange = schedules._batch_p2p
-    schedules._batch_p2p = lambda operations, desc=None: [Sent(each.tensor) for each in operations]  # type: ignore
+    schedules._batch_p2p = lambda operations, desc=None: [PendingSend(each.tensor) for each in operations]  # type: ignore
     dist.init_process_group("fake", rank=step.rank, world_size=step.world, store=dist.HashStore())
     try:
         with shapes_known_to_pipelines():
@@ -156,7 +156,7 @@ def exchanging_nothing(step: TracedStep) -> Iterator[None]:
             os.environ["LOCAL_WORLD_SIZE"] = before
 
 
-class Sent:
+class PendingSend:
     """Handle of a pipeline's send that keeps the tensor alive, as an actual send does.
 
     An interleaved schedule waits for its sends at the end of the step.
@@ -169,19 +169,21 @@ class Sent:
         """Return at once, because nothing is transferred."""
 
 
-def divided(parts: list[Predictor], layout: Layout, step: TracedStep, tracker: Tracker) -> ParallelModel:
+def divided(parts: list[Predictor], layout: Layout, step: TracedStep, tracker: MemoryTracker) -> ParallelModel:
     pipeline = None
     if layout.config.pipeline > 1:
         with tracker.making("communication"):
             pipeline = Pipeline(parts, layout, CPU, step.micro_batches, step.rows, step.training.precision)
     label_gradients(parts, tracker)
-    return Labelled(parts, layout, pipeline, tracker)
+    return LabelledModel(parts, layout, pipeline, tracker)
 
 
-class Labelled(DividedModel):
+class LabelledModel(DividedModel):
     """Divided model that also labels the unsharded gradients that FSDP2 keeps between micro-batches."""
 
-    def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None, tracker: Tracker) -> None:
+    def __init__(
+        self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None, tracker: MemoryTracker
+    ) -> None:
         super().__init__(parts, layout, pipeline)
         self._tracker = tracker
 
@@ -203,14 +205,14 @@ class Labelled(DividedModel):
                         yield parameter._unsharded_param.grad
 
 
-def traits_without_values(model: nn.Module) -> Traits:
+def traits_without_values(model: nn.Module) -> ModelTraits:
     """Return traits that need no tensor values; only batch normalisation counts as changing buffers."""
     normalisations = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in normalisations]
-    return Traits(changing=tuple(changing), has_batch_statistics=bool(normalisations))
+    return ModelTraits(changing=tuple(changing), has_batch_statistics=bool(normalisations))
 
 
-def undivided(model: Predictor, step: TracedStep, tracker: Tracker) -> ParallelModel:
+def undivided(model: Predictor, step: TracedStep, tracker: MemoryTracker) -> ParallelModel:
     traits = traits_without_values(model)
     label_gradients([model], tracker)
     if not uses_ddp(step.world, step.training.gradients):
@@ -218,14 +220,14 @@ def undivided(model: Predictor, step: TracedStep, tracker: Tracker) -> ParallelM
     return BucketedModel(model, traits, step.training.gradients, tracker)
 
 
-def label_gradients(parts: Sequence[nn.Module], tracker: Tracker) -> None:
+def label_gradients(parts: Sequence[nn.Module], tracker: MemoryTracker) -> None:
     for part in parts:
         for parameter in part.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda p: tracker.relabel([p.grad], "gradients"))
 
 
-def begun(parallel: ParallelModel, training: TrainingConfig, tracker: Tracker) -> TrainingState:
+def begun(parallel: ParallelModel, training: TrainingConfig, tracker: MemoryTracker) -> TrainingState:
     """Return the initial state of a training; its optimiser's tensors will be labelled "optimizer"."""
     with tracker.making("optimizer"):
         averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
@@ -243,7 +245,7 @@ def begun(parallel: ParallelModel, training: TrainingConfig, tracker: Tracker) -
     return TrainingState(parallel, optimizer, scaler, {}, Progress(), traits, averaged)
 
 
-def batch_of(signature: Signature, rows: int, group: Group) -> Batch:
+def batch_of(signature: Signature, rows: int, group: RankContext) -> Batch:
     """Build one rank's batch of ``rows`` zero rows, with as many rows on every rank of ``group``."""
     inputs = tuple(zeros(signature, rows))
     labels = (torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.labels)

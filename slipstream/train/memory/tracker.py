@@ -35,7 +35,7 @@ REDUCE_SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_")
 PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
-class Held:
+class TrackedStorage:
     """Bytes and kind of a tracked storage."""
 
     __slots__ = ("bytes", "kind")
@@ -44,7 +44,7 @@ class Held:
         self.bytes, self.kind = size, kind
 
 
-class Tracker(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """Dispatch mode that counts the bytes of all results inside a ``FakeTensorMode``.
 
     A new storage gets the kind ``now``. ``at_peak`` holds the bytes by kind at the peak since :meth:`restart`.
@@ -56,7 +56,7 @@ class Tracker(TorchDispatchMode):
         self.held: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.total = self.peak = 0
         self.at_peak = dict(self.held)
-        self._storages: dict[int, Held] = {}
+        self._storages: dict[int, TrackedStorage] = {}
         self._derives_shapes = False
 
     def restart(self) -> None:
@@ -111,7 +111,7 @@ class Tracker(TorchDispatchMode):
         key = id(storage)
         if key in self._storages:
             return
-        held = self._storages[key] = Held(storage.nbytes(), kind)
+        held = self._storages[key] = TrackedStorage(storage.nbytes(), kind)
         weakref.finalize(storage, self._gone, key)
         self._change(held, held.bytes)
 
@@ -119,13 +119,13 @@ class Tracker(TorchDispatchMode):
         held = self._storages.pop(key)
         self._change(held, -held.bytes)
 
-    def _change(self, held: Held, by: int) -> None:
+    def _change(self, held: TrackedStorage, by: int) -> None:
         self.held[held.kind] += by
         self.total += by
         if self.total > self.peak:
             self.restart()
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> MemoryTracker:
         tracker, plain = self, torch.UntypedStorage.resize_
         derive = ShardingPropagator._propagate_tensor_meta_non_cached
 

@@ -22,7 +22,7 @@ from slipstream.models.factory import Predictor
 from slipstream.models.plan import blocks_of
 from slipstream.train.loop.probe import unchanged_after
 from slipstream.train.parallel.model import ParallelModel
-from slipstream.train.parallel.recompute import Recomputed
+from slipstream.train.parallel.recompute import RecomputedForward
 from slipstream.train.throughput import synchronise
 
 #: Number of steps to time with and without compilation; the fastest counts.
@@ -49,7 +49,7 @@ class CompiledBlocks:
         modules = [module for model in models for module in compiled_modules(model)]
         # Compile the function that is recomputed; otherwise the compiler would choose which activations to keep.
         recomputed = [vars(module).get("forward") for module in modules]
-        places = [r if isinstance(r, Recomputed) else m for m, r in zip(modules, recomputed, strict=True)]
+        places = [r if isinstance(r, RecomputedForward) else m for m, r in zip(modules, recomputed, strict=True)]
         self._forward = [(place, torch.compile(place.forward, dynamic=False)) for place in places]
 
     @contextmanager

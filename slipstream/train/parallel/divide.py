@@ -17,11 +17,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.factory import Predictor
 from slipstream.models.initial.values import InitialValues
 from slipstream.models.plan import plan_of
-from slipstream.models.trained import Kind, Weights, in_file_order
+from slipstream.models.trained import TensorType, Weights, in_file_order
 from slipstream.train.checkpoint.staging import local
 from slipstream.train.device_clock import wait_for
 from slipstream.train.parallel.layout import DATA, Layout, check_plan
@@ -104,7 +104,7 @@ class DividedModel(ParallelModel):
         self.batch_rows = pipeline.rows if pipeline else 0
         self.counts_losses = layout.has_losses and layout.coordinate("tensor") == 0
 
-    def sharing_rows(self, group: Group) -> Group:
+    def sharing_rows(self, group: RankContext) -> RankContext:
         return replace(group, rank=self._layout.data_rank, world=self._layout.data_size)
 
     def accumulate(
@@ -147,16 +147,16 @@ class DividedModel(ParallelModel):
         """Do nothing, because no state here depends on skipped steps."""
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
-        mine = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        gathered: list[dict[str, Kind]] = [{} for _ in range(self._layout.world)]
+        mine = {name: TensorType(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        gathered: list[dict[str, TensorType]] = [{} for _ in range(self._layout.world)]
         dist.all_gather_object(gathered, mine)
-        kinds = {name: Kind(*kind) for one in gathered for name, kind in one.items()}
+        kinds = {name: TensorType(*kind) for one in gathered for name, kind in one.items()}
         holders = {name: next(rank for rank, one in enumerate(gathered) if name in one) for name in kinds}
         return Weights(kinds, lambda: self._one_by_one(tensors, kinds, holders))
 
     @torch.no_grad()
     def _one_by_one(
-        self, tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind], holders: Mapping[str, int]
+        self, tensors: Mapping[str, Tensor], kinds: Mapping[str, TensorType], holders: Mapping[str, int]
     ) -> Iterator[Tensor]:
         """Yield all tensors, gathered on their holders and sent to rank 0; other ranks yield nothing."""
         assert self._layout.mesh is not None

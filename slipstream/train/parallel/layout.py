@@ -13,7 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from slipstream.errors import UserError
-from slipstream.models.plan import Plan
+from slipstream.models.plan import ParallelPlan
 from slipstream.train.parallel.config import ParallelConfig
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
@@ -85,7 +85,7 @@ def nodes(world: int) -> int:
     return max(1, world // int(os.environ.get("LOCAL_WORLD_SIZE", world)))
 
 
-def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int, *, adapted: bool = False) -> None:
+def check_plan(config: ParallelConfig, plan: ParallelPlan | None, micro_batches: int, *, adapted: bool = False) -> None:
     """Raise ``UserError`` if the model's plan does not allow the layout.
 
     Also raises if there are too few micro-batches for the stages. ``adapted`` means that adapters are trained.

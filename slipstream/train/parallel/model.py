@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.models.factory import Predictor
 from slipstream.models.trained import Weights
 from slipstream.train.checkpoint.state import Stateful
@@ -42,7 +42,7 @@ class ParallelModel(ABC):
     compiled: Forward = nullcontext
 
     @abstractmethod
-    def sharing_rows(self, group: Group) -> Group:
+    def sharing_rows(self, group: RankContext) -> RankContext:
         """Return the group of data-parallel processes that divide a batch, with this process's position."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from slipstream.machine.torch_versions import accept_any_layout
 from slipstream.models.factory import Predictor, zeros
-from slipstream.models.plan import Plan, plan_of
+from slipstream.models.plan import ParallelPlan, plan_of
 from slipstream.train.checkpoint.staging import local
 from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.model import LossOf
@@ -57,7 +57,7 @@ def processes_of_parameters(model: Predictor, layout: Layout) -> dict[str, tuple
     return {name: tuple(sorted(of)) for name, of in places.items()}
 
 
-def stated_plan(model: Predictor) -> Plan:
+def stated_plan(model: Predictor) -> ParallelPlan:
     plan = plan_of(model.network)
     assert plan is not None, "check_plan refuses models without a plan"
     return plan
@@ -159,7 +159,7 @@ class Pipeline:
             dist.all_reduce(local(one.parameter.grad), group=one.group)
 
 
-class Shared(NamedTuple):
+class SharedParameter(NamedTuple):
     """Parameter held by several pipeline processes, such as a tied embedding; ``first`` is True on the earliest."""
 
     parameter: nn.Parameter
@@ -167,7 +167,7 @@ class Shared(NamedTuple):
     first: bool
 
 
-def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
+def shared_parameters(stages: list[Predictor], layout: Layout) -> list[SharedParameter]:
     """Return the trained parameters that these stages share with other processes. Collective."""
     assert layout.mesh is not None
     mine = {name: parameter for part in stages for name, parameter in part.named_parameters()}
@@ -179,5 +179,5 @@ def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
         for column in layout.mesh.mesh.flatten(1).T.tolist():
             group = dist.new_group([column[place] for place in places])
             if layout.rank in column and name in mine and mine[name].requires_grad:
-                shared.append(Shared(mine[name], group, places[0] == layout.coordinate("pipeline")))
+                shared.append(SharedParameter(mine[name], group, places[0] == layout.coordinate("pipeline")))
     return shared

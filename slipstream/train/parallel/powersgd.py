@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.logs import logger
 from slipstream.train.checkpoint.state import StateDict
 
@@ -26,7 +26,7 @@ LOG = logger("train")
 
 
 @dataclass(frozen=True)
-class Shape:
+class GradientShape:
     """Gradient of a parameter as a matrix ``rows`` x ``columns``; ``rank`` 0 means uncompressed."""
 
     rows: int
@@ -34,7 +34,7 @@ class Shape:
     rank: int
 
     @classmethod
-    def of(cls, gradient: Tensor, rank: int) -> Shape:
+    def of(cls, gradient: Tensor, rank: int) -> GradientShape:
         """Return the shape of a gradient; ``rank`` is 0 unless the factors are smaller than the matrix."""
         rows = gradient.shape[0] if gradient.ndim > 1 else 1
         columns = gradient.numel() // max(1, rows)
@@ -42,11 +42,11 @@ class Shape:
         return cls(rows, columns, rank if (rows + columns) * rank < rows * columns else 0)
 
 
-class Memory:
+class BucketState:
     """State of a DDP bucket between steps; ``next`` replaces it unless the step is skipped."""
 
     def __init__(self, gradients: list[Tensor], rank: int, generator: torch.Generator) -> None:
-        self.shapes = [Shape.of(gradient, rank) for gradient in gradients]
+        self.shapes = [GradientShape.of(gradient, rank) for gradient in gradients]
         dtype, device = gradients[0].dtype, gradients[0].device
         compressed = [shape for shape in self.shapes if shape.rank]
         #: Compression errors of all compressed gradients, flat.
@@ -76,17 +76,17 @@ class PowerSGD:
     Before the first step, run one backward pass whose gradients are discarded: it only records the buckets' shapes.
     """
 
-    def __init__(self, rank: int, seed: int, group: Group) -> None:
+    def __init__(self, rank: int, seed: int, group: RankContext) -> None:
         self._rank = rank
         self._group = group
         self._generator = torch.Generator().manual_seed(seed)
-        self._buckets: dict[int, Memory] = {}
+        self._buckets: dict[int, BucketState] = {}
         self._stream = torch.cuda.Stream(group.device) if group.device.type == "cuda" else None
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         flat = bucket.buffer()
         if bucket.index() not in self._buckets:
-            self._buckets[bucket.index()] = Memory(bucket.gradients(), self._rank, self._generator)
+            self._buckets[bucket.index()] = BucketState(bucket.gradients(), self._rank, self._generator)
             return finished(flat)
         if self._stream:
             # Wait until the backward pass has produced the gradients, and until the last step has updated the state.
@@ -96,7 +96,7 @@ class PowerSGD:
             # On this stream: DDP's stream waits for its current work before using the gradients.
             return finished(flat)
 
-    def _exchange(self, memory: Memory, gradients: list[Tensor]) -> None:
+    def _exchange(self, memory: BucketState, gradients: list[Tensor]) -> None:
         """Replace the gradients by approximations of their means over all ranks."""
         pairs = list(zip(memory.shapes, gradients, strict=True))
         compressed = [(shape, gradient) for shape, gradient in pairs if shape.rank]

@@ -18,7 +18,7 @@ from slipstream.errors import UserError
 from slipstream.models.plan import blocks_of
 
 
-class Recomputed:
+class RecomputedForward:
     """Replacement for a block's ``forward`` that recomputes it in the backward pass, if any."""
 
     def __init__(self, block: nn.Module) -> None:
@@ -62,4 +62,4 @@ def recompute_blocks(network: nn.Module) -> None:
     for name in blocks:
         block = network.get_submodule(name)
         # Without ``setattr``: an attribute of the instance takes precedence over the method.
-        vars(block)["forward"] = Recomputed(block)
+        vars(block)["forward"] = RecomputedForward(block)

@@ -11,14 +11,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.distributed.user_errors import SOMETIMES_UNUSED
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.torch_versions import wrap_in_ddp
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.trained import Weights
-from slipstream.train.loop.probe import ROWS, Traits, running_statistics, unchanged_after
+from slipstream.train.loop.probe import ROWS, ModelTraits, running_statistics, unchanged_after
 from slipstream.train.parallel.compiled import CompiledTraining
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
@@ -38,7 +38,7 @@ class ReplicatedModel(ParallelModel):
     def __init__(
         self,
         model: Predictor,
-        traits: Traits | None = None,
+        traits: ModelTraits | None = None,
         ddp: DistributedDataParallel | None = None,
         powersgd: PowerSGD | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class ReplicatedModel(ParallelModel):
         self.parts = {"gradients": powersgd} if powersgd else {}
         self._parameters = list(model.parameters())
 
-    def sharing_rows(self, group: Group) -> Group:
+    def sharing_rows(self, group: RankContext) -> RankContext:
         return group
 
     def accumulate(
@@ -93,7 +93,7 @@ class SingleModel(ReplicatedModel):
     So it accepts only models that several processes can train, too.
     """
 
-    def __init__(self, model: Predictor, traits: Traits) -> None:
+    def __init__(self, model: Predictor, traits: ModelTraits) -> None:
         super().__init__(model, traits)
         self._required = [] if traits.unused else [p for p in self._parameters if p.requires_grad]
 
@@ -112,8 +112,8 @@ def uses_ddp(world: int, settings: GradientsConfig) -> bool:
 
 def replicate(
     model: Predictor,
-    traits: Traits,
-    group: Group,
+    traits: ModelTraits,
+    group: RankContext,
     settings: GradientsConfig | None = None,
     seed: int = 0,
     compiled: CompiledTraining | None = None,

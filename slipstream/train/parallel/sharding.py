@@ -38,7 +38,7 @@ from torch.distributed.tensor.placement_types import Placement
 from slipstream.errors import UserError
 from slipstream.machine.torch_versions import divide_by_fsdp
 from slipstream.models.factory import Predictor
-from slipstream.models.plan import Plan, Style, blocks_of
+from slipstream.models.plan import ParallelPlan, Style, blocks_of
 from slipstream.train.parallel.config import ParallelConfig
 
 #: Replaces autocast, whose bf16 copies of float32 weights would all last until the backward pass.
@@ -75,7 +75,7 @@ def prepare_passes(model: nn.Module, config: ParallelConfig, *, last: bool) -> N
     sharded.set_reshard_after_backward(last or each)
 
 
-def divide_tensors(model: nn.Module, plan: Plan, mesh: DeviceMesh, *, sequence: bool) -> None:
+def divide_tensors(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, *, sequence: bool) -> None:
     """Divide the model's parameters over the one-dimensional ``mesh``, in place.
 
     Raises ``UserError`` if the plan misses a parameter.
@@ -91,23 +91,23 @@ def divide_tensors(model: nn.Module, plan: Plan, mesh: DeviceMesh, *, sequence: 
 def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:
     hidden = Shard(1) if sequence else Replicate()
     if style == "embedding":
-        return Embedding(input_layouts=Replicate(), output_layouts=hidden)
+        return EmbeddingParallel(input_layouts=Replicate(), output_layouts=hidden)
     if style == "column":
         return ColwiseParallel()
     if style == "row":
         return RowwiseParallel(output_layouts=hidden)
     if style == "region":
-        return Region(hidden)
+        return RegionParallel(hidden)
     if style == "norm":
-        return Norm(hidden)
+        return NormParallel(hidden)
     if style == "head norm":
-        return Norm(Shard(2))
+        return NormParallel(Shard(2))
     if any(True for _ in module.parameters()):
         return ColwiseParallel(input_layouts=hidden, output_layouts=Replicate())
-    return TiedHead(hidden)
+    return TiedHeadParallel(hidden)
 
 
-class Embedding(RowwiseParallel):
+class EmbeddingParallel(RowwiseParallel):
     """Parallel style of an embedding that waits for its collective's result.
 
     If the collective is unfinished, torch's compiler (2.13) sends the gradient to the wrong tensor.
@@ -120,7 +120,7 @@ class Embedding(RowwiseParallel):
         return outputs.redistribute(placements=output_layouts).to_local()
 
 
-class Norm(SequenceParallel):
+class NormParallel(SequenceParallel):
     """Parallel style of a normalisation with replicated parameters, for inputs divided by ``placement``."""
 
     def __init__(self, placement: Placement) -> None:
@@ -128,7 +128,7 @@ class Norm(SequenceParallel):
         self.sequence_sharding = (placement,)  # type: ignore[assignment]
 
 
-class Region(ParallelStyle):
+class RegionParallel(ParallelStyle):
     """Parallel style that gathers a module's first input along the sequence, once for all its layers."""
 
     def __init__(self, hidden: Placement) -> None:
@@ -142,8 +142,8 @@ class Region(ParallelStyle):
         return module
 
 
-class TiedHead(Region):
-    """Parallel style of an output layer with tied weight: a :class:`Region` that also gathers its divided output."""
+class TiedHeadParallel(RegionParallel):
+    """Parallel style of an output layer with tied weight, a :class:`RegionParallel` that also gathers the output."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def join(_: nn.Module, inputs: tuple[Tensor, ...], output: DTensor) -> Tensor:

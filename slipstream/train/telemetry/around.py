@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from slipstream.artifacts.results.bottleneck import Bottleneck, Observed
+from slipstream.artifacts.results.bottleneck import AttemptLosses, Bottleneck
 from slipstream.artifacts.results.ledger import EVALUATION, STALL, AttemptRecord, observed_in
 from slipstream.logs import logger
-from slipstream.telemetry.bottleneck import Around, judge, observe
+from slipstream.telemetry.bottleneck import AttemptMeasurements, judge, observe
 from slipstream.telemetry.records import WAITED_FOR_PODS
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.setup import Setup
@@ -28,12 +28,12 @@ def verdict(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
         return None
 
 
-def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> Observed | None:
+def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> AttemptLosses | None:
     """Return the observations so far; None before the first step. Other threads may call this."""
     seconds = recorder.record.seconds
     divided = setup.training.parallel.divides
     bytes_each = 2 if setup.training.gradients.hook in HALF else 4
-    around = Around(
+    around = AttemptMeasurements(
         evaluation=seconds[EVALUATION],
         checkpoint=seconds[STALL],
         late_pods=float(os.environ.get(WAITED_FOR_PODS) or 0.0),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
 from slipstream.errors import Interrupted
 from slipstream.models.factory import Predictor, zeros
 from slipstream.train.device_clock import DeviceClock
@@ -58,7 +58,7 @@ def overhead_seconds(
             raise
         except Exception as error:
             # A model may require the full length. Lack of memory is handled when a training step runs out of it.
-            if rows > 1 and meaning_of(error) is not Meaning.MEMORY:
+            if rows > 1 and meaning_of(error) is not ErrorMeaning.MEMORY:
                 raise
     return 0.0
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from slipstream.train.checkpoint.background import StepWait
-from slipstream.train.device_clock import DeviceClock, Mark
-from slipstream.train.telemetry.step_times import StepTime
+from slipstream.train.device_clock import DeviceClock, DeviceMark
+from slipstream.train.telemetry.step_times import StepPhases
 
 
 class StepMarks:
@@ -30,8 +30,8 @@ class StepMarks:
         self.paused = paused
         self.ready = time.perf_counter()
         self.begin = clock.mark()
-        self.gradient: Mark | None = None
-        self.exchanged: Mark | None = None
+        self.gradient: DeviceMark | None = None
+        self.exchanged: DeviceMark | None = None
         #: CPU seconds of this thread from the batch to the last gradient.
         self.compute_cpu = 0.0
         self._cpu = time.thread_time()
@@ -53,7 +53,7 @@ class StepMarks:
         self.exchanged = self._clock.mark()
 
 
-class Places(NamedTuple):
+class StepTimestamps(NamedTuple):
     """Device-side timestamps of a step, on the clock of ``time.perf_counter``."""
 
     begin: float
@@ -66,7 +66,7 @@ class StepTiming(NamedTuple):
     """Timing of an enqueued step, which the device may not have started."""
 
     start: StepMarks
-    end: Mark
+    end: DeviceMark
     #: Seconds that the host waited for the batch.
     waited: float
     #: Wait of the optimiser step for a snapshot; None if it did not wait.
@@ -84,21 +84,23 @@ class StepTiming(NamedTuple):
         idle_from = max(idle_since, self.start.ready - self.waited)
         return max(0.0, min(begin, self.start.ready) - idle_from)
 
-    def wait(self) -> Places:
+    def wait(self) -> StepTimestamps:
         """Wait until the device has finished the step, and return its timestamps."""
         begin = self.start.begin.wait()
         gradient = self.start.gradient.wait() if self.start.gradient else None
         exchanged = self.start.exchanged.wait() if self.start.exchanged else begin
         # Without a loss on this process, computing and waiting are indistinguishable.
-        return Places(begin, exchanged if gradient is None else gradient, exchanged, self.end.wait())
+        return StepTimestamps(begin, exchanged if gradient is None else gradient, exchanged, self.end.wait())
 
-    def phases(self, at: Places, previous: StepTiming, idle: float, data_wait: float, stall: float) -> StepTime:
+    def phases(
+        self, at: StepTimestamps, previous: StepTiming, idle: float, data_wait: float, stall: float
+    ) -> StepPhases:
         """Return the durations of this step's phases, in seconds.
 
         ``idle`` is the device's idle time since the previous step, including ``data_wait`` for lack of a batch.
         ``stall`` is the optimiser step's wait for a save.
         """
-        return StepTime(
+        return StepPhases(
             data=data_wait,
             # GPU timings of microseconds are inexact.
             compute=max(0.0, at.gradient - at.begin),

@@ -25,7 +25,7 @@ from slipstream.telemetry.clocks import clocked_down
 from slipstream.telemetry.node import read_facts
 from slipstream.telemetry.series import condense
 from slipstream.telemetry.totals import read_totals
-from slipstream.train.checkpoint.home import Home
+from slipstream.train.checkpoint.home import CheckpointDirectory
 from slipstream.train.periodically import periodically
 from slipstream.train.telemetry.step_times import StepTimes
 
@@ -37,7 +37,9 @@ LOG = logger("telemetry")
 
 
 @contextmanager
-def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: StepTimes) -> Iterator[None]:
+def uploaded(
+    home: CheckpointDirectory, record: AttemptRecord, sampled: Path | None, times: StepTimes
+) -> Iterator[None]:
     """Upload this pod's samples during the block and at its end, on the pod's first rank.
 
     Samples since the start of the attempt in ``record`` are read from ``sampled`` (None disables uploads). Time lost to
@@ -48,7 +50,7 @@ def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: Ste
         return
     pod, facts = int(os.environ.get("GROUP_RANK", "0")), read_facts(sampled)
     node = facts.node if facts else socket.gethostname()
-    reader, clocks = ring.Reader(sampled), largest_clocks()
+    reader, clocks = ring.RingReader(sampled), largest_clocks()
 
     def upload() -> None:
         samples = [sample for sample in reader.read() if sample.at >= record.began_at]

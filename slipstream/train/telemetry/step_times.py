@@ -37,7 +37,7 @@ class LoaderTimes:
     copy: float = 0.0
 
 
-class StepTime(NamedTuple):
+class StepPhases(NamedTuple):
     """Seconds of one step by phase, in the order of :data:`.PER_STEP`."""
 
     data: float
@@ -69,10 +69,10 @@ class StepTimes:
         self.last_step = 0.0
         #: Seconds that the pod's GPUs lost to lowered clock rates; set on the pod's first rank.
         self.clocked_down = 0.0
-        self._pending: list[StepTime] = []
+        self._pending: list[StepPhases] = []
         self._sent = self._beside()
 
-    def add(self, time: StepTime) -> None:
+    def add(self, time: StepPhases) -> None:
         """Store a step's times without processing them, because work between steps runs with cold caches."""
         self._pending.append(time)
         self.last_step = perf_counter()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from slipstream.artifacts.results import ledger
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.telemetry.bottleneck import judge
 from slipstream.telemetry.records import CHECKPOINT, EVALUATION, RankTotals
 from slipstream.telemetry.totals import write_totals
@@ -22,7 +22,9 @@ PERIOD_S = 1.0
 
 
 @contextmanager
-def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputRecorder, group: Group) -> Iterator[None]:
+def written_totals(
+    sampled: Path | None, times: StepTimes, recorder: GoodputRecorder, group: RankContext
+) -> Iterator[None]:
     """Write this rank's totals below ``sampled`` during the block and at its end; nothing if it is None."""
     if sampled is None:
         yield

@@ -20,7 +20,7 @@ from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import current_profile
 from slipstream.stages import STAGES, StageUsage
 from slipstream.telemetry import ring
-from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.node import NodeFacts, node_facts, write_facts
 from slipstream.telemetry.prices import pod_price
 from slipstream.telemetry.series import condense, mean
@@ -35,7 +35,7 @@ LOG = logger("telemetry")
 sampled_directory: ContextVar[Path | None] = ContextVar("sampled_directory", default=None)
 
 
-class Watched:
+class SampledStage:
     """Stage sampled into ``directory``; ``usage`` is None until it ends."""
 
     def __init__(self, directory: Path, facts: NodeFacts) -> None:
@@ -59,14 +59,14 @@ class Watched:
 
 
 @contextmanager
-def watched(stage: str, *, local: bool) -> Iterator[Watched]:
+def watched(stage: str, *, local: bool) -> Iterator[SampledStage]:
     """Sample this machine or pod while ``stage`` runs in the block."""
     placement = current_profile().placement(STAGES[stage].pod_of or stage)
     facts = NodeFacts(time.time(), socket.gethostname(), "", "", False, False) if local else node_facts(spot(placement))
     directory = directory_of(stage, local=local)
     write_facts(directory, facts)
     place = sampled_directory.set(directory)
-    its = Watched(directory, facts)
+    its = SampledStage(directory, facts)
     try:
         labels, prices = labels_of(stage, facts, local=local), prices_of(placement, facts)
         with watching(directory, labels, prices, SHORT_S if local else 0.0):
@@ -80,9 +80,9 @@ def spot(placement: Placement) -> bool:
     return placement.interruptible
 
 
-def labels_of(stage: str, facts: NodeFacts, *, local: bool) -> Labels:
+def labels_of(stage: str, facts: NodeFacts, *, local: bool) -> MetricLabels:
     execution = "local" if local else current_context().execution_id.name
-    return Labels(execution, stage, int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0")), facts.node)
+    return MetricLabels(execution, stage, int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0")), facts.node)
 
 
 def prices_of(placement: Placement, facts: NodeFacts) -> dict[str, float]:

@@ -121,7 +121,7 @@ def test_what_the_protobuf_accepts_and_triton_does_not(place: Any, value: Any, f
     node = wrong
     for step in place[:-1]:
         node = node[step]
-    node[place[-1]] = triton.Name(value) if str(value).startswith("TYPE") else value
+    node[place[-1]] = triton.EnumValue(value) if str(value).startswith("TYPE") else value
     assert parse(rendered(wrong)) is not None
     assert any(flaw in found for found in flaws_of(wrong, "y", inputs, outputs))
 

@@ -15,7 +15,7 @@ from slipstream.artifacts.hugging_face import ADAPTER as WEIGHTS
 from slipstream.artifacts.hugging_face import ADAPTER_CONFIG as CONFIG
 from slipstream.errors import UserError
 from slipstream.models.adapters.network import add_adapters
-from slipstream.models.adapters.peft_files import Adapter, StoredAdapter, peft_files, read_peft
+from slipstream.models.adapters.peft_files import NewAdapter, StoredAdapter, peft_files, read_peft
 from slipstream.models.config import LoraConfig
 from slipstream.models.transformer import Transformer
 from slipstream.models.transformer_config import to_hugging_face
@@ -28,7 +28,7 @@ SOME = LoraConfig(3, alpha=5.0, dropout=0.25, targets=["v_proj", "gate_proj"])
 def written(directory: Path, lora: LoraConfig = LORA, base: str = "there/base") -> Transformer:
     network = adapted_network(lora)
     directory.mkdir(exist_ok=True)
-    for name, content in peft_files(Adapter(lora, base, adapters_of(network))).items():
+    for name, content in peft_files(NewAdapter(lora, base, adapters_of(network))).items():
         (directory / name).write_bytes(content)
     return network
 

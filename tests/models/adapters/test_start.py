@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from slipstream.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
-from slipstream.models.adapters.peft_files import Adapter, peft_files
+from slipstream.models.adapters.peft_files import NewAdapter, peft_files
 from slipstream.models.base.fingerprint import fingerprint_base, fingerprint_origin
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import LoraConfig, ModelConfig
@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> ModelConfig:
     network = build(ModelConfig(base=base, lora=LORA), SIGNATURE, 0).network
     draw_adapters(network)
     (tmp_path / "adapter").mkdir()
-    for name, content in peft_files(Adapter(LORA, base, adapters_of(network))).items():
+    for name, content in peft_files(NewAdapter(LORA, base, adapters_of(network))).items():
         (tmp_path / "adapter" / name).write_bytes(content)
     return ModelConfig(base=base, lora=replace(LORA, start=str(tmp_path / "adapter")))
 

@@ -15,7 +15,7 @@ from slipstream.models.adapters import values as module
 from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.adapters.nf4 import quantise
 from slipstream.models.adapters.values import AdaptedValues
-from slipstream.models.base.tensors import Base, BaseValues
+from slipstream.models.base.tensors import BaseValues, OpenedBase
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.initial.values import fill
@@ -60,7 +60,7 @@ def test_of_a_base_every_byte_is_read_once(quantised: Literal["none", "nf4"], tm
     directory = make_base(tmp_path / "base", dtype=torch.bfloat16, **SIZES)
     config = ModelConfig(base=str(directory), lora=LORA, quantise=quantised)
     model = build(config, SIGNATURE, 0, empty=True).network
-    base = Base.open(str(directory))
+    base = OpenedBase.open(str(directory))
     base.check(model, tied=False)
     fill(model.to_empty(device="cpu"), AdaptedValues(BaseValues(base), 0))
     assert base.bytes_read == sum(2 * torch.Size(stored.shape).numel() for stored in base.tensors.values())

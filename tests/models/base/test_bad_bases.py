@@ -16,7 +16,7 @@ from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.base.directory import read_pieces
-from slipstream.models.base.tensors import Base
+from slipstream.models.base.tensors import OpenedBase
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base, some_tokens, theirs
@@ -255,7 +255,7 @@ def test_data_that_is_no_tokens(whole: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read(whole: Path) -> None:
-    base = Base.open(str(whole))
+    base = OpenedBase.open(str(whole))
     content = (whole / WHOLE).read_bytes()
     (whole / WHOLE).write_bytes(content + b"\0")
     part = torch.empty(32, 32)

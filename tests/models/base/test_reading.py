@@ -15,7 +15,7 @@ from slipstream.errors import UserError
 from slipstream.models.base import tensors as module
 from slipstream.models.base.directory import BaseDirectory, read_pieces
 from slipstream.models.base.fingerprint import fingerprint_base
-from slipstream.models.base.tensors import Base
+from slipstream.models.base.tensors import OpenedBase
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.storage import StorageUnavailable, retry, storage_for
@@ -70,7 +70,7 @@ def test_parts_of_a_file(part: str, kind: str, chunk: int, tmp_path: Path, monke
 
     monkeypatch.setattr(module, "read_pieces", noted)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        base = Base.open(str(tmp_path / "base"))
+        base = OpenedBase.open(str(tmp_path / "base"))
         found = torch.full((rows, columns), torch.nan, dtype=dtype)
         base.fill(found, f"m.{kind}", (first, column))
         whole = stored[f"m.{kind}"]
@@ -86,7 +86,7 @@ def test_parts_of_a_file(part: str, kind: str, chunk: int, tmp_path: Path, monke
 def test_a_part_that_lies_elsewhere_than_row_by_row(tmp_path: Path) -> None:
     stored = write(tmp_path / "base")["m.f32"]
     found = torch.full((COLUMNS, ROWS), torch.nan).T
-    Base.open(str(tmp_path / "base")).fill(found, "m.f32", (0, 0))
+    OpenedBase.open(str(tmp_path / "base")).fill(found, "m.f32", (0, 0))
     assert torch.equal(found, stored)
 
 
@@ -99,7 +99,7 @@ def test_of_a_store_rows_come_by_few_requests(remote: Remote, tmp_path: Path, mo
     expected = {"all": (4, ROWS * row), "rows": (2, 13 * row), "one row": (1, row), "none": (0, 0)}
     # Of columns all from the first to the last of a chunk.
     expected |= {"columns": (4, 4 * (9 * row + 16)), "both": (2, (9 + 6) * row + 2 * 16)}
-    base = Base.open(remote.base)
+    base = OpenedBase.open(remote.base)
     for part, (requests, read) in expected.items():
         first, rows, column, columns = PARTS[part]
         before, remote.proxy.requests[:] = base.bytes_read, []
@@ -135,7 +135,7 @@ def test_a_store_that_stays_away_or_writes_anew(
     remote = Remote(f"s3://bucket/{tmp_path.name}/base", store, "PUT")
     write(tmp_path / "base")
     put(tmp_path / "base", remote)
-    base, part = Base.open(remote.base), torch.empty(ROWS, COLUMNS)
+    base, part = OpenedBase.open(remote.base), torch.empty(ROWS, COLUMNS)
     monkeypatch.setattr(retry, "ATTEMPTS", 3)
     store.inject("GET", "503", "503", "503")
     with pytest.raises(StorageUnavailable):
@@ -144,7 +144,7 @@ def test_a_store_that_stays_away_or_writes_anew(
     with refuses(UserError, match=r"base/model\.safetensors:"):
         base.fill(part, "m.f32", (0, 0))
     with refuses(UserError, match=r"model\.base:"):
-        Base.open(remote.base)
+        OpenedBase.open(remote.base)
     with refuses(UserError, match=r"model\.base:"):
         BaseDirectory.list("s3://bucket/nothing")
 

@@ -10,7 +10,7 @@ import pytest
 from slipstream.plan.estimate import LARGEST_BY_OPERATIONS
 from slipstream.plan.serving.hosts import hosts, serving_time, why_not
 from slipstream.plan.serving.model import cpus, read_model, service_of
-from slipstream.plan.serving.queueing import Service
+from slipstream.plan.serving.queueing import ServiceTimes
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
 from tests.support.measured_trainings import figures
@@ -78,7 +78,7 @@ def test_percentiles_make_a_distribution() -> None:
     assert service and (service.median, service.p99) == pytest.approx((0.12e-3, 0.24e-3))
     assert service.quantile(0.9) == pytest.approx(0.168e-3) and 0.12e-3 < service.mean < 0.168e-3
     recorded = service_of(replace(figures_, mean=0.2, variation=0.5))
-    assert recorded == Service(service.times, service.shares, 0.2e-3, 0.25)
+    assert recorded == ServiceTimes(service.times, service.shares, 0.2e-3, 0.25)
     few = service_of(replace(figures_, p99=None))
     assert few and few.p99 == pytest.approx(0.12e-3 * 1.4 ** (2.3263 / 1.2816))
     assert service_of(replace(figures_, p90=None)) is None and service_of(None) is None

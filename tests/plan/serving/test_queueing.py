@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.plan.serving.queueing import MOST_BUSY, Service, erlang_c, p99, servers_needed
+from slipstream.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99, servers_needed
 from tests.support.wording import refuses
 
 SHARES = (np.arange(2000) + 0.5) / 2000
-STEADY = Service.of([0.01])
-EXPONENTIAL = Service.of((-0.01 * np.log(1 - SHARES)).tolist())
+STEADY = ServiceTimes.of([0.01])
+EXPONENTIAL = ServiceTimes.of((-0.01 * np.log(1 - SHARES)).tolist())
 #: Queues that are simulated in parallel, requests per queue, and warm-up requests, which find the queue empty and do
 #: not count.
 QUEUES, REQUESTS, WARM = 1_000, 4_000, 1_500
@@ -27,7 +27,7 @@ def simulated_p99(servers: int, gaps: np.ndarray, times: np.ndarray) -> float:
     return float(np.quantile(taken[WARM:], 0.99))
 
 
-def times_of(service: Service, random: np.random.Generator) -> np.ndarray:
+def times_of(service: ServiceTimes, random: np.random.Generator) -> np.ndarray:
     exponential = service is EXPONENTIAL
     return random.exponential(0.01, (REQUESTS, QUEUES)) if exponential else np.full((REQUESTS, QUEUES), 0.01)
 
@@ -35,7 +35,7 @@ def times_of(service: Service, random: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize("busy", [0.3, *(pytest.param(busy, marks=pytest.mark.prove) for busy in (0.6, 0.8)), 0.9])
 @pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.prove), 5, 16])
 @pytest.mark.parametrize("service", [STEADY, EXPONENTIAL], ids=["steady", "exponential"])
-def test_the_p99_is_that_of_a_simulated_queue_to_20_percent(service: Service, servers: int, busy: float) -> None:
+def test_the_p99_is_that_of_a_simulated_queue_to_20_percent(service: ServiceTimes, servers: int, busy: float) -> None:
     rate, random = busy * servers / service.mean, np.random.default_rng(servers)
     found = simulated_p99(servers, random.exponential(1 / rate, (REQUESTS, QUEUES)), times_of(service, random))
     assert p99(rate, service, servers, 1.0) == pytest.approx(found, rel=0.2)
@@ -99,7 +99,7 @@ def test_a_limit_below_the_service_is_refused() -> None:
 )
 def test_what_are_no_times_is_refused(times: tuple[float, ...], shares: tuple[float, ...]) -> None:
     with refuses(ValueError):
-        Service(times, shares, 0.1, 0.0)
+        ServiceTimes(times, shares, 0.1, 0.0)
 
 
 def test_no_request_waits_where_the_chance_is_as_good_as_none() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from slipstream.plan.command import main
 from slipstream.plan.estimate import ONE_RUN
-from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS, Wanted, p99_at_random, plan
+from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS, ServingRequirements, p99_at_random, plan
 from slipstream.plan.serving.hosts import hosts
 from slipstream.plan.serving.load import MONTH_S, read_load
 from slipstream.plan.serving.model import read_model, served, service_of
@@ -232,7 +232,13 @@ def test_requests_that_go_to_replicas_at_random_wait_longer(model: str, load: Pa
     assert longest > taken["planned"]["p99"]
     uneven = replace(read_load(load), cv2=5.0)
     read = read_model(model)
-    found = plan(read, served(read.report), hosts(built_in_prices(), 1, ["c3-highcpu-4"]), uneven, Wanted(0.002, 120.0))
+    found = plan(
+        read,
+        served(read.report),
+        hosts(built_in_prices(), 1, ["c3-highcpu-4"]),
+        uneven,
+        ServingRequirements(0.002, 120.0),
+    )
     its = found[0].planned
     assert its and max(its.replicas) > 1
     assert p99_at_random(found[0], uneven) == max(

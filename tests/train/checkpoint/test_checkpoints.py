@@ -20,7 +20,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.storage import StorageUnavailable, storage_for
 from slipstream.train.checkpoint import publish
-from slipstream.train.checkpoint.home import Name, Retention, Superseded
+from slipstream.train.checkpoint.home import CheckpointName, Retention, Superseded
 from slipstream.train.checkpoint.shards import FileWriter
 from slipstream.train.checkpoint.staging import assign_writers
 from slipstream.train.checkpoint.state import join, split
@@ -218,7 +218,7 @@ def test_two_refused_saves_in_a_row_are_borne_and_the_third_is_not(
     with failing_writes(2, UserError("no space left")) as failed:
         for step in (1, 2, 3):
             run.checkpoints.save(step, {"step": step})
-        assert run.checkpoints.finish() == Name(1, 3)
+        assert run.checkpoints.finish() == CheckpointName(1, 3)
     assert len(failed) == 2
     assert capsys.readouterr().err.count("could not be saved: no space left") == 2
     with failing_writes(3, UserError("no space left")), pytest.raises(UserError):
@@ -242,7 +242,7 @@ def test_a_store_that_stays_away_is_borne_however_often_and_each_snapshot_takes_
         kept = {name: tensor.clone() for name, tensor in run.everything().items()}
         run.steps(2)
         run.checkpoints.background.resume(7, busy=False)
-        assert run.checkpoints.finish() == Name(1, 5)
+        assert run.checkpoints.finish() == CheckpointName(1, 5)
     assert len(failed) == 6
     said = capsys.readouterr().err
     assert "(away)" in said

@@ -16,8 +16,8 @@ from slipstream.errors import UserError
 from slipstream.storage import Replaced, storage_for
 from slipstream.train.checkpoint import home as home_module
 from slipstream.train.checkpoint import lease as leases
-from slipstream.train.checkpoint.home import Home, Name, Superseded
-from slipstream.train.checkpoint.lease import Lease, Sign, wait_for_announced, wait_for_others
+from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName, Superseded
+from slipstream.train.checkpoint.lease import Heartbeat, Lease, wait_for_announced, wait_for_others
 from slipstream.train.checkpoint.unfinished import UnfinishedTraining, result_of
 from slipstream.train.config import TrainingConfig
 from tasks.flyte.homes import base_of
@@ -30,8 +30,8 @@ OTHER = Holder("f2", 0, "s3://b/raw/mm/f2-n0-0")
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(storage_for(str(tmp_path / "home")))
+def home(tmp_path: Path) -> CheckpointDirectory:
+    return CheckpointDirectory(storage_for(str(tmp_path / "home")))
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "process_lock", lambda storage: None)
 
 
-def hold(home: Home, holder: Holder) -> tuple[int, Lease]:
+def hold(home: CheckpointDirectory, holder: Holder) -> tuple[int, Lease]:
     attempt = home.claim(holder)
     return attempt, Lease(home, attempt, lambda: False, lambda why: None)
 
 
-def put_checkpoint(home: Home, name: Name) -> None:
+def put_checkpoint(home: CheckpointDirectory, name: CheckpointName) -> None:
     home.storage.put(f"{name}/tensors-00000.bin", b"bytes")
     home.storage.put(f"{name}/manifest.json", b"{}")
 
@@ -76,7 +76,7 @@ def test_who_is_known_to_be_over() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"holder": 3}', b'{"holder": {"execution": 1}}', b"\xff"])
-def test_a_claim_that_cannot_be_read_is_nobodys(home: Home, damage: bytes) -> None:
+def test_a_claim_that_cannot_be_read_is_nobodys(home: CheckpointDirectory, damage: bytes) -> None:
     attempt = home.claim(FIRST)
     assert home.holder_of(attempt) == FIRST
     home.storage.put("claims/0001", damage)
@@ -84,7 +84,7 @@ def test_a_claim_that_cannot_be_read_is_nobodys(home: Home, damage: bytes) -> No
     assert home.claim(OTHER) == 2
 
 
-def test_of_many_that_claim_at_once_each_gets_a_number_of_its_own(home: Home) -> None:
+def test_of_many_that_claim_at_once_each_gets_a_number_of_its_own(home: CheckpointDirectory) -> None:
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(home.claim(OTHER))) for _ in range(12)]
     for thread in threads:
@@ -94,55 +94,59 @@ def test_of_many_that_claim_at_once_each_gets_a_number_of_its_own(home: Home) ->
     assert sorted(found) == list(range(1, 13))
 
 
-def test_what_is_completed_after_the_successor_has_looked_never_counts(home: Home) -> None:
+def test_what_is_completed_after_the_successor_has_looked_never_counts(home: CheckpointDirectory) -> None:
     old = home.claim(FIRST)
-    put_checkpoint(home, Name(old, 100))
+    put_checkpoint(home, CheckpointName(old, 100))
     new = home.claim(RETRY)
-    assert home.inherit(new) == [Name(old, 100)]
-    put_checkpoint(home, Name(old, 200))  # a zombie's
-    assert home.checkpoints() == [Name(old, 100)]
-    put_checkpoint(home, Name(new, 150))
-    assert home.checkpoints() == [Name(new, 150), Name(old, 100)]
+    assert home.inherit(new) == [CheckpointName(old, 100)]
+    put_checkpoint(home, CheckpointName(old, 200))  # a zombie's
+    assert home.checkpoints() == [CheckpointName(old, 100)]
+    put_checkpoint(home, CheckpointName(new, 150))
+    assert home.checkpoints() == [CheckpointName(new, 150), CheckpointName(old, 100)]
     third = home.claim(OTHER)
-    assert home.inherit(third) == [Name(new, 150), Name(old, 100)]
+    assert home.inherit(third) == [CheckpointName(new, 150), CheckpointName(old, 100)]
     assert names(Path(home.storage.base)) == ["step-000000000100.a0001", "step-000000000150.a0002"]
-    put_checkpoint(home, Name(old, 300))
-    put_checkpoint(home, Name(new, 300))
-    assert home.checkpoints() == [Name(new, 150), Name(old, 100)]
+    put_checkpoint(home, CheckpointName(old, 300))
+    put_checkpoint(home, CheckpointName(new, 300))
+    assert home.checkpoints() == [CheckpointName(new, 150), CheckpointName(old, 100)]
 
 
-def test_one_that_has_claimed_and_died_before_it_looked_changes_nothing(home: Home) -> None:
-    put_checkpoint(home, Name(home.claim(FIRST), 100))
+def test_one_that_has_claimed_and_died_before_it_looked_changes_nothing(home: CheckpointDirectory) -> None:
+    put_checkpoint(home, CheckpointName(home.claim(FIRST), 100))
     home.claim(RETRY)
     third = home.claim(OTHER)
-    assert home.inherit(third) == [Name(1, 100)] == home.checkpoints()
+    assert home.inherit(third) == [CheckpointName(1, 100)] == home.checkpoints()
 
 
-def test_a_save_is_finished_if_it_was_announced_before_the_claim_and_not_begun_after_it(home: Home) -> None:
+def test_a_save_is_finished_if_it_was_announced_before_the_claim_and_not_begun_after_it(
+    home: CheckpointDirectory,
+) -> None:
     old, lease = hold(home, FIRST)
-    lease.announce(Name(old, 100))
+    lease.announce(CheckpointName(old, 100))
     new = home.claim(RETRY)
-    put_checkpoint(home, Name(old, 100))
+    put_checkpoint(home, CheckpointName(old, 100))
     with refuses(Superseded):
-        lease.announce(Name(old, 200))
-    assert home.inherit(new) == [Name(old, 100)]
+        lease.announce(CheckpointName(old, 200))
+    assert home.inherit(new) == [CheckpointName(old, 100)]
     lease.end()
 
 
-def test_the_successor_waits_for_what_is_announced(home: Home, quick: None) -> None:
+def test_the_successor_waits_for_what_is_announced(home: CheckpointDirectory, quick: None) -> None:
     old, lease = hold(home, FIRST)
-    lease.announce(Name(old, 100))
+    lease.announce(CheckpointName(old, 100))
     new = home.claim(RETRY)
-    finish = threading.Timer(0.4, put_checkpoint, (home, Name(old, 100)))
+    finish = threading.Timer(0.4, put_checkpoint, (home, CheckpointName(old, 100)))
     finish.start()
     started = time.monotonic()
     wait_for_announced(home, new, 10)
     assert 0.3 < time.monotonic() - started < 5
-    assert home.inherit(new) == [Name(old, 100)]
+    assert home.inherit(new) == [CheckpointName(old, 100)]
     lease.end()
 
 
-def test_the_successor_waits_for_one_that_has_a_notice_until_it_has_ended(home: Home, quick: None) -> None:
+def test_the_successor_waits_for_one_that_has_a_notice_until_it_has_ended(
+    home: CheckpointDirectory, quick: None
+) -> None:
     told = threading.Event()
     old = home.claim(FIRST)
     lease = Lease(home, old, told.is_set, lambda why: None)
@@ -154,22 +158,22 @@ def test_the_successor_waits_for_one_that_has_a_notice_until_it_has_ended(home: 
     new = home.claim(RETRY)
 
     def save_and_end() -> None:
-        lease.announce(Name(old, 70))  # its last save begins after the claim
-        put_checkpoint(home, Name(old, 70))
+        lease.announce(CheckpointName(old, 70))  # its last save begins after the claim
+        put_checkpoint(home, CheckpointName(old, 70))
         lease.end()
 
     threading.Timer(0.4, save_and_end).start()
     started = time.monotonic()
     wait_for_announced(home, new, 10)
     assert 0.2 < time.monotonic() - started < 5
-    assert home.inherit(new) == [Name(old, 70)]
+    assert home.inherit(new) == [CheckpointName(old, 70)]
     with pytest.raises(Superseded):
-        lease.announce(Name(old, 90))
+        lease.announce(CheckpointName(old, 90))
 
 
-def test_it_waits_no_longer_than_the_grace_and_than_there_is_life(home: Home, quick: None) -> None:
+def test_it_waits_no_longer_than_the_grace_and_than_there_is_life(home: CheckpointDirectory, quick: None) -> None:
     old, lease = hold(home, FIRST)
-    lease.announce(Name(old, 100))
+    lease.announce(CheckpointName(old, 100))
     new = home.claim(RETRY)
     started = time.monotonic()
     wait_for_announced(home, new, 0.3)
@@ -182,7 +186,7 @@ def test_it_waits_no_longer_than_the_grace_and_than_there_is_life(home: Home, qu
 
 
 def test_another_execution_waits_until_the_holder_has_ended(
-    home: Home, quick: None, unlocked: None, capsys: pytest.CaptureFixture[str]
+    home: CheckpointDirectory, quick: None, unlocked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, lease = hold(home, FIRST)
     threading.Timer(0.8, lease.end).start()
@@ -193,7 +197,7 @@ def test_another_execution_waits_until_the_holder_has_ended(
     same_wording(line)
 
 
-def test_or_until_it_shows_no_sign_of_life(home: Home, quick: None, unlocked: None) -> None:
+def test_or_until_it_shows_no_sign_of_life(home: CheckpointDirectory, quick: None, unlocked: None) -> None:
     _, lease = hold(home, FIRST)
     lease._over.set()  # killed
     started = time.monotonic()
@@ -201,16 +205,18 @@ def test_or_until_it_shows_no_sign_of_life(home: Home, quick: None, unlocked: No
     assert 0.3 < time.monotonic() - started < 5
 
 
-def test_or_refuses_in_one_line_but_never_one_that_is_gone(home: Home, quick: None, unlocked: None) -> None:
+def test_or_refuses_in_one_line_but_never_one_that_is_gone(
+    home: CheckpointDirectory, quick: None, unlocked: None
+) -> None:
     attempt, lease = hold(home, FIRST)
-    lease.saved(Name(attempt, 40))
+    lease.saved(CheckpointName(attempt, 40))
     with refuses(UserError):
         wait_for_others(home.storage.base, OTHER, "refuse")
     lease._over.set()
     assert wait_for_others(home.storage.base, OTHER, "refuse")
 
 
-def test_on_a_disk_a_lock_tells_at_once_that_a_process_has_gone(home: Home) -> None:
+def test_on_a_disk_a_lock_tells_at_once_that_a_process_has_gone(home: CheckpointDirectory) -> None:
     _, lease = hold(home, FIRST)
     assert lease.alone
     lease._over.set()
@@ -221,26 +227,30 @@ def test_on_a_disk_a_lock_tells_at_once_that_a_process_has_gone(home: Home) -> N
     assert time.monotonic() - started < 1
 
 
-def test_nobody_sees_a_claim_without_its_lock(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim, seen = Home.claim, list[bool]()
+def test_nobody_sees_a_claim_without_its_lock(home: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim, seen = CheckpointDirectory.claim, list[bool]()
 
-    def then_look(self: Home, holder: Holder) -> int:
+    def then_look(self: CheckpointDirectory, holder: Holder) -> int:
         attempt = claim(self, holder)
         seen.append(leases.is_unlocked(self.storage))
         return attempt
 
-    monkeypatch.setattr(Home, "claim", then_look)
+    monkeypatch.setattr(CheckpointDirectory, "claim", then_look)
     Lease.take(home, FIRST, lambda: False, lambda why: None)
     assert seen == [False]
 
 
-def test_the_retry_waits_for_nobody_and_a_home_that_is_new_for_nothing(home: Home, unlocked: None) -> None:
+def test_the_retry_waits_for_nobody_and_a_home_that_is_new_for_nothing(
+    home: CheckpointDirectory, unlocked: None
+) -> None:
     assert not wait_for_others(home.storage.base, OTHER, "wait")
     hold(home, FIRST)
     assert not wait_for_others(home.storage.base, RETRY, "wait")
 
 
-def test_nobody_is_waited_for_in_a_home_whose_training_is_finished(home: Home, quick: None, unlocked: None) -> None:
+def test_nobody_is_waited_for_in_a_home_whose_training_is_finished(
+    home: CheckpointDirectory, quick: None, unlocked: None
+) -> None:
     _, lease = hold(home, FIRST)
     lease.end()
     home.finish(FIRST, "model", "code")
@@ -251,11 +261,11 @@ def test_nobody_is_waited_for_in_a_home_whose_training_is_finished(home: Home, q
 
 
 def test_what_is_finished_but_not_yet_delivered_is_waited_for_and_taken(
-    home: Home, quick: None, capsys: pytest.CaptureFixture[str]
+    home: CheckpointDirectory, quick: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Between the end of the workers and the upload of their result the agent keeps the lease, from another process."""
     attempt, workers = hold(home, FIRST)
-    put_checkpoint(home, Name(attempt, 10))
+    put_checkpoint(home, CheckpointName(attempt, 10))
     workers.hand_over()
     waited: list[bool] = []
     other = threading.Thread(target=lambda: waited.append(wait_for_others(home.storage.base, OTHER, "wait")))
@@ -273,27 +283,27 @@ def test_what_is_finished_but_not_yet_delivered_is_waited_for_and_taken(
     assert found is not None and found.artifact == "model"
 
 
-def test_what_somebody_else_works_in_is_not_swept(home: Home) -> None:
+def test_what_somebody_else_works_in_is_not_swept(home: CheckpointDirectory) -> None:
     attempt, workers = hold(home, FIRST)
-    put_checkpoint(home, Name(attempt, 10))
+    put_checkpoint(home, CheckpointName(attempt, 10))
     workers.hand_over()
     delivered = UnfinishedTraining().deliver(home.storage.base, FIRST, {"training": TrainingConfig()})
     home.inherit(home.claim(OTHER))
     delivered("model")
-    assert home.checkpoints() == [Name(attempt, 10)] and home.finished() is None
+    assert home.checkpoints() == [CheckpointName(attempt, 10)] and home.finished() is None
 
 
-def test_a_home_of_the_users_own_is_left_as_it_is(home: Home) -> None:
+def test_a_home_of_the_users_own_is_left_as_it_is(home: CheckpointDirectory) -> None:
     attempt, workers = hold(home, FIRST)
-    put_checkpoint(home, Name(attempt, 10))
+    put_checkpoint(home, CheckpointName(attempt, 10))
     workers.hand_over()
     inputs = {"training": TrainingConfig(checkpoint_uri=home.storage.base)}
     UnfinishedTraining().deliver(home.storage.base, FIRST, inputs)("model")
-    assert home.checkpoints() == [Name(attempt, 10)] and home.finished() is None
+    assert home.checkpoints() == [CheckpointName(attempt, 10)] and home.finished() is None
     assert not wait_for_others(home.storage.base, OTHER, "refuse")
 
 
-def test_a_holder_learns_that_it_has_lost_its_home(home: Home, quick: None) -> None:
+def test_a_holder_learns_that_it_has_lost_its_home(home: CheckpointDirectory, quick: None) -> None:
     lost: list[str] = []
     attempt = home.claim(FIRST)
     Lease(home, attempt, lambda: False, lost.append)
@@ -309,18 +319,18 @@ def test_a_holder_learns_that_it_has_lost_its_home(home: Home, quick: None) -> N
     assert len(lost) == 1
 
 
-def test_what_is_finished_is_swept_and_a_late_write_does_not_count(home: Home) -> None:
+def test_what_is_finished_is_swept_and_a_late_write_does_not_count(home: CheckpointDirectory) -> None:
     zombie = home.claim(FIRST)
-    put_checkpoint(home, Name(zombie, 10))
+    put_checkpoint(home, CheckpointName(zombie, 10))
     attempt, lease = hold(home, RETRY)
     home.inherit(attempt)
     for step in (20, 30):
-        put_checkpoint(home, Name(attempt, step))
+        put_checkpoint(home, CheckpointName(attempt, step))
     home.storage.put("ledger/0002.json", b"{}")
     lease.end()
     home.finish(RETRY, "s3://bucket/raw/zz/f1-n0-1/model", "code")
     assert home.storage.list() == ["claims/0002", "finished.json", "inherited/0002.json"]
-    put_checkpoint(home, Name(zombie, 99))
+    put_checkpoint(home, CheckpointName(zombie, 99))
     with pytest.raises(Superseded):
         home.check_claim(zombie)
     finished = home.finished()
@@ -330,7 +340,9 @@ def test_what_is_finished_is_swept_and_a_late_write_does_not_count(home: Home) -
     assert new == 3 and home.inherit(new) == []
 
 
-def test_who_may_take_the_result_of_a_finished_training(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_may_take_the_result_of_a_finished_training(
+    home: CheckpointDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     home.claim(FIRST)
     address = home.storage.base
     assert result_of(address, FIRST, waited=False) is None
@@ -344,7 +356,7 @@ def test_who_may_take_the_result_of_a_finished_training(home: Home, capsys: pyte
 
 @pytest.mark.parametrize(("holder", "waited"), [(RETRY, False), (OTHER, True)])
 def test_the_result_of_other_code_is_never_taken(
-    home: Home, capsys: pytest.CaptureFixture[str], holder: Holder, waited: bool
+    home: CheckpointDirectory, capsys: pytest.CaptureFixture[str], holder: Holder, waited: bool
 ) -> None:
     home.claim(FIRST)
     home.finish(FIRST, "model", "another code version")
@@ -382,8 +394,8 @@ def test_a_zombie_that_goes_on_saving_is_stopped_and_its_save_is_not_restored(tm
 
 def test_a_record_that_may_not_be_read_is_not_absent(store: FaultyS3, tmp_path: Path) -> None:
     """Taken for absent, an attempt would inherit nothing and delete what is there."""
-    home = Home(storage_for(f"s3://bucket/{tmp_path.name}"))
-    for attempt, name in ((1, Name(1, 10)), (2, Name(2, 20))):
+    home = CheckpointDirectory(storage_for(f"s3://bucket/{tmp_path.name}"))
+    for attempt, name in ((1, CheckpointName(1, 10)), (2, CheckpointName(2, 20))):
         home.claim(Holder("execution", attempt))
         for file in ("tensors-00000.bin", "manifest.json"):
             home.storage.put(f"{name}/{file}", b"{}")
@@ -393,13 +405,13 @@ def test_a_record_that_may_not_be_read_is_not_absent(store: FaultyS3, tmp_path: 
     with refuses(UserError):
         home.inherit(3)
     store.plan.clear()
-    assert home.checkpoints() == [Name(2, 20), Name(1, 10)]
+    assert home.checkpoints() == [CheckpointName(2, 20), CheckpointName(1, 10)]
 
 
 def test_a_record_that_is_replaced_while_it_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, times = Home(storage_for(str(tmp_path))), iter(range(100))
+    home, times = CheckpointDirectory(storage_for(str(tmp_path))), iter(range(100))
     home.storage.put("leases/0001.json", b'{"beat": 1}')
     right = home_module.open_reader
 
@@ -410,7 +422,7 @@ def test_a_record_that_is_replaced_while_it_is_read_is_read_again(
 
     monkeypatch.setattr(home_module, "open_reader", open_reader)
     replaced = 3
-    assert home.read("leases/0001.json", Sign) == Sign(1)
+    assert home.read("leases/0001.json", Heartbeat) == Heartbeat(1)
     replaced = 50
     with pytest.raises(Replaced):
-        home.read("leases/0001.json", Sign)
+        home.read("leases/0001.json", Heartbeat)

@@ -13,7 +13,7 @@ import pytest
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import Home, Name, complete
+from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName, complete
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run, names
 from tests.support.wording import refuses, same_wording
@@ -46,19 +46,26 @@ def test_expired_checkpoints_that_may_not_be_deleted_are_a_warning_now_and_then(
     assert all("needs s3:DeleteObject on bucket 'bucket'" in line for line in warnings)
     run.save(9)
     assert [name.step for name in complete(storage.list())] == [9, 8]
-    assert {Name.parse(key.partition("/")[0]) for key in storage.list("step-")} == {Name(1, 9), Name(1, 8)}
+    assert {CheckpointName.parse(key.partition("/")[0]) for key in storage.list("step-")} == {
+        CheckpointName(1, 9),
+        CheckpointName(1, 8),
+    }
     run.checkpoints.end()
 
 
 def test_what_an_attempt_has_left_behind_and_may_not_be_deleted_is_a_warning(
     address: str, store: FaultyS3, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = Home(storage_for(address))
+    home = CheckpointDirectory(storage_for(address))
     old = home.claim(FIRST)
-    for key in (f"{Name(old, 1)}/tensors-00000.bin", f"{Name(old, 1)}/manifest.json", f"{Name(old, 2)}/state.json"):
+    for key in (
+        f"{CheckpointName(old, 1)}/tensors-00000.bin",
+        f"{CheckpointName(old, 1)}/manifest.json",
+        f"{CheckpointName(old, 2)}/state.json",
+    ):
         home.storage.put(key, b"{}")
     store.inject("POST", "kept /step- AccessDenied")
-    assert home.inherit(home.claim(RETRY)) == [Name(old, 1)]
+    assert home.inherit(home.claim(RETRY)) == [CheckpointName(old, 1)]
     same_wording(capsys.readouterr().err)
     store.inject("POST", "kept /step- AccessDenied")
     home.finish(RETRY, "model", "code")
@@ -79,20 +86,20 @@ def test_a_manifest_that_arrives_after_its_files_were_deleted_is_no_checkpoint(t
         first.steps(1)
         first.save(step)
     first.checkpoints.end()
-    late = (tmp_path / str(Name(1, 2)) / "manifest.json").read_bytes()
+    late = (tmp_path / str(CheckpointName(1, 2)) / "manifest.json").read_bytes()
     second = Run(tmp_path)
     assert [name.step for name in second.checkpoints.home.checkpoints()] == [2, 1]
     for step in (3, 4):
         second.steps(1)
         second.save(step)
     second.checkpoints.end()
-    assert names(tmp_path) == [str(Name(2, 3)), str(Name(2, 4))]
-    second.checkpoints.home.storage.put(f"{Name(1, 2)}/manifest.json", late)
-    assert second.checkpoints.home.checkpoints() == [Name(2, 4), Name(2, 3)]
+    assert names(tmp_path) == [str(CheckpointName(2, 3)), str(CheckpointName(2, 4))]
+    second.checkpoints.home.storage.put(f"{CheckpointName(1, 2)}/manifest.json", late)
+    assert second.checkpoints.home.checkpoints() == [CheckpointName(2, 4), CheckpointName(2, 3)]
     third = Run(tmp_path)
     restored = third.checkpoints.restore()
     assert restored is not None and (restored.step, restored.refused) == (4, ())
-    assert names(tmp_path) == [str(Name(2, 3)), str(Name(2, 4))]
+    assert names(tmp_path) == [str(CheckpointName(2, 3)), str(CheckpointName(2, 4))]
     third.checkpoints.end()
 
 
@@ -133,13 +140,13 @@ def test_a_rank_without_room_for_its_directory_fails_with_the_others(
     make = Path.mkdir
 
     def full(path: Path, *arguments: object, **named: object) -> None:
-        if path.name == str(Name(1, 1)):
+        if path.name == str(CheckpointName(1, 1)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         make(path, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Path, "mkdir", full)
     run.checkpoints.save(1, {"step": 1})
     run.checkpoints.save(2, {"step": 2})
-    assert run.checkpoints.finish() == Name(1, 2)
+    assert run.checkpoints.finish() == CheckpointName(1, 2)
     assert "checkpoint could not be saved: " in (said := capsys.readouterr().err) and "no space left" in said
     run.checkpoints.end()

@@ -11,24 +11,24 @@ import pytest
 
 from slipstream.artifacts.homes import Holder
 from slipstream.storage import StorageUnavailable, storage_for, within
-from slipstream.sweep.slots import Occupation
+from slipstream.sweep.slots import OccupiedSlots
 from slipstream.sweep.store import SweepStore
 from slipstream.train.checkpoint import lease as leases
-from slipstream.train.checkpoint.home import Home, Name
-from slipstream.train.checkpoint.lease import Lease, Sign, Watch, sign_of
+from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
+from slipstream.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, sign_of
 from tests.support.faulty_s3 import FaultyS3
 
 HOLDER = Holder("f1", 0, "s3://b/raw/aa/f1-n0-0")
 
 
 @pytest.fixture
-def home(store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+def home(store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointDirectory:
     """A checkpoint directory whose lease expires after 6 s, or 4 s with fast heartbeats."""
     monkeypatch.setattr(leases, "PERIOD_S", 0.6)
     monkeypatch.setattr(leases, "SILENT_PERIODS", 10)
     monkeypatch.setattr(leases, "HASTE_S", 0.5)
     monkeypatch.setattr(leases, "SILENT_IN_HASTE", 8)
-    home = Home(storage_for(f"s3://bucket/{tmp_path.name}/home"))
+    home = CheckpointDirectory(storage_for(f"s3://bucket/{tmp_path.name}/home"))
     within(60, lambda: home.storage.list())  # makes the client
     return home
 
@@ -38,14 +38,14 @@ def silence(store: FaultyS3, seconds: float) -> None:
 
 
 @pytest.mark.prove
-def test_a_lease_outlives_requests_that_are_not_answered(home: Home, store: FaultyS3) -> None:
+def test_a_lease_outlives_requests_that_are_not_answered(home: CheckpointDirectory, store: FaultyS3) -> None:
     lost: list[str] = []
     lease = Lease.take(home, HOLDER, lambda: False, lost.append)
-    watch = Watch(home)
+    watch = LeaseObserver(home)
     assert watch.look() is not None
     asked = store.refused
     silence(store, 2.0)
-    end = time.monotonic() + Sign().silence_s + 3
+    end = time.monotonic() + Heartbeat().silence_s + 3
     while time.monotonic() < end:
         with suppress(StorageUnavailable):
             assert watch.look() is not None, "the lease has expired"
@@ -55,11 +55,11 @@ def test_a_lease_outlives_requests_that_are_not_answered(home: Home, store: Faul
     lease.end()
 
 
-CLAIMS: dict[str, Callable[[Home, Occupation], object]] = {
+CLAIMS: dict[str, Callable[[CheckpointDirectory, OccupiedSlots], object]] = {
     "take a lease": lambda home, occupation: Lease.take(home, HOLDER, lambda: False, lambda why: None),
     "take a trial": lambda home, occupation: occupation.take(1, 0, lambda: False, lambda why: None),
     "look at a trial": lambda home, occupation: occupation.look(2),
-    "look at a lease": lambda home, occupation: Watch(home).look(),
+    "look at a lease": lambda home, occupation: LeaseObserver(home).look(),
 }
 
 
@@ -71,9 +71,12 @@ CLAIMS: dict[str, Callable[[Home, Occupation], object]] = {
     ],
 )
 def test_a_claim_ends_within_half_of_the_timeout(
-    claim: Callable[[Home, Occupation], object], home: Home, store: FaultyS3, tmp_path: Path
+    claim: Callable[[CheckpointDirectory, OccupiedSlots], object],
+    home: CheckpointDirectory,
+    store: FaultyS3,
+    tmp_path: Path,
 ) -> None:
-    occupation = Occupation(SweepStore(f"s3://bucket/{tmp_path.name}/sweep", ()), HOLDER)
+    occupation = OccupiedSlots(SweepStore(f"s3://bucket/{tmp_path.name}/sweep", ()), HOLDER)
     silence(store, 60)
     asked, started = store.refused, time.monotonic()
     with pytest.raises(StorageUnavailable, match="within 3 s"):
@@ -81,10 +84,12 @@ def test_a_claim_ends_within_half_of_the_timeout(
     assert time.monotonic() - started < 5 and store.refused >= asked + 2
 
 
-def test_an_announcement_is_repeated_while_others_do_not_apply_a_short_timeout(home: Home, store: FaultyS3) -> None:
+def test_an_announcement_is_repeated_while_others_do_not_apply_a_short_timeout(
+    home: CheckpointDirectory, store: FaultyS3
+) -> None:
     lease = Lease.take(home, HOLDER, lambda: False, lambda why: None)
     silence(store, 2.5)  # longer than one heartbeat is tried
-    lease.announce(Name(lease.attempt, 10))
+    lease.announce(CheckpointName(lease.attempt, 10))
     sign = sign_of(home, lease.attempt)
-    assert sign is not None and sign.announced == str(Name(lease.attempt, 10))
+    assert sign is not None and sign.announced == str(CheckpointName(lease.attempt, 10))
     lease.end()

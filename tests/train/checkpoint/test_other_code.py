@@ -24,7 +24,7 @@ from slipstream.proofs.gpu.trainings import train, write_table
 from slipstream.storage import storage_for
 from slipstream.train import identity as identity_module
 from slipstream.train import run as run_module
-from slipstream.train.checkpoint.home import Name
+from slipstream.train.checkpoint.home import CheckpointName
 from slipstream.train.checkpoint.restore import Candidate, check_tensors
 from slipstream.train.identity import describe_other_code
 from tests.support.small_run import Run
@@ -91,7 +91,7 @@ def test_tensors_of_other_name_shape_or_type_are_one_line(
 ) -> None:
     index: Any = {"model/weight": SimpleNamespace(dtype="float32", size=[2])}
     live = {"model/weight": ("float32", (2,))}
-    candidate = Candidate(storage_for(str(tmp_path)), Name(1, 1))
+    candidate = Candidate(storage_for(str(tmp_path)), CheckpointName(1, 1))
     check_tensors(candidate, index, live)
     with pytest.raises(UserError, match=message) as refused:
         check_tensors(candidate, index, edit(live))

@@ -14,7 +14,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.storage import s3, storage_for
 from slipstream.train.checkpoint import lease
 from slipstream.train.checkpoint.command import main
-from slipstream.train.checkpoint.home import Home, Name
+from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.train.checkpoint.lease import Lease
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run
@@ -23,14 +23,14 @@ from tests.support.wording import line_with, same_wording
 DAY_S = 86400.0
 
 
-def lost(address: str, holder: Holder, step: int) -> Home:
+def lost(address: str, holder: Holder, step: int) -> CheckpointDirectory:
     """A home as one leaves it whose machine is lost after ``step``."""
-    home = Home(storage_for(address))
+    home = CheckpointDirectory(storage_for(address))
     attempt = home.claim(holder)
     held = Lease(home, attempt, lambda: False, lambda why: None)
     home.inherit(attempt)
-    home.storage.put(f"{Name(attempt, step)}/tensors-00000.bin", bytes(3000))
-    home.storage.put(f"{Name(attempt, step)}/manifest.json", b"{}")
+    home.storage.put(f"{CheckpointName(attempt, step)}/tensors-00000.bin", bytes(3000))
+    home.storage.put(f"{CheckpointName(attempt, step)}/manifest.json", b"{}")
     held._over.set()
     held._thread.join()
     if held._process_lock is not None:
@@ -152,7 +152,7 @@ def test_a_clock_that_is_ahead_frees_nothing(
         assert row[-1] == row_end and " ".join(freed) == "freed 0 of 1 checkpoint directories, 0 B"
         assert " d ago" not in " ".join(row)
     working.checkpoints.end()
-    assert Home(storage_for(str(below / "held"))).checkpoints()
+    assert CheckpointDirectory(storage_for(str(below / "held"))).checkpoints()
 
 
 @pytest.mark.usefixtures("short_leases")
@@ -180,7 +180,7 @@ def test_what_changes_while_it_waits_is_kept(invoke: Callable[..., Result], stor
     base = "s3://bucket/changing/checkpoints/project/production"
     for name in ("held", "lost"):
         lost(f"{base}/{name}", Holder(f"f-{name}", 0), 100)
-    held = Lease(Home(storage_for(f"{base}/held")), 1)
+    held = Lease(CheckpointDirectory(storage_for(f"{base}/held")), 1)
     store.clock_ahead_s = 15 * DAY_S
     said = invoke("s3://bucket/changing", "--free").output
     held.end()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slipstream.artifacts.format import FileRecord
 from slipstream.train.checkpoint import shards
 from slipstream.train.checkpoint.restore import blocks_of, share
-from slipstream.train.checkpoint.shards import Piece, block_bytes, read_into
+from slipstream.train.checkpoint.shards import ByteRange, block_bytes, read_into
 
 BEFORE = 24
 WHOLE = torch.randn(37, 5, 3, generator=torch.Generator().manual_seed(0))
@@ -34,14 +34,14 @@ def test_a_part_of_a_tensor_is_read_by_its_rows_a_block_at_a_time(
     read: list[int] = []
     original = shards.read_tensor
 
-    def noted(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> torch.Tensor:
+    def noted(directory: Path, piece: ByteRange, dtype: str, sizes: list[int]) -> torch.Tensor:
         read.append(piece.size)
         return original(directory, piece, dtype, sizes)
 
     monkeypatch.setattr(shards, "read_tensor", noted)
     monkeypatch.setattr(shards, "READ_BYTES", block_rows * ROW_BYTES + 7)
     target = torch.zeros(shape)
-    read_into(target, tmp_path, Piece("tensors", BEFORE, WHOLE.nbytes), "float32", [37, 5, 3], offsets)
+    read_into(target, tmp_path, ByteRange("tensors", BEFORE, WHOLE.nbytes), "float32", [37, 5, 3], offsets)
     expected = WHOLE[tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))]
     assert torch.equal(target, expected)
     assert max(read) <= block_rows * ROW_BYTES and sum(read) == shape[0] * ROW_BYTES
@@ -50,9 +50,9 @@ def test_a_part_of_a_tensor_is_read_by_its_rows_a_block_at_a_time(
 def test_numbers_and_empty_tensors_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "tensors").write_bytes(torch.tensor(2.5, dtype=torch.float64).numpy().tobytes())
     number = torch.zeros((), dtype=torch.float64)
-    read_into(number, tmp_path, Piece("tensors", 0, 8), "float64", [], [])
+    read_into(number, tmp_path, ByteRange("tensors", 0, 8), "float64", [], [])
     assert number.item() == 2.5
-    read_into(torch.zeros(0, 3), tmp_path, Piece("tensors", 0, 0), "float32", [0, 3], [0, 0])
+    read_into(torch.zeros(0, 3), tmp_path, ByteRange("tensors", 0, 0), "float32", [0, 3], [0, 0])
 
 
 @given(st.data())
@@ -61,7 +61,7 @@ def test_the_ranks_of_a_machine_bring_each_block_that_they_need_once(data: st.Da
     files = {name: FileRecord(size, "", step, []) for name in ("a.bin", "b.bin")}
     starts = st.tuples(st.sampled_from(sorted(files)), st.integers(0, size - 1))
     drawn = data.draw(st.lists(st.lists(starts, max_size=5), min_size=1, max_size=4))
-    pieces = [[Piece(file, start, data.draw(st.integers(0, size - start))) for file, start in of] for of in drawn]
+    pieces = [[ByteRange(file, start, data.draw(st.integers(0, size - start))) for file, start in of] for of in drawn]
     needed = [blocks_of(of_rank, files) for of_rank in pieces]
     brought = [share(needed, rank, len(needed)) for rank in range(len(needed))]
     blocks = [(run.file, block) for of_rank in brought for run in of_rank for block in range(run.first, run.end)]

@@ -15,7 +15,7 @@ import torch
 
 from harness.dispatch import counted
 from slipstream.train.checkpoint import staging
-from slipstream.train.checkpoint.staging import Buffers
+from slipstream.train.checkpoint.staging import SnapshotBuffers
 from tests.support.asked_of_cuda import Cuda, OnGpu, Runtime
 from tests.support.small_run import Run, same
 from tests.support.wording import refuses
@@ -27,13 +27,13 @@ LONG = 30.0
 @pytest.fixture
 def allowed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Copies in the background begin when this is set."""
-    copy, allowed = Buffers._copy, threading.Event()
+    copy, allowed = SnapshotBuffers._copy, threading.Event()
 
-    def copy_later(self: Buffers, tensors: dict[str, torch.Tensor]) -> None:
+    def copy_later(self: SnapshotBuffers, tensors: dict[str, torch.Tensor]) -> None:
         assert threading.get_ident() == MAIN or allowed.wait(LONG)
         copy(self, tensors)
 
-    monkeypatch.setattr(Buffers, "_copy", copy_later)
+    monkeypatch.setattr(SnapshotBuffers, "_copy", copy_later)
     return allowed
 
 
@@ -132,7 +132,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
 
 def test_one_buffer_holds_tensors_of_any_type_and_shape() -> None:
     tensors = some_tensors()
-    staged = Buffers(tensors, dict.fromkeys(tensors, 0), 0).stage(tensors, ["half"])()
+    staged = SnapshotBuffers(tensors, dict.fromkeys(tensors, 0), 0).stage(tensors, ["half"])()
     for name, (shape, dtype) in SHAPES.items():
         assert staged[name].shape == shape and staged[name].dtype == dtype
         assert torch.equal(staged[name], tensors[name]) and staged[name].is_contiguous()
@@ -144,7 +144,7 @@ def test_what_is_pinned_is_what_the_tensors_take_and_is_given_back(monkeypatch: 
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     tensors = {name: tensor.as_subclass(OnGpu) for name, tensor in some_tensors().items()}
-    buffers = Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+    buffers = SnapshotBuffers(tensors, dict.fromkeys(tensors, 0), 0)
     taken = sum(tensor.nbytes for tensor in tensors.values())
     (pinned,) = runtime.pinned.values()
     assert runtime.calls == 1 and taken <= pinned <= taken + 64 * len(tensors)
@@ -153,20 +153,20 @@ def test_what_is_pinned_is_what_the_tensors_take_and_is_given_back(monkeypatch: 
     assert not runtime.pinned
     runtime.status = 2
     with refuses(RuntimeError):
-        Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+        SnapshotBuffers(tensors, dict.fromkeys(tensors, 0), 0)
 
 
 def test_a_rank_that_writes_nothing_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     tensors = {name: tensor.as_subclass(OnGpu) for name, tensor in some_tensors().items()}
-    Buffers(tensors, dict.fromkeys(tensors, 1), 0)
+    SnapshotBuffers(tensors, dict.fromkeys(tensors, 1), 0)
     assert not runtime.calls
 
 
 def test_a_snapshot_is_two_copies_however_many_tensors_there_are() -> None:
     tensors = some_tensors()
-    buffers = Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+    buffers = SnapshotBuffers(tensors, dict.fromkeys(tensors, 0), 0)
     assert counted(lambda: buffers.stage(tensors, ["weight", "half"])()).kernels == 2
     assert counted(lambda: buffers.stage(tensors, [])()).kernels == 1
 
@@ -177,7 +177,7 @@ def test_on_a_gpu_all_saves_copy_on_one_stream_and_the_host_sleeps_meanwhile(mon
     tensors = {name: tensor.as_subclass(OnGpu) for name, tensor in some_tensors().items()}
     for save in (1, 2):
         # New buffers, as when there are other tensors than before.
-        staged = Buffers(tensors, dict.fromkeys(tensors, 0), 0).stage(tensors, ["weight", "half"])()
+        staged = SnapshotBuffers(tensors, dict.fromkeys(tensors, 0), 0).stage(tensors, ["weight", "half"])()
         assert cuda.taken() == [
             "copy 3 tensors",
             "on stream 1:",

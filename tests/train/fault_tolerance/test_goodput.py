@@ -23,7 +23,7 @@ from slipstream.artifacts.results.ledger import (
 from slipstream.distributed.child_processes import end_with_parent
 from slipstream.proofs.processes import FORK
 from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import Home
+from slipstream.train.checkpoint.home import CheckpointDirectory
 from slipstream.train.fault_tolerance import goodput
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from tests.support.processes import running
@@ -51,7 +51,9 @@ def test_an_attempt_that_falls_back_further_makes_more_than_its_predecessor_lose
 
 
 def test_time_goes_to_its_account(tmp_path: Path) -> None:
-    kept = GoodputRecorder(Home(storage_for(str(tmp_path))), 1, 1, writes=False, started=time.perf_counter() - 5)
+    kept = GoodputRecorder(
+        CheckpointDirectory(storage_for(str(tmp_path))), 1, 1, writes=False, started=time.perf_counter() - 5
+    )
     with kept.time("restore"):
         time.sleep(0.05)
     kept.begin(10)
@@ -70,7 +72,9 @@ def test_time_goes_to_its_account(tmp_path: Path) -> None:
 
 def test_saves_are_counted_though_not_every_one_is_marked(tmp_path: Path) -> None:
     recorders = [
-        GoodputRecorder(Home(storage_for(str(tmp_path))), attempt, 1, writes=False, started=time.perf_counter())
+        GoodputRecorder(
+            CheckpointDirectory(storage_for(str(tmp_path))), attempt, 1, writes=False, started=time.perf_counter()
+        )
         for attempt in (1, 2)
     ]
     for recorder, saves in zip(recorders, (3 * goodput.MOST_EVENTS, 5), strict=True):
@@ -83,7 +87,7 @@ def test_saves_are_counted_though_not_every_one_is_marked(tmp_path: Path) -> Non
 
 def write_until_killed(home: str) -> None:
     goodput.PERIOD_S = 0.02
-    place = Home(storage_for(home))
+    place = CheckpointDirectory(storage_for(home))
     kept = GoodputRecorder(place, place.claim(Holder()), 2, writes=True, started=time.perf_counter())
     kept.begin(0)
     for done in range(1, 51):
@@ -98,7 +102,7 @@ def test_a_killed_attempt_leaves_its_record_and_the_next_one_counts_it(tmp_path:
     process.join(20)
     assert process.exitcode == -signal.SIGKILL
     storage = storage_for(str(tmp_path))
-    home = Home(storage)
+    home = CheckpointDirectory(storage)
     second = GoodputRecorder(home, home.claim(Holder()), 2, writes=True, started=time.perf_counter())
     second.begin(40)
     second.record.last_step = 100

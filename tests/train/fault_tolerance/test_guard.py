@@ -16,15 +16,15 @@ from slipstream.artifacts.results.ledger import read_attempts
 from slipstream.errors import AgreedPreempted
 from slipstream.train.checkpoint.background import BackgroundSave
 from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.fault_tolerance.consensus import Consensus, GroupState, Interval, Measured
+from slipstream.train.fault_tolerance.consensus import CheckpointInterval, Consensus, GroupState, RankTimings
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.fault_tolerance.notices import NoticeWatcher
 from slipstream.train.telemetry.step_times import StepTimes
 from tests.support.small_run import Run, names
 
 
-def guarded(run: Run, watcher: Watcher, interval: Interval) -> Guard:
+def guarded(run: Run, watcher: NoticeWatcher, interval: CheckpointInterval) -> Guard:
     ledger = GoodputRecorder(run.checkpoints.home, run.checkpoints.attempt, 1, writes=True, started=time.perf_counter())
     guard = Guard(run.checkpoints, interval, watcher, ledger)
     run.checkpoints.prepare({"step": 0})
@@ -41,8 +41,8 @@ def train(run: Run, guard: Guard, steps: int, each_s: float = 0.0) -> None:
         guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
 
 
-def train_to_the_end(run: Run, interval: Interval, steps: int, each_s: float = 0.0) -> None:
-    with Watcher([], grace_s=None) as watcher:
+def train_to_the_end(run: Run, interval: CheckpointInterval, steps: int, each_s: float = 0.0) -> None:
+    with NoticeWatcher([], grace_s=None) as watcher:
         guard = guarded(run, watcher, interval)
         train(run, guard, steps, each_s)
         run.checkpoints.finish()
@@ -51,7 +51,7 @@ def train_to_the_end(run: Run, interval: Interval, steps: int, each_s: float = 0
 
 def test_it_saves_every_so_many_steps(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    train_to_the_end(run, Interval(steps=4), 9)
+    train_to_the_end(run, CheckpointInterval(steps=4), 9)
     assert names(tmp_path) == ["step-000000000004.a0001", "step-000000000008.a0001"]
     page = read_attempts(run.checkpoints.home.storage)[0]
     assert (page.last_step, page.ended) == (9, "finished")
@@ -59,8 +59,8 @@ def test_it_saves_every_so_many_steps(tmp_path: Path) -> None:
 
 def test_on_notice_it_saves_leaves_and_nothing_is_lost(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    with Watcher([], grace_s=25) as watcher:
-        guard = guarded(run, watcher, Interval(steps=1000))
+    with NoticeWatcher([], grace_s=25) as watcher:
+        guard = guarded(run, watcher, CheckpointInterval(steps=1000))
         train(run, guard, 6)
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(AgreedPreempted, match=r" step \d+, .* \(rank 0: signal: SIGTERM\)"):
@@ -73,8 +73,8 @@ def test_on_notice_it_saves_leaves_and_nothing_is_lost(tmp_path: Path) -> None:
 
 def test_what_cannot_be_finished_in_time_is_not_begun(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    with Watcher([], grace_s=1) as watcher:
-        guard = guarded(run, watcher, Interval(steps=10**6))
+    with NoticeWatcher([], grace_s=1) as watcher:
+        guard = guarded(run, watcher, CheckpointInterval(steps=10**6))
         train(run, guard, 7)
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(AgreedPreempted, match="with step 0 saved"):
@@ -96,8 +96,8 @@ def test_an_advised_save_that_falls_amid_skipped_steps_is_made_after_them(
 
     run = Run(tmp_path)
     run.steps(1)
-    with Watcher([], grace_s=None) as watcher:
-        guard = guarded(run, watcher, Interval(steps=10**6))
+    with NoticeWatcher([], grace_s=None) as watcher:
+        guard = guarded(run, watcher, CheckpointInterval(steps=10**6))
         for step in range(1, 2000):
             guard.after_step(step, capture)
         run.checkpoints.finish()
@@ -117,7 +117,7 @@ def test_auto_finds_its_interval_from_what_a_save_costs(tmp_path: Path, monkeypa
     monkeypatch.setattr(Checkpoints, "save", cheap)
     told = property(lambda _: 0.05, lambda *_: None)
     monkeypatch.setattr(BackgroundSave, "publish_seconds", told, raising=False)
-    train_to_the_end(Run(tmp_path), Interval(mean_time_between_failures_s=2.0), 150, each_s=0.01)
+    train_to_the_end(Run(tmp_path), CheckpointInterval(mean_time_between_failures_s=2.0), 150, each_s=0.01)
     # Young and Daly's optimum is 0.12 s, but 0.004 s may be 3 % of the time at most: 0.133 s, or 14 steps of 10 ms.
     assert steps[-1] > 100 and all(3 <= later - earlier <= 14 for earlier, later in pairwise(steps))
 
@@ -126,19 +126,19 @@ def test_ranks_do_not_exchange_after_every_save(tmp_path: Path, monkeypatch: pyt
     exchanges: list[float] = []
     exchange = Consensus.exchange
 
-    def counted(self: Consensus, measured: Measured, times: StepTimes) -> GroupState:
+    def counted(self: Consensus, measured: RankTimings, times: StepTimes) -> GroupState:
         exchanges.append(measured.stall_s)
         return exchange(self, measured, times)
 
     monkeypatch.setattr(Consensus, "exchange", counted)
-    train_to_the_end(Run(tmp_path), Interval(steps=1), 60)
+    train_to_the_end(Run(tmp_path), CheckpointInterval(steps=1), 60)
     assert len(exchanges) < 20 and exchanges[2] > 0, "the first save's cost has to be known at once"
 
 
 def test_a_notice_is_heard_soon_though_steps_became_slower(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    with Watcher([], grace_s=25) as watcher:
-        guard = guarded(run, watcher, Interval(steps=10**6))
+    with NoticeWatcher([], grace_s=25) as watcher:
+        guard = guarded(run, watcher, CheckpointInterval(steps=10**6))
         train(run, guard, 40)  # a fraction of a second: by these alone the next question would be far away
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(AgreedPreempted, match=r" step (\d+), ") as left:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from slipstream.checkpoint_interval import LARGEST_SHARE, young_daly
-from slipstream.train.fault_tolerance.consensus import Interval, Measured
+from slipstream.train.fault_tolerance.consensus import CheckpointInterval, RankTimings
 
 
 def expected_time(interval_s: float, cost_s: float, between_failures_s: float) -> float:
@@ -22,13 +22,13 @@ def test_daly_is_within_a_thousandth_of_the_best_that_a_search_finds(cost: float
 
 
 def test_steps_are_steps_and_seconds_are_as_many_steps_as_fit() -> None:
-    assert Interval(steps=400).between(Measured(step_s=0.05, stall_s=1, publish_s=9)) == 400
-    assert Interval(seconds=30).between(Measured(step_s=0.05, stall_s=1, publish_s=9)) == 600
+    assert CheckpointInterval(steps=400).between(RankTimings(step_s=0.05, stall_s=1, publish_s=9)) == 400
+    assert CheckpointInterval(seconds=30).between(RankTimings(step_s=0.05, stall_s=1, publish_s=9)) == 600
 
 
 def test_auto_bounds_the_share_of_checkpoints_and_never_overlaps_them() -> None:
-    auto = Interval(mean_time_between_failures_s=20)
-    steps = auto.between(Measured(step_s=0.05, stall_s=0.5, publish_s=0.1))
+    auto = CheckpointInterval(mean_time_between_failures_s=20)
+    steps = auto.between(RankTimings(step_s=0.05, stall_s=0.5, publish_s=0.1))
     assert 0.5 / (steps * 0.05) <= LARGEST_SHARE
-    assert auto.between(Measured(step_s=0.05, stall_s=0.001, publish_s=4)) * 0.05 >= 4
-    assert auto.between(Measured(step_s=0.05, stall_s=0.01, publish_s=0.1)) == math.ceil(young_daly(0.01, 20) / 0.05)
+    assert auto.between(RankTimings(step_s=0.05, stall_s=0.001, publish_s=4)) * 0.05 >= 4
+    assert auto.between(RankTimings(step_s=0.05, stall_s=0.01, publish_s=0.1)) == math.ceil(young_daly(0.01, 20) / 0.05)

@@ -14,13 +14,13 @@ import pytest
 from slipstream.proofs.gpu.attempts import TrainingJob, result_digests, run_attempt
 from slipstream.storage import StorageUnavailable
 from slipstream.train.checkpoint.background import SLOW_S, Outage
-from slipstream.train.checkpoint.home import Name
+from slipstream.train.checkpoint.home import CheckpointName
 from slipstream.train.checkpoint.shards import FileWriter
 from slipstream.train.fault_tolerance import guard as guards
-from slipstream.train.fault_tolerance.consensus import Interval
+from slipstream.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.fault_tolerance.notices import NoticeWatcher
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.small_run import Run, names, same
 
@@ -94,9 +94,9 @@ def test_600_seconds_without_a_store_cost_no_step_and_one_snapshot(
     run, clock = Run(tmp_path / "home"), Clock()
     background = run.checkpoints.background
     background.outage.now = clock
-    with Watcher([], grace_s=None) as watcher:
+    with NoticeWatcher([], grace_s=None) as watcher:
         recorder = GoodputRecorder(run.checkpoints.home, 1, 1, writes=True, started=time.perf_counter())
-        guard = Guard(run.checkpoints, Interval(steps=10), watcher, recorder)
+        guard = Guard(run.checkpoints, CheckpointInterval(steps=10), watcher, recorder)
         run.checkpoints.prepare({"step": 0})
         guard.begin(0)
         buffers, most = run.checkpoints._buffers, 0
@@ -118,7 +118,10 @@ def test_600_seconds_without_a_store_cost_no_step_and_one_snapshot(
     assert 4 <= len(seconds) <= 8 and seconds[-1] > 300, said
     assert said.count("the store accepts checkpoints again") == 1
     assert names(tmp_path / "home")[-1] == "step-000000000700.a0001"
-    assert max(name.step for name in map(Name.parse, names(tmp_path / "home")) if name and name.step < 700) == 690
+    assert (
+        max(name.step for name in map(CheckpointName.parse, names(tmp_path / "home")) if name and name.step < 700)
+        == 690
+    )
     assert same(whole.everything(), run.everything())
 
 
@@ -128,9 +131,9 @@ def test_after_the_limit_the_steps_wait_until_it_is_saved(
     monkeypatch.setattr(guards, "PERIOD_S", 0.02)
     run, clock, waited = Run(tmp_path), Clock(), list[int]()
     run.checkpoints.background.outage.now = clock
-    with Watcher([], grace_s=None) as watcher:
+    with NoticeWatcher([], grace_s=None) as watcher:
         recorder = GoodputRecorder(run.checkpoints.home, 1, 1, writes=False, started=time.perf_counter())
-        guard = Guard(run.checkpoints, Interval(steps=5), watcher, recorder, unsaved_limit_s=30.0)
+        guard = Guard(run.checkpoints, CheckpointInterval(steps=5), watcher, recorder, unsaved_limit_s=30.0)
         run.checkpoints.prepare({"step": 0})
         guard.begin(0)
         away["store"] = True

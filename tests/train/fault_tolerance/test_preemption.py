@@ -14,11 +14,18 @@ import pytest
 from slipstream.distributed.process_group import Peers
 from slipstream.machine.cloud_metadata import AwsMetadata, MetadataUnavailable
 from slipstream.train.fault_tolerance import notices
-from slipstream.train.fault_tolerance.consensus import Consensus, Stop
-from slipstream.train.fault_tolerance.notices import Aws, Azure, Gcp, Notice, Server, Watcher
+from slipstream.train.fault_tolerance.consensus import Consensus, StopDecision
+from slipstream.train.fault_tolerance.notices import (
+    AwsNotices,
+    AzureNotices,
+    GcpNotices,
+    MetadataServer,
+    NoticeWatcher,
+    PreemptionNotice,
+)
 from tests.support.metadata_server import metadata_server
 
-CLOUDS: dict[str, Callable[[str], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
+CLOUDS: dict[str, Callable[[str], MetadataServer]] = {"aws": AwsNotices, "gcp": GcpNotices, "azure": AzureNotices}
 #: What each cloud says of the time left, in seconds, when its server was told 60.
 EXPECTED_S = {"aws": 60, "gcp": 30, "azure": 60}
 
@@ -32,7 +39,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 5.0) -> None:
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_notice_arrives_with_its_deadline(cloud: str) -> None:
-    with metadata_server(cloud) as server, Watcher([CLOUDS[cloud](server.url)], grace_s=None, period_s=0.02) as watcher:
+    with (
+        metadata_server(cloud) as server,
+        NoticeWatcher([CLOUDS[cloud](server.url)], grace_s=None, period_s=0.02) as watcher,
+    ):
         wait_for(lambda: len(server.statuses) > 6)
         assert watcher.notice is None
         server.event = 60
@@ -50,7 +60,7 @@ def test_a_server_that_misbehaves_is_no_notice_and_is_asked_again(
     monkeypatch.setattr(notices, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(notices.request, "__kwdefaults__", {"method": "GET", "timeout": 0.1})
     monkeypatch.setattr(notices, "AwsMetadata", partial(AwsMetadata, timeout=0.1))
-    monkeypatch.setattr(Azure, "FIRST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(AzureNotices, "FIRST_TIMEOUT_S", 0.1)
     with metadata_server(cloud) as server:
         asked = CLOUDS[cloud](server.url)
         assert asked.present()
@@ -65,7 +75,7 @@ def test_a_server_that_misbehaves_is_no_notice_and_is_asked_again(
 
 def test_an_expired_token_is_renewed() -> None:
     with metadata_server("aws") as server:
-        aws = Aws(server.url)
+        aws = AwsNotices(server.url)
         assert aws.present() and aws.ask() is None
         server.expire_tokens()
         server.event = 100
@@ -75,23 +85,23 @@ def test_an_expired_token_is_renewed() -> None:
 
 def test_no_server_is_no_notice() -> None:
     with pytest.raises(MetadataUnavailable):
-        Aws("http://127.0.0.1:9").present()
+        AwsNotices("http://127.0.0.1:9").present()
     with metadata_server("azure") as server, pytest.raises(MetadataUnavailable):
-        Gcp(server.url).present()
+        GcpNotices(server.url).present()
 
 
 def test_the_cloud_is_found_by_itself() -> None:
     with metadata_server("azure") as server:
         server.event = 60
         servers = [make(server.url) for make in CLOUDS.values()]
-        with Watcher(servers, grace_s=None, period_s=0.02) as watcher:
+        with NoticeWatcher(servers, grace_s=None, period_s=0.02) as watcher:
             wait_for(lambda: watcher.notice)
             assert watcher.notice is not None and watcher.notice.source == "azure"
 
 
 def test_sigterm_is_a_notice_with_the_grace_that_kubernetes_gives() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Watcher([], grace_s=25) as watcher:
+    with NoticeWatcher([], grace_s=25) as watcher:
         os.kill(os.getpid(), signal.SIGTERM)
         wait_for(lambda: watcher.notice)
         assert watcher.notice is not None and watcher.notice.deadline is not None
@@ -100,7 +110,10 @@ def test_sigterm_is_a_notice_with_the_grace_that_kubernetes_gives() -> None:
 
 
 def test_advice_asks_for_a_save_and_only_a_certain_notice_for_an_end() -> None:
-    with metadata_server("aws") as server, Watcher([Aws(server.url)], grace_s=None, period_s=0.02) as watcher:
+    with (
+        metadata_server("aws") as server,
+        NoticeWatcher([AwsNotices(server.url)], grace_s=None, period_s=0.02) as watcher,
+    ):
         consensus = Consensus(watcher, Peers.connect(timedelta(minutes=1)))
         assert not consensus.exchange().advised
         server.rebalance = True
@@ -115,12 +128,12 @@ def test_advice_asks_for_a_save_and_only_a_certain_notice_for_an_end() -> None:
 
 
 def test_what_cannot_finish_is_not_begun() -> None:
-    assert Stop("x", 30).time_to_save(10)
-    assert not Stop("x", 16).time_to_save(10)
+    assert StopDecision("x", 30).time_to_save(10)
+    assert not StopDecision("x", 16).time_to_save(10)
 
 
 def test_the_most_urgent_notice_counts() -> None:
-    watcher = Watcher([], grace_s=None)
+    watcher = NoticeWatcher([], grace_s=None)
     for deadline, kept in ((100.0, 100.0), (200.0, 100.0), (50.0, 50.0), (None, 50.0)):
-        watcher._take(Notice("test", "test", deadline))
+        watcher._take(PreemptionNotice("test", "test", deadline))
         assert watcher.notice is not None and watcher.notice.deadline == kept

@@ -14,19 +14,19 @@ import pytest
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.plan import Plan
+from slipstream.models.plan import ParallelPlan
 from slipstream.proofs.gpu.attempts import may_have_children
 from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import DECISION, Home
+from slipstream.train.checkpoint.home import DECISION, CheckpointDirectory
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.step import micro_batches, padded_rows
 from slipstream.train.memory import automatic, decision
 from slipstream.train.memory.automatic import fewest_that_fit
-from slipstream.train.memory.choices import Job, Traced
+from slipstream.train.memory.choices import TracedJob, TraceJob
 from slipstream.train.memory.command import rows_of_tokens
-from slipstream.train.memory.decision import Decision, MadeFor, data_and_model
+from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, data_and_model
 from slipstream.train.memory.numbers import doubled, legal_numbers
-from slipstream.train.memory.processes import Untraced
+from slipstream.train.memory.processes import TraceFailure
 from slipstream.train.memory.trace import Footprint
 from slipstream.train.memory.tracker import KINDS
 from slipstream.train.parallel.config import ParallelConfig
@@ -43,8 +43,8 @@ SPACIOUS, NARROW, TOO_LITTLE = 2**30, 800_000, 2**16
 MEMORY = "memory_of_tests"
 
 
-def job(**changed: Any) -> Job:
-    return Job(MODEL, rows_of_tokens(MODEL, LENGTH), replace(AUTO, **changed), 1)
+def job(**changed: Any) -> TraceJob:
+    return TraceJob(MODEL, rows_of_tokens(MODEL, LENGTH), replace(AUTO, **changed), 1)
 
 
 def body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
@@ -62,11 +62,11 @@ def traced_as(peaks: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> list[in
     """Traces find these peaks, by the number of micro-batches; returns the numbers that were asked for."""
     asked: list[int] = []
 
-    def trace_all(jobs: list[Job]) -> list[Traced]:
+    def trace_all(jobs: list[TraceJob]) -> list[TracedJob]:
         asked.extend(each.training.micro_batches for each in jobs)
         nothing = dict.fromkeys(KINDS, 0)
         return [
-            Traced(each, Footprint({**nothing, "parameters": peaks[each.training.micro_batches]}, nothing))
+            TracedJob(each, Footprint({**nothing, "parameters": peaks[each.training.micro_batches]}, nothing))
             for each in jobs
         ]
 
@@ -86,7 +86,9 @@ def test_it_is_the_fewest_that_fit_found_in_few_traces(monkeypatch: pytest.Monke
 
 
 def test_without_another_layout_that_can_be_traced_a_line_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(automatic, "trace_all", lambda jobs: [Traced(each, Untraced("not tried")) for each in jobs])
+    monkeypatch.setattr(
+        automatic, "trace_all", lambda jobs: [TracedJob(each, TraceFailure("not tried")) for each in jobs]
+    )
     same_wording(automatic.cheapest_first(job(accumulation=24), 10))
 
 
@@ -106,7 +108,7 @@ def pieces_of(share: int, number: int) -> int:
 
 def test_an_interleaved_pipeline_takes_each_of_them_and_no_other() -> None:
     parallel = ParallelConfig(pipeline=4, schedule="interleaved", stages_per_rank=2)
-    plan = Plan(tuple("abcdefgh"), {}, {}, 0, (1,), lambda *_: None)
+    plan = ParallelPlan(tuple("abcdefgh"), {}, {}, 0, (1,), lambda *_: None)
 
     def taken(pieces: int) -> bool:
         with suppress(UserError):
@@ -131,14 +133,14 @@ def test_twice_as_many_or_the_next_that_are_possible() -> None:
     assert [doubled(number, numbers) for number in (7, 13)] == [24, 24]
 
 
-MADE_FOR = MadeFor(2, "none", "none", "fp32", 24, 5, "data", "model")
+MADE_FOR = DecisionConditions(2, "none", "none", "fp32", 24, 5, "data", "model")
 
 
 def test_another_memory_or_layout_is_another_decision() -> None:
-    found = Decision(3, MADE_FOR, peak=1)
+    found = MicroBatchDecision(3, MADE_FOR, peak=1)
     assert found.number_for("auto", MADE_FOR) == 3 and found.number_for(1, MADE_FOR) == 0
     # No batch can be cut into more pieces than it has rows, whatever the store says.
-    assert Decision(25, MADE_FOR).number_for("auto", MADE_FOR) == 0
+    assert MicroBatchDecision(25, MADE_FOR).number_for("auto", MADE_FOR) == 0
     changes: dict[str, Any] = {"processes": 1, "layout": "shard weights", "recompute": "full", "memory": 4}
     others = {"precision": "bf16", "batch_size": 8, "data": "other rows", "model": "a deeper one"}
     for name, value in {**changes, **others}.items():
@@ -167,12 +169,14 @@ def test_another_model_or_other_data_is_told_apart_and_not_where_a_base_lies(
 
 
 def test_what_ran_out_of_memory_is_not_asked_for_again_and_more_may_be() -> None:
-    found = Decision(4, MADE_FOR, ran_out=2)
+    found = MicroBatchDecision(4, MADE_FOR, ran_out=2)
     assert [found.number_for(asked, MADE_FOR) for asked in ("auto", 1, 2, 3, 8)] == [4, 4, 4, 0, 0]
 
 
 def test_who_was_refused_is_refused_again_and_a_new_run_is_not() -> None:
-    named, nameless = (Decision(24, MADE_FOR, ran_out=24, refused="no", execution=name) for name in ("a run", ""))
+    named, nameless = (
+        MicroBatchDecision(24, MADE_FOR, ran_out=24, refused="no", execution=name) for name in ("a run", "")
+    )
     assert named.refused_in(Holder("a run")) and not named.refused_in(Holder("another"))
     assert nameless.refused_in(Holder("", 1)) and not nameless.refused_in(Holder("", 0))
     assert not named.refused_in(Holder("", 1)) and not nameless.refused_in(Holder("a run", 1))
@@ -201,8 +205,8 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
     data = token_data(tmp_path / "data").artifact.directory
     home = tmp_path / "run" / "checkpoints"
     home.mkdir(parents=True)
-    made_for = MadeFor.of(AUTO, 2, "fp32", SPACIOUS, data_and_model(request(data)))
-    Decision(5, made_for, peak=1).write(Home(storage_for(str(home))))
+    made_for = DecisionConditions.of(AUTO, 2, "fp32", SPACIOUS, data_and_model(request(data)))
+    MicroBatchDecision(5, made_for, peak=1).write(CheckpointDirectory(storage_for(str(home))))
     train(data, tmp_path / "run", SPACIOUS, world=2)
     assert "auto is 5, as it was before" in log(tmp_path / "run")
 
@@ -210,4 +214,4 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
 def test_what_cannot_be_traced_asks_for_a_number() -> None:
     offload = replace(AUTO, parallel=replace(AUTO.parallel, shard="weights", offload=True))
     with refuses(UserError, match="training.accumulation:"):
-        fewest_that_fit(Job(MODEL, rows_of_tokens(MODEL, LENGTH), offload, 2), 2**30)
+        fewest_that_fit(TraceJob(MODEL, rows_of_tokens(MODEL, LENGTH), offload, 2), 2**30)

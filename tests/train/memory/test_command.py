@@ -18,9 +18,9 @@ from slipstream.models.factory import build
 from slipstream.source.config import DataConfig
 from slipstream.subcommands import slipstream
 from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.choices import Job, numbers_to_try
+from slipstream.train.memory.choices import TraceJob, numbers_to_try
 from slipstream.train.memory.command import rows_of_text, rows_of_tokens
-from slipstream.train.memory.processes import Untraced, footprints
+from slipstream.train.memory.processes import TraceFailure, footprints
 from slipstream.train.memory.trace import Footprint, TracedStep
 from tests.support.training import table_of_numbers
 
@@ -135,9 +135,9 @@ def test_of_a_base_its_config_says_it_all(
     """There are no weights, which would be read for a training alone."""
     asked_for: list[TracedStep] = []
 
-    def noted(steps: list[TracedStep]) -> list[Untraced]:
+    def noted(steps: list[TracedStep]) -> list[TraceFailure]:
         asked_for.extend(steps)
-        return [Untraced("not tried")] * len(steps)
+        return [TraceFailure("not tried")] * len(steps)
 
     monkeypatch.setattr("slipstream.train.memory.choices.largest", noted)
     base = tmp_path / "base"
@@ -165,7 +165,9 @@ def test_of_a_base_its_config_says_it_all(
 
 def test_numbers_are_whole_rounds_of_a_pipeline() -> None:
     config = {"batch_size": 26, "accumulation": 4, "parallel": {"pipeline": 4}}
-    job = Job(ModelConfig(), rows_of_tokens(ModelConfig("transformer", SMALL), 16), TrainingConfig.from_dict(config), 4)
+    job = TraceJob(
+        ModelConfig(), rows_of_tokens(ModelConfig("transformer", SMALL), 16), TrainingConfig.from_dict(config), 4
+    )
     assert numbers_to_try(job) == [4, 16, 24]
 
 
@@ -174,7 +176,7 @@ def test_a_model_of_billions_of_parameters_takes_no_memory(layers: int, paramete
     """Its weights alone are 7 or 30 GiB."""
     model = ModelConfig("transformer", {**LARGE, "num_hidden_layers": layers})
     training = TrainingConfig.from_dict({"precision": "bf16", "parallel": {"shard": "weights"}, "batch_size": 8})
-    job = Job(model, rows_of_tokens(model, 4096), training, 8)
+    job = TraceJob(model, rows_of_tokens(model, 4096), training, 8)
     (found,) = footprints([job.step])
     assert isinstance(found, Footprint), found
     assert found.at_peak["parameters"] == pytest.approx(parameters * 4 / 8, rel=0.01)

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.choices import Job
+from slipstream.train.memory.choices import TraceJob
 from slipstream.train.memory.cuda_operators import cuda_operators
-from slipstream.train.memory.processes import Untraced, footprints
+from slipstream.train.memory.processes import TraceFailure, footprints
 from slipstream.train.memory.trace import TracedStep
 
 GIB = 2**30
@@ -128,14 +128,14 @@ def step_of(model: dict[str, Any], rows: int, document_end: int = -1, **settings
     tokens = (TensorSpec("tokens", "int64", (LENGTH,)),)
     signature = Signature(tokens, "next token", "next token", buckets=VOCABULARY, document_end=document_end)
     training = TrainingConfig.from_dict({"precision": "bf16", "batch_size": rows, **settings})
-    return Job(ModelConfig("transformer", model), signature, training, 1).step
+    return TraceJob(ModelConfig("transformer", model), signature, training, 1).step
 
 
 def peaks(steps: list[TracedStep]) -> list[tuple[float, float]]:
     """Of each step the peak and the weights, in GiB."""
     found = []
     for one in footprints(steps):
-        assert not isinstance(one, Untraced), one.reason
+        assert not isinstance(one, TraceFailure), one.reason
         found.append((one.peak / GIB, one.at_peak["parameters"] / GIB))
     return found
 

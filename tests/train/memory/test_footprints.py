@@ -12,7 +12,7 @@ import pytest
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.processes import Untraced, footprints
+from slipstream.train.memory.processes import TraceFailure, footprints
 from slipstream.train.memory.trace import TracedStep
 from tests.support.bases import make_base
 from tests.support.footprints import real
@@ -86,7 +86,7 @@ def check(steps: Sequence[TracedStep], place: Path, limit: float, *, onednn: boo
     for step, of_ranks in zip(steps, found, strict=True):
         for rank, one in enumerate(of_ranks):
             ours = next(traced)
-            assert not isinstance(ours, Untraced), ours.reason
+            assert not isinstance(ours, TraceFailure), ours.reason
             what = (step.training.parallel, step.training.precision, step.training.recompute, rank, one, ours)
             assert ours.peak == pytest.approx(one.peak, rel=limit), what
             assert sum(ours.lasting.values()) == pytest.approx(one.lasting, rel=limit), what
@@ -173,5 +173,5 @@ def test_pipelines(tmp_path: Path, parallel: dict[str, Any]) -> None:
 def test_what_cannot_be_traced_is_said() -> None:
     offload = training(parallel={"shard": "weights", "offload": True})
     (found,) = footprints([TracedStep(TRANSFORMER, TOKENS, offload, 1, 4, 2)])
-    assert isinstance(found, Untraced) and found.reason.startswith("training.parallel.offload:")
+    assert isinstance(found, TraceFailure) and found.reason.startswith("training.parallel.offload:")
     same_wording(found.reason)

@@ -18,7 +18,7 @@ from slipstream.profiles.profile import Placement
 from slipstream.telemetry.preflight import GpuMemory
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory import lasting
-from slipstream.train.memory.choices import Job, trace_all
+from slipstream.train.memory.choices import TraceJob, trace_all
 from slipstream.train.memory.command import rows_of_tokens
 from slipstream.train.memory.lasting import ModelState, check_fits
 from slipstream.train.parallel.config import ParallelConfig
@@ -76,7 +76,7 @@ def test_a_traced_step_takes_more_and_not_many_times_as_much() -> None:
     ]
     state = ModelState.of(build(model, signature, 0, shapes_alone=True), TrainingConfig())
     jobs = [
-        Job(model, signature, TrainingConfig(batch_size=8, accumulation=2, precision=kind, parallel=parallel), 4)
+        TraceJob(model, signature, TrainingConfig(batch_size=8, accumulation=2, precision=kind, parallel=parallel), 4)
         for parallel in (ParallelConfig(**layout) for layout in layouts)
         for kind in ("fp32", "bf16")
     ]

@@ -20,10 +20,10 @@ from slipstream.errors import OutOfMemory, UserError
 from slipstream.models.config import ModelConfig
 from slipstream.proofs.gpu.attempts import may_have_children
 from slipstream.storage import StorageUnavailable, storage_for
-from slipstream.train.checkpoint.home import DECISION, Home
+from slipstream.train.checkpoint.home import DECISION, CheckpointDirectory
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory import automatic, running_out
-from slipstream.train.memory.decision import Decision, MadeFor, read_decision
+from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, large_steps, newest_step, take_memory_away
 from tests.support.tokens import SIZES, token_data
@@ -109,10 +109,12 @@ def test_several_ranks_at_once_double_it_once(data: Path, tmp_path: Path) -> Non
     assert (record["accumulation"], record["ran_out"]) == (6, 3)
 
 
-MADE_FOR = MadeFor(1, "none", "none", "fp32", 64, 5, "data", "model")
+MADE_FOR = DecisionConditions(1, "none", "none", "fp32", 64, 5, "data", "model")
 
 
-def ended(home: Home, monkeypatch: pytest.MonkeyPatch, most: int = 64, rank: int = 0) -> OutOfMemory | UserError:
+def ended(
+    home: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch, most: int = 64, rank: int = 0
+) -> OutOfMemory | UserError:
     """Return the error of a rank that ran out of memory with 4 micro-batches, if at most ``most`` are possible."""
     monkeypatch.setattr(
         running_out, "possible_numbers", lambda setup: [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= most]
@@ -127,16 +129,16 @@ def ended(home: Home, monkeypatch: pytest.MonkeyPatch, most: int = 64, rank: int
 @pytest.mark.parametrize(
     ("known", "more"),
     [
-        (Decision(64, MADE_FOR), 64),
-        (Decision(6, MADE_FOR, ran_out=3), 8),
-        (Decision(64, replace(MADE_FOR, memory=6)), 8),
+        (MicroBatchDecision(64, MADE_FOR), 64),
+        (MicroBatchDecision(6, MADE_FOR, ran_out=3), 8),
+        (MicroBatchDecision(64, replace(MADE_FOR, memory=6)), 8),
     ],
     ids=["a larger one found by a trace", "a smaller one", "one for another memory"],
 )
 def test_the_next_attempt_takes_more_whatever_the_home_knew(
-    known: Decision, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: MicroBatchDecision, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = Home(storage_for(str(tmp_path)))
+    home = CheckpointDirectory(storage_for(str(tmp_path)))
     known.write(home)
     ending = ended(home, monkeypatch)
     assert isinstance(ending, OutOfMemory) and ending.micro_batches == 4
@@ -161,7 +163,7 @@ def test_the_next_attempt_takes_more_whatever_the_home_knew(
 def test_a_home_that_refuses_the_number_ends_the_training(
     error: Exception, ending: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = Home(storage_for(str(tmp_path)))
+    home = CheckpointDirectory(storage_for(str(tmp_path)))
 
     def put(key: str, source: object) -> None:
         raise error
@@ -176,7 +178,7 @@ def test_a_home_that_refuses_the_number_ends_the_training(
 def test_a_refusal_is_recorded_before_one_rank_of_a_machine_traces(
     rank: int, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, before = Home(storage_for(str(tmp_path))), list[str]()
+    home, before = CheckpointDirectory(storage_for(str(tmp_path))), list[str]()
 
     def leaner(*_: object) -> str:
         known = read_decision(home)

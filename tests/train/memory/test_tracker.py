@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from slipstream.train.memory.tracker import Tracker
+from slipstream.train.memory.tracker import MemoryTracker
 
 WORLD = 4
 
@@ -29,7 +29,7 @@ def test_of_divided_tensors_only_this_process_shard_counts(one_of_four: None) ->
     """So an operator's first call, and any call of fused AdamW in torch 2.11, counts like every other."""
     mesh, derive = init_device_mesh("cpu", (WORLD,)), ShardingPropagator._propagate_tensor_meta_non_cached
     settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
-    tracker = Tracker()
+    tracker = MemoryTracker()
     with FakeTensorMode(), tracker:
         weight, gradient, mean, square = (
             DTensor.from_local(torch.ones(97), mesh, [Shard(0)], run_check=False) for _ in range(4)

@@ -15,7 +15,7 @@ from slipstream.models.plan import blocks_of, plan_of
 from slipstream.profiles.profile import load
 from slipstream.proofs.gpu.layouts import SIGNATURE, SIZES
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.layout import Layout, check_plan
 from tests.support.wording import refuses
@@ -108,12 +108,12 @@ def test_what_no_layout_can_divide() -> None:
 
     sharded = TrainingConfig(parallel=ParallelConfig(shard="weights"))
     with refuses(UserError, match="training.parallel:"):
-        check_divisible(sharded, Traits(has_batch_statistics=True), "fp32")
+        check_divisible(sharded, ModelTraits(has_batch_statistics=True), "fp32")
     with refuses(UserError, match="training.precision:"):
-        check_divisible(sharded, Traits(), "fp16")
+        check_divisible(sharded, ModelTraits(), "fp16")
     with refuses(UserError, match="training.ema:"):
         TrainingConfig(parallel=ParallelConfig(shard="weights"), ema=0.9)
-    check_divisible(TrainingConfig(), Traits(has_batch_statistics=True), "fp16")
+    check_divisible(TrainingConfig(), ModelTraits(has_batch_statistics=True), "fp16")
 
 
 def test_places_cover_the_mesh_and_neighbours_divide_tensors() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from slipstream.models.arithmetic import autocast
-from slipstream.models.initial.drawn import Drawn
+from slipstream.models.initial.drawn import DrawnValues
 from slipstream.proofs.gpu.layouts import LENGTH, SEED, SIZES, LayoutCase, model_of, row_losses, token_rows
 from tests.support.layout_runs import on_ranks
 
@@ -50,7 +50,13 @@ def sharded(shard: str, precision: str = "fp32") -> Any:
     layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
     model = model_of(LayoutCase(2, {}, double=False), empty=True)
     return divide(
-        model, layout, device, Drawn(model.network, SEED), micro_batches=MICRO_BATCHES, rows=2, precision=precision
+        model,
+        layout,
+        device,
+        DrawnValues(model.network, SEED),
+        micro_batches=MICRO_BATCHES,
+        rows=2,
+        precision=precision,
     )
 
 
@@ -104,7 +110,7 @@ def sent_between_stages(precision: str) -> int:
     layout = Layout.connect(ParallelConfig(pipeline=2), dist.get_rank(), 2, device)
     part = model_of(LayoutCase(2, {}, double=False), empty=True)
     model = divide(
-        part, layout, device, Drawn(part.network, SEED), micro_batches=MICRO_BATCHES, rows=2, precision=precision
+        part, layout, device, DrawnValues(part.network, SEED), micro_batches=MICRO_BATCHES, rows=2, precision=precision
     )
     pieces = [slice(start, start + 2) for start in range(0, len(rows), 2)]
 

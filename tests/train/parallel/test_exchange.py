@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import UserError
 from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
@@ -25,7 +25,7 @@ from slipstream.proofs.gpu.trainings import write_table
 from slipstream.settings import to_dict, with_defaults
 from slipstream.train.checkpoint.restore import first_difference
 from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, lasting
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.parallel import powersgd
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.powersgd import PowerSGD
@@ -127,7 +127,7 @@ def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.Mon
     monkeypatch.setattr(powersgd, "finished", noted)
     own = ["begins", "all-reduce", "all-reduce", "result", "ends"]
     for device, expected in (("cuda", ["waits for the backward pass", *own]), ("cpu", ["no stream", *own[1:]])):
-        hook, bucket = PowerSGD(2, 0, Group(0, 1, torch.device(device), "gloo")), Bucket()
+        hook, bucket = PowerSGD(2, 0, RankContext(0, 1, torch.device(device), "gloo")), Bucket()
         hook(bucket)  # type: ignore[arg-type]  # learns the shapes
         events.clear()
         assert hook(bucket).wait() is bucket.flat  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def gradients_of(view: bool) -> dict[str, Tensor]:
     """Of two accumulated micro-batches, over DDP."""
     model = model_of(LayoutCase(1, {}, double=False), empty=False)
     group = on_cpu(dist.get_rank(), dist.get_world_size())
-    replicated = replicate(model, Traits(), group, GradientsConfig(gradient_as_bucket_view=view))
+    replicated = replicate(model, ModelTraits(), group, GradientsConfig(gradient_as_bucket_view=view))
     rows = token_rows(8)[4 * group.rank : 4 * group.rank + 4, :LENGTH]
     replicated.accumulate((rows,), [slice(0, 2), slice(2, 4)], lambda outputs, _: outputs.square().mean())
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

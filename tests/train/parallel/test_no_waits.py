@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.proofs.gpu.layouts import LENGTH, LayoutCase, set_up, token_rows
 from slipstream.proofs.gpu.waits import NoWaits
 from slipstream.train.config import TrainingConfig
@@ -48,7 +48,7 @@ def two_steps(parallel: dict[str, object], ema: float, precision: str) -> float:
     )
     rows = token_rows(2 * ROWS)[layout.data_rank * ROWS : (layout.data_rank + 1) * ROWS]
     batch = Batch((rows[:, :LENGTH],), rows[:, 1:], ROWS, ROWS * layout.data_size, ROWS, 0.0)
-    group = Group(layout.data_rank, layout.data_size, device, "gloo")
+    group = RankContext(layout.data_rank, layout.data_size, device, "gloo")
     train_step(state, training, group, precision, batch, 10)
     with NoWaits():
         result = train_step(state, training, group, precision, batch, 10)

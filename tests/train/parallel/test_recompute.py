@@ -18,10 +18,10 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
-from slipstream.models.initial.drawn import Drawn
+from slipstream.models.initial.drawn import DrawnValues
 from slipstream.train.checkpoint.staging import local
 from slipstream.train.config import TrainingConfig, lasting
-from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.parallel.compiled import compile_blocks
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.divide import divide
@@ -78,12 +78,12 @@ def made(parallel: dict[str, Any], recompute: bool) -> ParallelModel:
             model,
             layout,
             CPU,
-            Drawn(model.network, 0),
+            DrawnValues(model.network, 0),
             micro_batches=accumulation(parallel),
             rows=ROWS,
             precision="fp32",
         )
-    return replicate(model, Traits(), on_cpu(rank, world)) if world > 1 else ReplicatedModel(model)
+    return replicate(model, ModelTraits(), on_cpu(rank, world)) if world > 1 else ReplicatedModel(model)
 
 
 def accumulation(parallel: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.factory import Predictor
-from slipstream.models.plan import Plan
+from slipstream.models.plan import ParallelPlan
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.pipeline import cut_stages
@@ -29,9 +29,9 @@ class Planned(nn.Module):
             hidden = hidden + block(hidden).tanh()
         return self.last(hidden)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ParallelPlan:
         names = tuple(f"blocks.{number}" for number in self.blocks)
-        return Plan(names, {}, {}, 1, (16,), self.cut)
+        return ParallelPlan(names, {}, {}, 1, (16,), self.cut)
 
     def cut(self, start: int, stop: int) -> None:
         count = len(self.blocks)

@@ -16,7 +16,7 @@ from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.models.initial.drawn import Drawn
+from slipstream.models.initial.drawn import DrawnValues
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
 from tests.support.nets import Planned
@@ -111,7 +111,7 @@ def test_a_constant_that_would_have_no_value_is_one_line(constant: str) -> None:
 
 @pytest.mark.parametrize("size", [(), (6,), (6, 4), (6, 4, 3), (6, 2, 3, 3)])
 def test_parameters_of_any_shape_are_filled_part_by_part(size: tuple[int, ...]) -> None:
-    values = Drawn(Planned(SIGNATURE), 1)
+    values = DrawnValues(Planned(SIGNATURE), 1)
     whole = torch.empty(size)
     values.fill(whole, "weight", size, (0,) * len(size))
     assert whole.numel() == 1 or whole.std() > 0.05

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.dispatch import counted
-from slipstream.models.initial.drawn import Drawn
+from slipstream.models.initial.drawn import DrawnValues
 from slipstream.proofs.gpu.layouts import LENGTH, SEED, LayoutCase, model_of, row_losses, token_rows, whole
 from slipstream.train.parallel.divide import clip
 from tests.support.layout_runs import on_ranks
@@ -28,7 +28,7 @@ def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
     device, rows = torch.device("cpu"), token_rows(4)
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
     undivided = model_of(LayoutCase(2, {}), empty=True)
-    values = Drawn(undivided.network, SEED)
+    values = DrawnValues(undivided.network, SEED)
     model = divide(undivided, layout, device, values, micro_batches=2, rows=2, precision="fp32")
 
     def loss_of(outputs: Tensor, first: int) -> Tensor:

@@ -12,7 +12,7 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
-from slipstream.models.initial.drawn import Drawn
+from slipstream.models.initial.drawn import DrawnValues
 from slipstream.proofs.gpu.layouts import SEED, SIZES, LayoutCase, model_of
 from tests.support.layout_runs import on_ranks
 
@@ -30,7 +30,7 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
     case = LayoutCase(layout.world, parallel, {"tie_word_embeddings": True})
     undivided = model_of(case, empty=True)
-    values = Drawn(undivided.network, SEED)
+    values = DrawnValues(undivided.network, SEED)
     model = divide(undivided, layout, device, values, micro_batches=2, rows=2, precision="fp32")
     parts = model.model.state_dict()
     own = {id(part) for part in parts.values()}
@@ -62,7 +62,7 @@ def test_rank_0_gets_one_whole_tensor_after_the_other(world: int, parallel: dict
     (mine, most), *others = on_ranks(world, partial(taken, parallel), tmp_path)
     assert most == 1 and all(got == ({}, 0) for got in others)
     expected = model_of(LayoutCase(1, {}, {"tie_word_embeddings": True}), empty=True)
-    fill(expected, torch.device("cpu"), Drawn(expected.network, SEED))
+    fill(expected, torch.device("cpu"), DrawnValues(expected.network, SEED))
     state = expected.state_dict()
     assert mine.keys() == state.keys() and len(state) > SIZES["num_hidden_layers"]
     assert all(torch.equal(tensor, state[name]) for name, tensor in mine.items())

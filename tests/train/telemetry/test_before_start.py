@@ -14,7 +14,7 @@ import torch
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results import bottleneck as causes
 from slipstream.artifacts.results.training import read_attempt
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import RankContext
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
@@ -30,7 +30,7 @@ from tests.support.training import table_of_numbers, trained
 from tests.support.wording import refuses
 
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
-GPU = Group(0, 1, torch.device("cuda", 0), "nccl")
+GPU = RankContext(0, 1, torch.device("cuda", 0), "nccl")
 
 
 def test_a_gpu_that_others_hold_is_refused_before_anything_is_copied_there(monkeypatch: pytest.MonkeyPatch) -> None:

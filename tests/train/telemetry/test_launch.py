@@ -21,7 +21,7 @@ from slipstream.models.factory import Predictor
 from slipstream.proofs.gpu.checks.telemetry import one_thread
 from slipstream.proofs.gpu.trainings import train, write_tokens
 from slipstream.telemetry.bottleneck import DECISIVE
-from slipstream.train.device_clock import DeviceClock, Past
+from slipstream.train.device_clock import DeviceClock, PassedMark
 from slipstream.train.telemetry import launch
 from slipstream.train.telemetry.launch import beyond_noise, overhead_seconds
 
@@ -39,8 +39,8 @@ class Device(DeviceClock):
         self.sizes: list[int] = []
         self._random = random.Random(0)
 
-    def mark(self) -> Past:
-        return Past(self.now)
+    def mark(self) -> PassedMark:
+        return PassedMark(self.now)
 
     def passes(self, elements: int, rows: int) -> None:
         if rows > self.largest:

@@ -18,20 +18,20 @@ from slipstream.storage import storage_for
 from slipstream.telemetry.records import STEP_BOUNDS
 from slipstream.telemetry.step_blocks import PER_EXCHANGE, PER_STEP
 from slipstream.telemetry.totals import read_totals
-from slipstream.train.checkpoint.home import Home
+from slipstream.train.checkpoint.home import CheckpointDirectory
 from slipstream.train.config import TrainingConfig
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.telemetry.around import verdict
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
-from slipstream.train.telemetry.step_times import GROUPS, StepTime, StepTimes
+from slipstream.train.telemetry.step_times import GROUPS, StepPhases, StepTimes
 from tests.support.training import table_of_numbers, trained
 from tests.support.worker_groups import in_group
 
 
-def step_of(number: int, rank: int = 0) -> StepTime:
+def step_of(number: int, rank: int = 0) -> StepPhases:
     """Return times whose sums are all exact."""
-    return StepTime(data=number, compute=2 * number, exchange=0.25 * rank, optimizer=1.0, rest=0.5)
+    return StepPhases(data=number, compute=2 * number, exchange=0.25 * rank, optimizer=1.0, rest=0.5)
 
 
 def test_what_all_ranks_send_comes_to_each() -> None:
@@ -53,7 +53,7 @@ def test_what_all_ranks_send_comes_to_each() -> None:
     assert by_name["data"] == [5050.0, 5050.0] and by_name["exchange"] == [0.0, 25.0]
     assert total.least_exchange == 0.0 and total.slowest == 5050 * 3 + 150
     assert first.blocks.beside[:, 2].tolist() == [3.0, 4.0]
-    assert StepTime._fields == PER_STEP
+    assert StepPhases._fields == PER_STEP
 
 
 def test_what_is_sent_stays_small() -> None:
@@ -67,7 +67,7 @@ def test_what_is_sent_stays_small() -> None:
 def test_the_histogram_counts_each_step_once_in_each_bound_that_holds_it() -> None:
     times = StepTimes(0, 1)
     for took in (0.0005, 0.001, 0.0011, 100.0):
-        times.add(StepTime(0.0, took, 0.0, 0.0, 0.0))
+        times.add(StepPhases(0.0, took, 0.0, 0.0, 0.0))
     times.received(times.to_send().tolist())
     assert times.within[:2] == [2, 3] and times.within[-1] == 3 and len(times.within) == len(STEP_BOUNDS)
 
@@ -208,7 +208,7 @@ def without_marks(*arguments: object) -> None:
 def test_a_diagnosis_that_fails_costs_neither_the_record_nor_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = Home(storage_for(str(tmp_path)))
+    home = CheckpointDirectory(storage_for(str(tmp_path)))
     recorder = GoodputRecorder(home, 1, 1, writes=True, started=time.perf_counter())
     recorder.observe = lambda: 1 / 0  # type: ignore[assignment,return-value]
     recorder.begin(0)

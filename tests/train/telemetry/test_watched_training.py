@@ -30,7 +30,7 @@ from slipstream.proofs.processes import FORK, free_port
 from slipstream.report.costs import costs_of
 from slipstream.stages import StageRun
 from slipstream.storage import storage_for
-from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.node import NodeFacts, write_facts
 from slipstream.telemetry.ring import read
 from slipstream.telemetry.totals import read_totals
@@ -44,7 +44,7 @@ from tests.support.monitoring import panels
 from tests.support.sampler_process import until
 from tests.support.training import rank_body, table_of_numbers, trained
 
-LABELS = Labels("f1a2", "train", 1, "node-7")
+LABELS = MetricLabels("f1a2", "train", 1, "node-7")
 #: 120 steps.
 SETTINGS = TrainingConfig(epochs=4, batch_size=30, patience=0, checkpoint_every=25)
 #: Of the ranks, which compute on the processors.

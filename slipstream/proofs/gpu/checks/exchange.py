@@ -13,7 +13,7 @@ from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.other_benchmarks import compare_with_installed
 from slipstream.interconnect.profile import merged
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.proofs.gpu.layouts import PATIENCE_S, LayoutCase, distance, train_divided
 
 SMALL_SIZES = {"largest": 1 << 20, "launches": 1, "factor": 32, "budget": 0.01, "operations": ["all_reduce"]}
@@ -30,7 +30,7 @@ CASES = {
 }
 
 
-def collectives(context: CheckContext) -> Iterator[Figure]:
+def collectives(context: CheckContext) -> Iterator[CheckFigure]:
     """Measure collectives with one process per device; with one process they are copies."""
     config = CollectivesConfig(**(SMALL_SIZES if context.small else {"largest": 64 << 20, "launches": 2}))
     # The CPU also runs what a machine with one GPU would.
@@ -38,15 +38,15 @@ def collectives(context: CheckContext) -> Iterator[Figure]:
         group = WorkerGroup.local(processes, timeout=60)
         profile = merged([group.launch(measure_group, config) for _ in range(config.launches)])
         assert profile.measurements, "nothing was measured"
-        yield Figure("backend", profile.fingerprint.backend)
-        yield Figure("processes", float(processes))
+        yield CheckFigure("backend", profile.fingerprint.backend)
+        yield CheckFigure("processes", float(processes))
         for operation in config.operations:
             if sizes := [each for each in profile.of(operation) if each.bytes]:
-                yield Figure(f"{operation}, {sizes[-1].bytes >> 10} KiB", 1e6 * sizes[-1].p50, "µs")
+                yield CheckFigure(f"{operation}, {sizes[-1].bytes >> 10} KiB", 1e6 * sizes[-1].p50, "µs")
                 if processes > 1:
-                    yield Figure(f"{operation}, bus bandwidth", sizes[-1].busbw(), "GB/s")
+                    yield CheckFigure(f"{operation}, bus bandwidth", sizes[-1].busbw(), "GB/s")
         for line in compare_with_installed(profile, config):
-            yield Figure("comparison", line)
+            yield CheckFigure("comparison", line)
 
 
 def distance_on_ranks(worker: WorkerContext, case: LayoutCase) -> float:
@@ -55,7 +55,7 @@ def distance_on_ranks(worker: WorkerContext, case: LayoutCase) -> float:
     return distance(found, case) if dist.get_rank() == 0 else 0.0
 
 
-def layouts(context: CheckContext) -> Sequence[Figure]:
+def layouts(context: CheckContext) -> Sequence[CheckFigure]:
     """Compare losses, gradient norms and weights after a dozen steps with one process on the CPU, in float64."""
     cases = {name: case for name, case in CASES.items() if case.world <= context.devices}
     if context.small:
@@ -70,5 +70,5 @@ def layouts(context: CheckContext) -> Sequence[Figure]:
         group = WorkerGroup.local(case.world, timeout=PATIENCE_S)
         apart = group.launch(distance_on_ranks, case, environment=environment)
         assert apart < TOLERANCE, f"{name}: losses, norms or weights are {apart:g} apart"
-        found.append(Figure(f"{name}: apart by", apart))
+        found.append(CheckFigure(f"{name}: apart by", apart))
     return found

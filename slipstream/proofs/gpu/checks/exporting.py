@@ -14,13 +14,13 @@ from slipstream.export.session import PROVIDERS, onnx_predictor
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.predict import inputs_of, model_function
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.proofs.gpu.trainings import write_table
 
 ROWS = 256
 
 
-def parity(context: CheckContext) -> Sequence[Figure]:
+def parity(context: CheckContext) -> Sequence[CheckFigure]:
     """Compare FP32 results, without TF32, with torch on the CPU, up to rounding."""
     provider = context.device.type
     if PROVIDERS[provider] not in onnxruntime.get_available_providers():
@@ -34,4 +34,7 @@ def parity(context: CheckContext) -> Sequence[Figure]:
     on_device, reference = onnx_predictor(path, 1, provider), model_function(model)
     check_parity(reference, on_device, inputs)
     difference = largest_difference(reference(inputs), on_device(inputs))
-    return [Figure("outputs differ by", difference, "of the largest"), Figure("rows", float(len(np.atleast_1d(rows))))]
+    return [
+        CheckFigure("outputs differ by", difference, "of the largest"),
+        CheckFigure("rows", float(len(np.atleast_1d(rows)))),
+    ]

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
-from slipstream.distributed.process_group import Group
-from slipstream.proofs.gpu.check import CheckContext, Figure
+from slipstream.distributed.process_group import RankContext
+from slipstream.proofs.gpu.check import CheckContext, CheckFigure
 from slipstream.proofs.gpu.trainings import write_prepared
 from slipstream.proofs.turns import Figures, in_turns, settled
 from slipstream.train.data_loader import stored_blocks, training_batches
@@ -38,7 +38,7 @@ def records(rows: int) -> np.ndarray:
 
 def ours(data: PreparedData, device: torch.device) -> Iterator[Pair]:
     order = GlobalOrder(stored_blocks(data, "train"), BATCH, seed=0)
-    for batch in training_batches(data, order, Group(0, 1, device, "none")):
+    for batch in training_batches(data, order, RankContext(0, 1, device, "none")):
         yield batch.inputs[0], batch.target
 
 
@@ -81,7 +81,7 @@ def check_rows(batches: Iterator[Pair], rows: int) -> None:
     assert seen.min() == seen.max() == 1, "an epoch does not hold every row once"
 
 
-def loader(context: CheckContext) -> Sequence[Figure]:
+def loader(context: CheckContext) -> Sequence[CheckFigure]:
     rows, most = (8_192, 4) if context.small else (1_000_000, 900)
     made = records(rows)
     write_prepared(context.directory / "prepared", SIGNATURE, {"train": made, "validation": made[:8], "test": made[:8]})
@@ -99,7 +99,7 @@ def loader(context: CheckContext) -> Sequence[Figure]:
         name: settled(figures)["rows_per_s"] for name, figures in in_turns(turns, 2 if context.small else 5).items()
     }
     return [
-        *(Figure(name, rows_per_s / 1e3, "krows/s") for name, rows_per_s in found.items()),
-        Figure("over index_select", found["ours"] / found["index_select"], "x"),
-        Figure("over DataLoader", found["ours"] / found["DataLoader"], "x"),
+        *(CheckFigure(name, rows_per_s / 1e3, "krows/s") for name, rows_per_s in found.items()),
+        CheckFigure("over index_select", found["ours"] / found["index_select"], "x"),
+        CheckFigure("over DataLoader", found["ours"] / found["DataLoader"], "x"),
     ]

@@ -17,7 +17,7 @@ from slipstream.artifacts.versions import ROOT
 from slipstream.doctor.node import driver_problem, torch_cuda
 from slipstream.machine.gpus import visible_gpus
 from slipstream.machine.nvml import ask_nvml
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.proofs.gpu.torch_names import missing_names
 
 GIB = 1 << 30
@@ -25,33 +25,33 @@ GIB = 1 << 30
 TESTS = "tests/gpu_proof"
 
 
-def versions(context: CheckContext) -> Iterator[Figure]:
+def versions(context: CheckContext) -> Iterator[CheckFigure]:
     """Fail if the driver is too old for this torch, or if torch sees fewer GPUs than the driver."""
-    yield Figure("Python", platform.python_version())
-    yield Figure("torch", torch.__version__)
+    yield CheckFigure("Python", platform.python_version())
+    yield CheckFigure("torch", torch.__version__)
     assert "fallback_to_soft" in signature(FileLock.__init__).parameters, "filelock is too old: pip install filelock>=4"
     missing = missing_names()
     assert not missing, f"torch {torch.__version__} lacks {', '.join(missing)}"
     if context.device.type == "cpu":
-        yield Figure("device", "the CPU")
+        yield CheckFigure("device", "the CPU")
         return
-    yield Figure("CUDA", torch_cuda() or f"ROCm {torch.version.hip}")
+    yield CheckFigure("CUDA", torch_cuda() or f"ROCm {torch.version.hip}")
     if dist.is_nccl_available():
-        yield Figure("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
+        yield CheckFigure("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
     driver = ask_nvml(lambda nvml: (nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion_v2()))
     if driver:
-        yield Figure("driver", driver[0])
+        yield CheckFigure("driver", driver[0])
         problem = driver_problem(driver[1] // 1000, torch_cuda())
         assert not problem, problem
     properties = torch.cuda.get_device_properties(context.device)
-    yield Figure("device", properties.name)
-    yield Figure("memory", properties.total_memory / GIB, "GiB")
-    yield Figure("multiprocessors", float(properties.multi_processor_count))
-    yield Figure("capability", f"{properties.major}.{properties.minor}")
+    yield CheckFigure("device", properties.name)
+    yield CheckFigure("memory", properties.total_memory / GIB, "GiB")
+    yield CheckFigure("multiprocessors", float(properties.multi_processor_count))
+    yield CheckFigure("capability", f"{properties.major}.{properties.minor}")
     assert visible_gpus() == context.devices, f"torch sees {context.devices} GPUs, slipstream.machine {visible_gpus()}"
 
 
-def marked_tests(context: CheckContext) -> Sequence[Figure]:
+def marked_tests(context: CheckContext) -> Sequence[CheckFigure]:
     """Run ``tests/gpu_proof`` without fixtures of other tests, which need more libraries."""
     if not (ROOT / TESTS).is_dir():
         raise CannotRun(f"{TESTS} is missing here: run the command in a clone of the project")
@@ -62,4 +62,4 @@ def marked_tests(context: CheckContext) -> Sequence[Figure]:
     assert ended.returncode == 0, ", ".join(re.findall(r"^FAILED (\S+)", ended.stdout, re.M)) or ended.stderr[-300:]
     if not counts.get("passed"):
         raise CannotRun(f"{counts.get('skipped', 0)} tests need a GPU")
-    return [Figure(state, float(number), "tests") for state, number in counts.items()]
+    return [CheckFigure(state, float(number), "tests") for state, number in counts.items()]

@@ -11,11 +11,11 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from slipstream.proofs.gpu.check import CheckContext, Figure
+from slipstream.proofs.gpu.check import CheckContext, CheckFigure
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.checkpoint.restore import ResumePolicy
-from slipstream.train.checkpoint.staging import Buffers
+from slipstream.train.checkpoint.staging import SnapshotBuffers
 from slipstream.train.checkpoint.state import AppState
 from slipstream.train.device_clock import clock_of
 from slipstream.train.throughput import synchronise
@@ -27,9 +27,9 @@ Snapshot = dict[str, Tensor]
 @contextmanager
 def snapshots() -> Iterator[list[Snapshot]]:
     """Yield a list that gets a copy of every snapshot when it is complete, before it is written."""
-    taken, stage = list[Snapshot](), Buffers.stage
+    taken, stage = list[Snapshot](), SnapshotBuffers.stage
 
-    def noting(self: Buffers, *arguments: object) -> Callable[[], Snapshot]:
+    def noting(self: SnapshotBuffers, *arguments: object) -> Callable[[], Snapshot]:
         complete = stage(self, *arguments)  # type: ignore[arg-type]
 
         def noted() -> Snapshot:
@@ -39,7 +39,7 @@ def snapshots() -> Iterator[list[Snapshot]]:
 
         return noted
 
-    with mock.patch.object(Buffers, "stage", noting):
+    with mock.patch.object(SnapshotBuffers, "stage", noting):
         yield taken
 
 
@@ -67,7 +67,7 @@ class BusyModel:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def under_load(context: CheckContext) -> Sequence[Figure]:
+def under_load(context: CheckContext) -> Sequence[CheckFigure]:
     """Start every save while matmuls are queued on the device; the next step changes its source."""
     saves = 5 if context.small else 50
     busy = BusyModel(context)
@@ -104,10 +104,10 @@ def under_load(context: CheckContext) -> Sequence[Figure]:
     size = sum(copy.nbytes for copy in copies.values())
     stalled = statistics.median(stalls)
     return [
-        Figure("equal snapshots", float(saves)),
-        Figure("state", size / MIB, "MiB"),
-        Figure("stall of a save", 1e3 * stalled, "ms"),
-        Figure("of a synchronous copy", 100 * stalled / synchronous, "%"),
+        CheckFigure("equal snapshots", float(saves)),
+        CheckFigure("state", size / MIB, "MiB"),
+        CheckFigure("stall of a save", 1e3 * stalled, "ms"),
+        CheckFigure("of a synchronous copy", 100 * stalled / synchronous, "%"),
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from slipstream.artifacts.results.training import TRACE, read_attempt, read_history, read_operations
 from slipstream.models.config import ModelConfig
-from slipstream.proofs.gpu.check import CheckContext, Figure
+from slipstream.proofs.gpu.check import CheckContext, CheckFigure
 from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER, train, train_transformer, write_tokens
 from slipstream.train.config import StepProfileConfig
 from slipstream.train.loop import train_loop
@@ -51,7 +51,7 @@ def size_for(context: CheckContext) -> TransformerSize:
     return TransformerSize(LARGE_TRANSFORMER, LONG, WIDE, max(1, min(16, int(free / GIB / 2))))
 
 
-def speed(context: CheckContext) -> Iterator[Figure]:
+def speed(context: CheckContext) -> Iterator[CheckFigure]:
     """Train in bf16 with all that fault tolerance needs; the figures are the trainer's, over all steps."""
     size, steps = size_for(context), 12 if context.small else STEPS
     prepared = write_tokens(context.directory / "tokens", size.rows * steps, size.length, size.vocabulary)
@@ -69,12 +69,12 @@ def speed(context: CheckContext) -> Iterator[Figure]:
     figures = read_attempt(directory).throughput
     assert history.steps_total == steps and figures and operations
     assert history.steps[-1].loss < history.steps[0].loss, "the loss does not fall"
-    yield Figure("parameters", history.parameters / 1e6, "M")
-    yield Figure("share of peak", 100 * figures.utilisation, f"% ({figures.peak_from})")
-    yield Figure("tokens", figures.tokens_per_s or 0.0, "/s")
-    yield Figure("memory", figures.memory_bytes / GIB, "GiB")
+    yield CheckFigure("parameters", history.parameters / 1e6, "M")
+    yield CheckFigure("share of peak", 100 * figures.utilisation, f"% ({figures.peak_from})")
+    yield CheckFigure("tokens", figures.tokens_per_s or 0.0, "/s")
+    yield CheckFigure("memory", figures.memory_bytes / GIB, "GiB")
     for operation in operations.operations[:5]:
-        yield Figure(operation.name[:60], 100 * operation.seconds / operations.seconds, "% of the time")
+        yield CheckFigure(operation.name[:60], 100 * operation.seconds / operations.seconds, "% of the time")
     shutil.copy(directory / TRACE, context.kept / TRACE)
 
 
@@ -113,7 +113,7 @@ def waiting_is_an_error(context: CheckContext) -> Iterator[list[int]]:
         yield watched
 
 
-def no_waits(context: CheckContext) -> Sequence[Figure]:
+def no_waits(context: CheckContext) -> Sequence[CheckFigure]:
     """Watch steps with torch's detector (``set_sync_debug_mode``). A CPU has none: there the steps only run."""
     prepared, found = write_tokens(context.directory / "tokens", 96), []
     cases = WATCHED if context.device.type == "cpu" else {**WATCHED, **SCALED}
@@ -121,5 +121,5 @@ def no_waits(context: CheckContext) -> Sequence[Figure]:
         with waiting_is_an_error(context) as watched:
             directory = train_transformer(context.directory / name, prepared, epochs=1, batch_size=8, **settings)
         assert len(watched) == 12 - SETTLING and math.isfinite(read_history(directory).best.loss)
-        found.append(Figure(name, float(len(watched)), "steps"))
+        found.append(CheckFigure(name, float(len(watched)), "steps"))
     return found

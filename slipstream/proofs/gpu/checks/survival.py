@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, end_of_log, result_digests, run_attempt
-from slipstream.proofs.gpu.check import CheckContext, Figure
+from slipstream.proofs.gpu.check import CheckContext, CheckFigure
 from slipstream.proofs.gpu.trainings import write_table
 
 FAULTS = (InjectedFault("step", at=5), InjectedFault("mid-write"), InjectedFault("step", "SIGTERM", at=7))
@@ -31,7 +31,7 @@ def job_of(context: CheckContext, name: str) -> TrainingJob:
     )
 
 
-def resume(context: CheckContext) -> Sequence[Figure]:
+def resume(context: CheckContext) -> Sequence[CheckFigure]:
     """Compare weights, history, and the checkpoint's optimiser state and random generators with an undisturbed run."""
     write_table(context.directory / "table", "classification")
     # The first process group of NCCL takes a while.
@@ -46,10 +46,10 @@ def resume(context: CheckContext) -> Sequence[Figure]:
     ours, theirs = result_digests(killed), result_digests(whole)
     different = [name for name in theirs if ours.get(name) != theirs[name]]
     assert ours.keys() == theirs.keys() and not different, f"differ: {', '.join(different)}"
-    return [Figure("files equal bit for bit", float(len(theirs))), Figure("the last attempt", took, "s")]
+    return [CheckFigure("files equal bit for bit", float(len(theirs))), CheckFigure("the last attempt", took, "s")]
 
 
-class RunsOut(nn.Module):
+class OutOfMemoryModel(nn.Module):
     """Model that runs out of memory in one of its passes and records the time; on a CPU it raises the GPU's error."""
 
     def __init__(self, signature: Signature) -> None:
@@ -68,10 +68,10 @@ class RunsOut(nn.Module):
 
 
 def runs_out(signature: Signature) -> nn.Module:
-    return RunsOut(signature)
+    return OutOfMemoryModel(signature)
 
 
-def error(context: CheckContext) -> Sequence[Figure]:
+def error(context: CheckContext) -> Sequence[CheckFigure]:
     """Fail on rank 0 alone, under torchrun, while the others are in a collective."""
     write_table(context.directory / "table", "classification")
     config, noted = context.directory / "config.json", context.directory / "noted"
@@ -96,7 +96,7 @@ def error(context: CheckContext) -> Sequence[Figure]:
     began = float(noted.read_text(encoding="utf-8"))
     assert at - began < PROMPT_S, f"said only {at - began:.1f} s later"
     return [
-        Figure("until it was said", at - began, "s"),
-        Figure("until the job ended", ended - began, "s"),
-        Figure("line", said[:160]),
+        CheckFigure("until it was said", at - began, "s"),
+        CheckFigure("until the job ended", ended - began, "s"),
+        CheckFigure("line", said[:160]),
     ]

@@ -20,12 +20,12 @@ from slipstream.artifacts.prepared.data import TARGET
 from slipstream.artifacts.results import bottleneck
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.models.config import ModelConfig
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.proofs.gpu.checks.loading import SIGNATURE, records
 from slipstream.proofs.gpu.trainings import train, write_prepared
 from slipstream.proofs.gpu.waits import NoWaits
 from slipstream.telemetry import ring
-from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.records import DeviceReading, Sample
 from slipstream.telemetry.series import energy, mean
 from slipstream.telemetry.totals import read_totals
@@ -37,7 +37,7 @@ from slipstream.train.telemetry.totals import gpu_uuid
 
 #: Maximum relative difference of two readings.
 WITHIN = 0.05
-LABELS = Labels("gpu-proof", "telemetry", 0, "here")
+LABELS = MetricLabels("gpu-proof", "telemetry", 0, "here")
 TOOL = "nvidia-smi"
 QUERY = ("utilization.gpu", "memory.used", "power.draw")
 #: Seconds of load that are compared, seconds before in which clocks and power settle, and seconds on a CPU.
@@ -45,7 +45,7 @@ LOAD_S, SETTLING_S, REHEARSAL_S = 60.0, 5.0, 4.0
 MIB = 1 << 20
 
 
-def telemetry(context: CheckContext) -> Iterator[Figure]:
+def telemetry(context: CheckContext) -> Iterator[CheckFigure]:
     yield from causes(context)
     yield from no_waits(context)
     if context.device.type == "cpu":
@@ -103,7 +103,7 @@ def scaled(value: float | None, factor: float) -> float | None:
 
 def beside_tool(
     directory: Path, uuid: str, load: Callable[[float], None], seconds: float = LOAD_S, settling: float = SETTLING_S
-) -> Iterator[Figure]:
+) -> Iterator[CheckFigure]:
     """Compare means over the same time, and the energy with the tool's power multiplied by that time."""
     from threading import Thread
 
@@ -131,7 +131,7 @@ def samples_of(samples: list[Sample], uuid: str) -> list[Sample]:
     ]
 
 
-def compared(ours: list[DeviceReading], samples: list[Sample], told: list[ToolReading]) -> Iterator[Figure]:
+def compared(ours: list[DeviceReading], samples: list[Sample], told: list[ToolReading]) -> Iterator[CheckFigure]:
     """Fail if a reading is too far from the tool's, or if only one of both has it."""
     watts, passed = mean(each.watts for each in told), samples[-1].at - samples[0].at
     pairs: Mapping[str, tuple[float | None, float | None, float, str]] = {
@@ -142,22 +142,22 @@ def compared(ours: list[DeviceReading], samples: list[Sample], told: list[ToolRe
     }
     for name, (own, its, factor, unit) in pairs.items():
         if own is None and its is None:
-            yield Figure(name, "neither says")
+            yield CheckFigure(name, "neither says")
             continue
         assert own is not None, f"{name}: {TOOL} says {its:.4g}, nothing was read"
         if its is None and name == "energy":  # a counter, though the driver has no power to compare it with
-            yield Figure(name, "not compared")
+            yield CheckFigure(name, "not compared")
             continue
         assert its, f"{name}: {own:.4g} was read, {TOOL} says {its}"
         assert abs(own / its - 1) <= WITHIN, f"{name}: {own * factor:.5g} {unit}, {TOOL} says {its * factor:.5g}"
-        yield Figure(name, own * factor, unit)
-        yield Figure(f"{name} apart", 100 * abs(own / its - 1), "%")
+        yield CheckFigure(name, own * factor, unit)
+        yield CheckFigure(f"{name} apart", 100 * abs(own / its - 1), "%")
 
 
 # Readings of the host against /proc
 
 
-def beside_proc(directory: Path) -> Iterator[Figure]:
+def beside_proc(directory: Path) -> Iterator[CheckFigure]:
     """Compute: the sampler must count at least this process's CPU time, and at most the machine's."""
     moments = list[tuple[float, float, float]]()
     with watching(directory, LABELS):
@@ -179,10 +179,10 @@ def beside_proc(directory: Path) -> Iterator[Figure]:
     anonymous, whole = anonymous_bytes(), psutil.virtual_memory().total
     assert memory is not None and anonymous <= memory <= whole, f"{memory} bytes used, {anonymous} of this process"
     assert limit is not None and memory <= limit <= whole, f"{limit} bytes allowed, of {whole}"
-    yield Figure("CPU time", counted, "s")
-    yield Figure("of this process", least, "s")
-    yield Figure("of the machine", most, "s")
-    yield Figure("memory", memory / 2**30, "GiB")
+    yield CheckFigure("CPU time", counted, "s")
+    yield CheckFigure("of this process", least, "s")
+    yield CheckFigure("of the machine", most, "s")
+    yield CheckFigure("memory", memory / 2**30, "GiB")
 
 
 def machine_s() -> float:
@@ -220,7 +220,7 @@ CAUSES = {
 STEPS, EPOCHS = 10, 2
 
 
-def causes(context: CheckContext) -> Iterator[Figure]:
+def causes(context: CheckContext) -> Iterator[CheckFigure]:
     for name, cause in CAUSES.items():
         directory = context.directory / name.replace(" ", "-")
         with ExitStack() as provoked:
@@ -231,7 +231,7 @@ def causes(context: CheckContext) -> Iterator[Figure]:
         found = read_attempt(trained).bottleneck
         assert found is not None
         assert found.verdict == cause.verdict and cause.says in found.sentence, f"{name}: {found.sentence}"
-        yield Figure(name, 100 * found.shares[cause.verdict], f"% {found.verdict}")
+        yield CheckFigure(name, 100 * found.shares[cause.verdict], f"% {found.verdict}")
 
 
 @contextmanager
@@ -284,7 +284,7 @@ def trained_on(directory: Path, batch: int, layers: tuple[int, ...], sampled: Pa
     return train(directory / "model", prepared, model, sampled=sampled, **settings)
 
 
-def no_waits(context: CheckContext) -> Iterator[Figure]:
+def no_waits(context: CheckContext) -> Iterator[CheckFigure]:
     """Watch steps with telemetry: with torch's detector on a GPU, with ``NoWaits`` on a CPU."""
     directory = context.directory / "watched"
     sampled = directory / "samples"
@@ -293,7 +293,7 @@ def no_waits(context: CheckContext) -> Iterator[Figure]:
     (totals,) = read_totals(sampled)
     assert totals.steps == EPOCHS * STEPS - 1 and totals.phase_seconds, totals  # without the first
     assert watched["before_step"] == watched["train_step"] == watched["enqueued"] > STEPS, watched
-    yield Figure("without a wait", float(watched["train_step"]), "steps")
+    yield CheckFigure("without a wait", float(watched["train_step"]), "steps")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build, zeros
 from slipstream.models.trained import TrainedModel
 from slipstream.proofs.gpu.attempts import TrainingJob, end_of_log, run_attempt
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.proofs.gpu.trainings import train_transformer, write_table, write_tokens
 from slipstream.train.checks import check_compiler
 from slipstream.train.loop.optimizer import EARLY, AveragedWeights
@@ -51,20 +51,20 @@ def apart(one: History, other: History) -> float:
     return max(abs(a.loss - b.loss) for a, b in zip(one.steps, other.steps, strict=True))
 
 
-def offload(context: CheckContext) -> Sequence[Figure]:
+def offload(context: CheckContext) -> Sequence[CheckFigure]:
     plain = trained(context, "plain")
     difference = apart(plain, trained(context, "offloaded", parallel=ParallelConfig(shard="weights", offload=True)))
     assert difference < ROUNDING, f"losses differ by {difference:g}"
-    return [Figure("losses differ by", difference)]
+    return [CheckFigure("losses differ by", difference)]
 
 
-def powersgd(context: CheckContext) -> Sequence[Figure]:
+def powersgd(context: CheckContext) -> Sequence[CheckFigure]:
     """Train with PowerSGD. A single process gets its own gradient, but for an error."""
     history = trained(context, "powersgd", gradients=GradientsConfig(hook="powersgd"))
-    return [Figure("first loss", history.steps[0].loss), Figure("last", history.steps[-1].loss)]
+    return [CheckFigure("first loss", history.steps[0].loss), CheckFigure("last", history.steps[-1].loss)]
 
 
-def averaged(context: CheckContext) -> Sequence[Figure]:
+def averaged(context: CheckContext) -> Sequence[CheckFigure]:
     """Compare with averages in float64 on the host."""
     expected, seen, update = dict[str, Tensor](), list[AveragedWeights](), AveragedWeights.update
 
@@ -82,10 +82,10 @@ def averaged(context: CheckContext) -> Sequence[Figure]:
     (ours,) = seen
     worst = max((ours.weights[name].double().cpu() - average).abs().max().item() for name, average in expected.items())
     assert worst < 1e-5, f"averages differ by {worst:g}"
-    return [Figure("averages differ by", worst)]
+    return [CheckFigure("averages differ by", worst)]
 
 
-def nonfinite(context: CheckContext) -> Sequence[Figure]:
+def nonfinite(context: CheckContext) -> Sequence[CheckFigure]:
     write_table(context.directory / "table", "classification")
     job = TrainingJob(
         context.directory / "table",
@@ -101,10 +101,10 @@ def nonfinite(context: CheckContext) -> Sequence[Figure]:
     assert skipped == [5], f"skipped: {skipped}"
     weights = TrainedModel.open(job.output).load().state_dict()
     assert all(torch.isfinite(tensor).all() for tensor in weights.values() if tensor.is_floating_point())
-    return [Figure("skipped step", float(skipped[0]))]
+    return [CheckFigure("skipped step", float(skipped[0]))]
 
 
-def graphs(context: CheckContext) -> Iterator[Figure]:
+def graphs(context: CheckContext) -> Iterator[CheckFigure]:
     """Measure the gain of CUDA graphs for a model whose kernels are shorter than their launches."""
     if context.device.type == "cpu":
         raise CannotRun("a CPU has no graphs")
@@ -116,7 +116,7 @@ def graphs(context: CheckContext) -> Iterator[Figure]:
     for one, other in zip(gradients(captured, inputs), gradients(model, inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     eager, graphed = (seconds(partial(gradients, each, inputs), context) for each in (model, captured))
-    yield Figure("a captured pass of the MLP", eager / graphed, "x as fast")
+    yield CheckFigure("a captured pass of the MLP", eager / graphed, "x as fast")
 
 
 def gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -139,7 +139,7 @@ def seconds(work: Callable[[], object], context: CheckContext) -> float:
     return best
 
 
-def compiled(context: CheckContext) -> Iterator[Figure]:
+def compiled(context: CheckContext) -> Iterator[CheckFigure]:
     gpu = context.device.type == "cuda"
     if gpu and not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         raise CannotRun("Triton needs Python.h: install Python's development files")
@@ -153,6 +153,6 @@ def compiled(context: CheckContext) -> Iterator[Figure]:
     assert figures, "nothing was compiled"
     difference = apart(plain, history)
     assert difference < ROUNDING, f"losses differ by {difference:g}"
-    yield Figure("losses differ by", difference)
-    yield Figure("compiled in", figures.seconds, "s")
-    yield Figure("a pass against eager", figures.plain_pass_s / figures.pass_s, "x as fast")
+    yield CheckFigure("losses differ by", difference)
+    yield CheckFigure("compiled in", figures.seconds, "s")
+    yield CheckFigure("a pass against eager", figures.plain_pass_s / figures.pass_s, "x as fast")
