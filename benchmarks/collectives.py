@@ -25,8 +25,8 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from slipstream.collectives.config import OPERATIONS
-from slipstream.collectives.launch.timing import run, slowest, time_cases
-from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, OperationKind, prepare
+from slipstream.collectives.launch.timing import run_cases, slowest_rank_seconds, time_cases
+from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, OperationKind, prepare_case
 from slipstream.proofs.turns import Figures, medians
 
 WORLD = 2
@@ -42,14 +42,14 @@ KINDS = tuple(
 
 def bare_loop_us(kind: OperationKind, size: int, iterations: int) -> float:
     """Return the mean microseconds per iteration of a loop that is timed as a whole, as the maximum over the ranks."""
-    case = prepare(kind, size, CPU)
+    case = prepare_case(kind, size, CPU)
     case.clear()
-    run([case])
+    run_cases([case])
     started = time.perf_counter()
     for _ in range(iterations):
-        run([case])
+        run_cases([case])
     mean = (time.perf_counter() - started) / iterations * 1e6
-    return float(slowest(np.array([mean]), CPU)[0])
+    return float(slowest_rank_seconds(np.array([mean]), CPU)[0])
 
 
 def memcpy_us(size: int) -> float:
@@ -68,7 +68,7 @@ def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
     rows = {}
     for kind in KINDS:
         for size in sizes:
-            case = prepare(kind, size, CPU)
+            case = prepare_case(kind, size, CPU)
             ours = np.array(time_cases([case], "loop", budget, CPU).seconds) * 1e6
             loop = bare_loop_us(kind, size, len(ours))
             rows[f"{kind.operation} {case.bytes}"] = {

@@ -34,11 +34,11 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.export import Estimate
 from slipstream.comparison.latencies import Workload, measure_latencies
 from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, propose
+from slipstream.compress.engine import CompressionRun, propose_model
 from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.export.session import onnx_predictor
 from slipstream.models.config import ModelConfig
-from slipstream.models.predict import inputs_of, model_function, predict, targets_of
+from slipstream.models.predict import model_function, predict_records, record_inputs, record_targets
 from slipstream.models.trained import TrainedModel
 from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
@@ -99,20 +99,22 @@ class Bench:
     def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:
         """Write the model that training starts from, as the stage ``compress`` does; return its directory."""
         directory = self.directory / f"{name}-start-{seed}"
-        propose(directory, CompressionRun(trained, self.data, config, seed), [], {})
+        propose_model(directory, CompressionRun(trained, self.data, config, seed), [], {})
         return directory
 
     def accuracy(self, model: TrainedModel) -> float:
         rows = self.data.split("test")
-        outputs = predict(model_function(model.load()), self.data.signature, rows)
-        return 100 * float(np.mean(outputs.argmax(axis=1) == targets_of(rows)))
+        outputs = predict_records(model_function(model.load()), self.data.signature, rows)
+        return 100 * float(np.mean(outputs.argmax(axis=1) == record_targets(rows)))
 
     def speeds(self, models: Mapping[str, TrainedModel], reference: str) -> dict[str, Estimate]:
         """Return the models' speedups over ``reference`` at batch 32."""
         test, loads = self.data.split("test"), {}
         for name, model in models.items():
             path = self.directory / f"{name}.onnx"
-            to_onnx(model.load(), self.data.signature, inputs_of(self.data.signature, test[:EXAMPLE_ROWS]), 20, path)
+            to_onnx(
+                model.load(), self.data.signature, record_inputs(self.data.signature, test[:EXAMPLE_ROWS]), 20, path
+            )
             loads[name] = partial(onnx_predictor, path, 1)
         workload = Workload(self.data.signature, test, 1)
         timed = measure_latencies(loads, reference, workload, self.sizes.seconds, [BATCH])

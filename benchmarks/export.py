@@ -39,19 +39,19 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.artifacts.results.export import Estimate, LatencyFigures, read_export
 from slipstream.comparison.latencies import Workload, measure_latencies
-from slipstream.comparison.quality import loss_of
+from slipstream.comparison.quality import quality_loss
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
-from slipstream.export.convert import quiet
+from slipstream.export.convert import exporters_silenced
 from slipstream.export.package.assemble import MODEL
 from slipstream.export.quantize.quantise import Quantiser
-from slipstream.export.quantize.recipes import Recipe, convolutional
-from slipstream.export.quantize.search import BATCHES, calibration
+from slipstream.export.quantize.recipes import Recipe, has_convolutions
+from slipstream.export.quantize.search import BATCHES, calibration_inputs
 from slipstream.export.session import at_batch, onnx_predictor
 from slipstream.export.variants import FP32, FP32_FILE
 from slipstream.machine.description import VNNI, this_machine
 from slipstream.models.config import ModelConfig
-from slipstream.models.predict import predict, targets_of
+from slipstream.models.predict import predict_records, record_targets
 from slipstream.models.trained import TrainedModel
 from slipstream.prepare.engine import prepare
 from slipstream.proofs.turns import Figures
@@ -136,13 +136,13 @@ def make_peers(fp32: Path, data: PreparedData, config: ExportConfig, directory: 
 
     A peer that fails is skipped, with a line on stderr.
     """
-    inputs = calibration(data, config)
+    inputs = calibration_inputs(data, config)
     makers = {"ort-static": ort_static, "ort-dynamic": ort_dynamic, "nncf": nncf_quantize, "fixed-recipe": fixed_recipe}
     made = {}
     for name, make in makers.items():
         target = directory / f"{name}.onnx"
         try:
-            with quiet():
+            with exporters_silenced():
                 make(fp32, target, inputs)
             onnx_predictor(target, 1)
             made[name] = target
@@ -189,7 +189,7 @@ def nncf_quantize(fp32: Path, target: Path, inputs: Sequence[np.ndarray]) -> Non
 def fixed_recipe(fp32: Path, target: Path, inputs: Sequence[np.ndarray]) -> None:
     import onnx
 
-    images = convolutional(onnx.load(fp32))
+    images = has_convolutions(onnx.load(fp32))
     recipe = Recipe("static", operators="between", fp32_outputs=False) if images else Recipe("static", smooth=True)
     with tempfile.TemporaryDirectory() as scratch:
         Quantiser(fp32, inputs, Path(scratch), 7 if this_machine().saturates else 8).make(recipe, target)
@@ -250,10 +250,12 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
 
 def failing(peers: Mapping[str, Path], fp32: Path, data: PreparedData, test: np.ndarray) -> set[str]:
     """Return the peers whose loss of accuracy significantly exceeds :data:`MAX_LOSS`."""
-    task, truth = data.signature.task, targets_of(test)
-    before = predict(onnx_predictor(fp32, 1), data.signature, test)
+    task, truth = data.signature.task, record_targets(test)
+    before = predict_records(onnx_predictor(fp32, 1), data.signature, test)
     losses = {
-        name: loss_of(task, truth, before, predict(onnx_predictor(path, 1), data.signature, test), MAX_LOSS)
+        name: quality_loss(
+            task, truth, before, predict_records(onnx_predictor(path, 1), data.signature, test), MAX_LOSS
+        )
         for name, path in peers.items()
     }
     return {name for name, loss in losses.items() if loss.answer(MAX_LOSS) == "failed"}

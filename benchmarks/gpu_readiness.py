@@ -30,12 +30,12 @@ from harness.dispatch import counted
 from harness.table import Column, Table
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.models.transformer import kept_tables
 from slipstream.proofs.turns import Figures, in_turns, settled
 from slipstream.train.checkpoint.staging import SnapshotBuffers
 from slipstream.train.loop.token_loss import token_losses
-from slipstream.train.parallel.divide import clip
+from slipstream.train.parallel.divide import clip_gradients
 
 COLUMNS = (
     Column("operations", "kernels", "{:.0f}"),
@@ -101,7 +101,7 @@ def done_once(quick: bool) -> Iterator[Table]:
     """Yield tables that compare work done once with work repeated for every pass or tensor."""
     blocks, length = (2, 32) if quick else (12, 512)
     signature = Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next", buckets=500)
-    model = build(ModelConfig("transformer", {"num_hidden_layers": blocks}), signature, 0)
+    model = build_model(ModelConfig("transformer", {"num_hidden_layers": blocks}), signature, 0)
     tokens = torch.zeros(1, length, dtype=torch.int64)
     passes: dict[str, Callable[[], object]] = {
         "tables kept": partial(model, tokens),
@@ -148,7 +148,7 @@ def main(quick: bool) -> Iterator[Table]:
     for parameter in parameters:
         parameter.grad = torch.randn(64, 64, generator=generator)
     norm = torch.tensor(1e3, dtype=torch.float64)
-    clips = {"at once": clip, "one by one": clip_one_by_one}
+    clips = {"at once": clip_gradients, "one by one": clip_one_by_one}
     works = {name: partial(way, parameters, norm, 1e3) for name, way in clips.items()}
     yield Table(f"clipping of {len(parameters)} gradients", COLUMNS, figures(works, turns))
     yield from done_once(quick)

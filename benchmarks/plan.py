@@ -27,11 +27,11 @@ from harness.processes import alone
 from harness.table import Column, Table
 from slipstream.artifacts.results.training_figures import read_figures
 from slipstream.plan.capacity import PodCapacity
-from slipstream.plan.decide import SimulatedRange, job_of
-from slipstream.plan.estimate import time_of
-from slipstream.plan.measured import MeasuredTraining, measured
+from slipstream.plan.decide import SimulatedRange, planned_job
+from slipstream.plan.estimate import estimate_work_time
+from slipstream.plan.measured import MeasuredTraining, measured_training
 from slipstream.plan.money import HOUR_S
-from slipstream.plan.simulation import RUNS, PreemptionRules, simulate
+from slipstream.plan.simulation import RUNS, PreemptionRules, simulate_trainings
 from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
 
@@ -84,19 +84,19 @@ def killed(job: Job, seed: int, mean_s: float) -> Killed:
 def undisturbed(place: Path, name: str, steps: int, saving: dict[str, float]) -> MeasuredTraining:
     job = Job(place, name, steps, STEP_S, saving)
     attempt(job, None)
-    return measured(name, read_figures(job.model))
+    return measured_training(name, read_figures(job.model))
 
 
 def compare(its: Killed, around: list[MeasuredTraining], mean_s: float, seed: int) -> dict[str, float | str]:
-    planned, time_s = around[0], time_of(around[0], around)
-    job = job_of(planned, time_s.seconds, mean_s / HOUR_S)
+    planned, time_s = around[0], estimate_work_time(around[0], around)
+    job = planned_job(planned, time_s.seconds, mean_s / HOUR_S)
     told = ToolReading([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])
     random = np.random.default_rng(seed)
-    same = float(simulate(job, told, PreemptionRules(), random, np.ones(1)).hours[0] * HOUR_S)
+    same = float(simulate_trainings(job, told, PreemptionRules(), random, np.ones(1)).hours[0] * HOUR_S)
     waits = tuple(wait / HOUR_S for wait in its.waits) or (0.0,)
     weather = PodCapacity("", rate=HOUR_S / mean_s, waits=waits).weather(1, RUNS, random)
     forecast = SimulatedRange.of(
-        simulate(job, weather, PreemptionRules(), random, time_s.factors(random, RUNS)).hours * HOUR_S
+        simulate_trainings(job, weather, PreemptionRules(), random, time_s.factors(random, RUNS)).hours * HOUR_S
     )
     return {
         "kills": len(its.ups),

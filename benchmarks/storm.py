@@ -28,7 +28,7 @@ from slipstream.artifacts.results.ledger import STEPS
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.doctor.package import measured_save
 from slipstream.plan.money import HOUR_S
-from slipstream.plan.storm import SimulatedTrainings, TrainingPace, courses
+from slipstream.plan.storm import SimulatedTrainings, TrainingPace, simulate_constant_rate
 from slipstream.prepare.engine import prepare
 from slipstream.proofs.turns import Figures
 from slipstream.source.config import DataConfig
@@ -65,7 +65,7 @@ def run(job: Job, seed: int, mean_s: float, warned: bool, save_s: float) -> Run:
 
 def predicted(seed: int, mean_s: float, pace: TrainingPace, *, warned: bool) -> SimulatedTrainings:
     """Simulate a training under the preemption trace of ``seed``."""
-    return courses(np.random.default_rng(seed), HOUR_S / mean_s, pace, warned=warned, trainings=1)
+    return simulate_constant_rate(np.random.default_rng(seed), HOUR_S / mean_s, pace, warned=warned, trainings=1)
 
 
 def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figures:

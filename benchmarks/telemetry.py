@@ -51,9 +51,9 @@ from slipstream.telemetry import ring
 from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.records import PHASES, STEP_BOUNDS, DeviceReading, HostReading, RankTotals, Sample
 from slipstream.telemetry.sampler.server import VARIABLE
-from slipstream.telemetry.series import condense
+from slipstream.telemetry.series import condense_samples
 from slipstream.telemetry.totals import write_totals
-from slipstream.telemetry.watch import start, stop
+from slipstream.telemetry.watch import start_sampler, stop_sampler
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.train.fault_tolerance.guard import Guard
@@ -158,14 +158,14 @@ def environment(name: str, value: str) -> Iterator[None]:
 @contextmanager
 def sampled(place: Path) -> Iterator[int]:
     """Run a sampler that writes to ``place`` in the block, and yield its process id after the first sample."""
-    sampler = start(place, LABELS, {})
+    sampler = start_sampler(place, LABELS, {})
     assert sampler is not None
     try:
-        while not ring.read(place):
+        while not ring.read_samples(place):
             time.sleep(0.05)
         yield sampler.pid
     finally:
-        stop(sampler)
+        stop_sampler(sampler)
 
 
 def scrape(port: int) -> int:
@@ -205,7 +205,7 @@ def upload_cost(seconds: int) -> Figures:
                 samples.read()
             kept.add(Sample(1.7e9 + second, host, tuple(gpus)))
         began = time.thread_time()
-        condense(samples.read(), 0, "here")
+        condense_samples(samples.read(), 0, "here")
         return {"cpu": time.thread_time() - began}
 
 

@@ -51,11 +51,11 @@ from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import NoticeWatcher
 from slipstream.train.loop.optimizer import make_optimizer
-from slipstream.train.loop.precision import LossScaler, kernels
-from slipstream.train.loop.probe import probe
-from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.precision import LossScaler, kernels_configured
+from slipstream.train.loop.probe import probe_model
+from slipstream.train.loop.state import Progress, TrainingState, copy_weights
 from slipstream.train.loop.train_loop import TrainLoop
-from slipstream.train.parallel.replicas import replicate
+from slipstream.train.parallel.replicas import replicate_model
 
 SAME, USUAL = "the same, by hand", "as people write it"
 #: Names of libraries, and their packages.
@@ -69,12 +69,12 @@ class Ours(Contender):
     def __init__(self, data: PreparedData, workload: Workload, home: str) -> None:
         super().__init__(data, workload)
         self.group = RankContext(self.rank, WORLD, torch.device("cpu"), "gloo")
-        traits = probe(self.model, self.group.device)
+        traits = probe_model(self.model, self.group.device)
         self.state = TrainingState(
-            replicate(self.model, traits, self.group),
+            replicate_model(self.model, traits, self.group),
             make_optimizer(self.model, self.config),
             LossScaler(self.group.device, enabled=False),
-            weights_of(self.model),
+            copy_weights(self.model),
             Progress(),
             traits,
         )
@@ -93,7 +93,7 @@ class Ours(Contender):
 
     def run(self) -> None:
         config = replace(self.config, epochs=self.done + self.epochs)
-        with kernels(config):
+        with kernels_configured(config):
             loop = TrainLoop(self.state, self.data, config, self.group, "fp32", self.guard)
             loop.run(lambda *_: None)
 

@@ -27,7 +27,7 @@ ITEM = re.compile(r"(?:[*?]|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))
 YEARS = 5
 
 
-def flaw(expression: str) -> str:
+def cron_error(expression: str) -> str:
     """Return the error of an invalid expression, as "expected …" or "it never …"; "" if it is valid."""
     from croniter.croniter import CroniterBadDateError, CroniterError
 

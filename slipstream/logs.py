@@ -20,11 +20,11 @@ ROOT = logging.getLogger("slipstream")
 def logger(stage: str) -> logging.Logger:
     """Return the logger of a stage or component, such as "checkpoint", whose name starts each line."""
     if not ROOT.handlers:
-        configure(os.environ.get(VARIABLE, "info"))
+        configure_logging(os.environ.get(VARIABLE, "info"))
     return ROOT.getChild(stage)
 
 
-def configure(level: str) -> None:
+def configure_logging(level: str) -> None:
     """Send messages from ``level`` on to stderr. An unknown level causes a warning, and info is used."""
     handler = StderrHandler()
     handler.setFormatter(LineFormatter())

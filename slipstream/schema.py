@@ -7,7 +7,7 @@ import json
 import click
 
 from slipstream.config import RunConfig
-from slipstream.settings import described_schema_of
+from slipstream.settings import described_schema
 
 
 @click.command()
@@ -17,4 +17,4 @@ def main() -> None:
     Example: slipstream schema > run.schema.json
     """
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    click.echo(json.dumps({**dialect, **described_schema_of(RunConfig)}, indent=2))
+    click.echo(json.dumps({**dialect, **described_schema(RunConfig)}, indent=2))

@@ -95,9 +95,12 @@ class Settings:
     def _as_meant(cls, data: object) -> object:
         """Turn integral floats into integers (Flyte may send 3.0), and null (an empty ``training:``) into defaults."""
         if isinstance(data, ArgsKwargs):
-            return ArgsKwargs(tuple(map(whole, data.args)), {name: whole(v) for name, v in (data.kwargs or {}).items()})
+            return ArgsKwargs(
+                tuple(map(integral_as_integer, data.args)),
+                {name: integral_as_integer(v) for name, v in (data.kwargs or {}).items()},
+            )
         if isinstance(data, dict):
-            return {name: whole(value) for name, value in data.items()}
+            return {name: integral_as_integer(value) for name, value in data.items()}
         return {} if data is None else data
 
     @model_validator(mode="after")
@@ -156,13 +159,13 @@ class Settings:
             raise UserError(f"{path}: cannot be read: {error}") from None
 
 
-def whole(value: object) -> object:
+def integral_as_integer(value: object) -> object:
     """Return an integral float as an integer, also in a list; fields of type float accept integers.
 
     Floats above the largest exact integer remain; records hold no integers of that size.
     """
     if isinstance(value, list):
-        return [whole(item) for item in value]
+        return [integral_as_integer(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT else value
 
 
@@ -201,17 +204,17 @@ def with_defaults(defaults: object, value: object) -> object:
     return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
 
 
-def schema_of(cls: type[Settings]) -> Schema:
+def settings_schema(cls: type[Settings]) -> Schema:
     """Return the JSON Schema of the input of :meth:`Settings.from_json`."""
     return TypeAdapter(cls).json_schema()
 
 
-def described_schema_of(cls: type[Settings]) -> Schema:
+def described_schema(cls: type[Settings]) -> Schema:
     """Return the JSON Schema with descriptions of the fields.
 
     pydantic itself would read the descriptions from the sources at the start of every command: a third of a second.
     """
-    schema, classes = schema_of(cls), {each.__name__: each for each in Settings.__subclasses__()}
+    schema, classes = settings_schema(cls), {each.__name__: each for each in Settings.__subclasses__()}
     for name, node in (schema["$defs"] | {cls.__name__: schema}).items():
         for its_field, description in descriptions_of(classes[name]).items():
             node["properties"][its_field]["description"] = description
@@ -238,10 +241,10 @@ def explain(cls: type[Settings], error: ValidationError) -> UserError:
     if first["type"] == "json_invalid":
         return UserError(f"the configuration is not valid JSON: {cause}")
     is_unknown = first["type"] == "unexpected_keyword_argument"
-    node, place = walk(schema_of(cls), first["loc"][:-1] if is_unknown else first["loc"])
+    node, place = walk(settings_schema(cls), first["loc"][:-1] if is_unknown else first["loc"])
     path, message = path_of(cls.section, place), first["msg"]
     if is_unknown:
-        return UserError(unknown(path, str(first["loc"][-1]), list(node.get("properties", {}))))
+        return UserError(unknown_setting(path, str(first["loc"][-1]), list(node.get("properties", {}))))
     expected = limits_of(node) if first["type"].startswith(("greater_than", "less_than")) else kind_of(node)
     if first["type"] in ("finite_number", "dataclass_exact_type") or not expected:
         expected = message.removeprefix("Input should be ")
@@ -260,7 +263,7 @@ def wrong(path: str, value: object, expected: str) -> UserError:
     return UserError(f"{path}: {shown} is not allowed; expected {expected}")
 
 
-def unknown(section: str, key: str, names: Sequence[str]) -> str:
+def unknown_setting(section: str, key: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(key, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{path_of(section, [key])}: unknown setting; {hint}allowed here: {', '.join(sorted(names))}"

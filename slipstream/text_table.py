@@ -9,7 +9,7 @@ from slipstream.one_line import one_line
 DAY_S = 86400.0
 
 
-def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]) -> str:
+def aligned_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]) -> str:
     """Return the lines of a table; columns named in ``left`` are left-aligned, all others right-aligned.
 
     Cells may hold names from untrusted files, so line breaks and control characters in them are escaped.
@@ -25,12 +25,12 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
     )
 
 
-def numbered(number: int, cells: Iterable[str]) -> str:
-    """Return a line of a numbered list, with cells as in :func:`aligned`."""
+def numbered_line(number: int, cells: Iterable[str]) -> str:
+    """Return a line of a numbered list, with cells as in :func:`aligned_table`."""
     return "  ".join([f"{number:>4}", *map(one_line, cells)])
 
 
-def size(number: float) -> str:
+def size_text(number: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.3g} {unit}"
@@ -38,7 +38,7 @@ def size(number: float) -> str:
     return f"{number:.3g} GiB"
 
 
-def age(seconds: float) -> str:
+def age_text(seconds: float) -> str:
     for unit, length in (("d", DAY_S), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -15,21 +15,23 @@ from slipstream.profiles.profile import current_profile
 from tasks.config import with_lasting_history
 from tasks.flyte.artifact_types import MadeByElement, Prepared
 from tasks.flyte.elastic import Distributed, TaskInputs, Workspace, distributed
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import stage_metadata
 
 if TYPE_CHECKING:
     from slipstream.collectives.launch.worker_group import WorkerGroup
 
 
-def parents() -> Distributed:
+def worker_parents() -> Distributed:
     """Return the task configuration of processes that start worker groups.
 
     These processes join no process group. Every launch starts further processes, which form a new group.
     """
-    return replace(distributed("collectives", returns=MadeByElement.of, starts_processes=True), patience=patience)
+    return replace(
+        distributed("collectives", returns=MadeByElement.of, starts_processes=True), patience=rendezvous_timeout
+    )
 
 
-def patience(inputs: TaskInputs) -> float:
+def rendezvous_timeout(inputs: TaskInputs) -> float:
     """Return the rendezvous timeout of the benchmark's pods in seconds.
 
     It is limited, as a main job does not need its benchmark, but may be waiting for the benchmark's nodes.
@@ -38,7 +40,7 @@ def patience(inputs: TaskInputs) -> float:
     return (config.collectives if isinstance(config, RunConfig) else config).timeout
 
 
-@task(task_config=parents(), **on("collectives"))
+@task(task_config=worker_parents(), **stage_metadata("collectives"))
 def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """Measure the interconnect between the processes of a training, or reuse a recent profile.
 
@@ -46,17 +48,17 @@ def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Ma
     ``local`` the benchmark is short, unless the user configured it.
     """
     if config.is_default and current_profile().name == "local":
-        return measure(workspace, config.short, reuse=True)
-    return measure(workspace, config, reuse=True)
+        return measure_in_workspace(workspace, config.short, reuse=True)
+    return measure_in_workspace(workspace, config, reuse=True)
 
 
-@task(task_config=parents(), **on("collectives"))
+@task(task_config=worker_parents(), **stage_metadata("collectives"))
 def measure_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """Measure the interconnect between the processes of a training; never reuse a profile."""
-    return measure(workspace, config, reuse=False)
+    return measure_in_workspace(workspace, config, reuse=False)
 
 
-@task(task_config=parents(), **on("collectives"))
+@task(task_config=worker_parents(), **stage_metadata("collectives"))
 def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """Repeat measurements of the interconnect until it is clear whether it is slower than its history.
 
@@ -72,7 +74,7 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
     return workspace.work(body)
 
 
-@task(task_config=parents(), **on("collectives"))
+@task(task_config=worker_parents(), **stage_metadata("collectives"))
 def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig) -> MadeByElement:
     """Search for interconnect settings that shorten the training step of the configured model on the prepared data."""
     config = replace(config, collectives=with_lasting_history(config.collectives))
@@ -81,7 +83,7 @@ def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig
         from slipstream.artifacts.prepared.streamed import open_prepared
         from slipstream.collectives.engine import made_by
         from slipstream.collectives.tune.steps import ConfiguredModel
-        from slipstream.collectives.tune.tuner import tune
+        from slipstream.collectives.tune.tuner import tune_settings
         from slipstream.interconnect.tuning import write_tuning
         from slipstream.models.arithmetic import Arithmetic
 
@@ -91,18 +93,18 @@ def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig
         rows = max(1, config.training.batch_size // workers.world)
         arithmetic = Arithmetic(config.training.precision, config.training.tf32)
         model = ConfiguredModel(config.model, signature, rows, config.training.seed, arithmetic)
-        tuning = tune(workers, config.collectives, model)
+        tuning = tune_settings(workers, config.collectives, model)
         if tuning:
             write_tuning(Path(workspace.directory), tuning, made_by(config.collectives))
 
     return workspace.work(body)
 
 
-def measure(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:
+def measure_in_workspace(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:
     config = with_lasting_history(config)
 
     def body() -> bool:
-        from slipstream.collectives.engine import benchmark, take_earlier
+        from slipstream.collectives.engine import benchmark_interconnect, take_earlier
         from slipstream.interconnect.fingerprint import fingerprint_on_cpu
 
         directory = Path(workspace.directory)
@@ -110,7 +112,7 @@ def measure(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> 
         known = reuse and workspace.processes and not visible_gpus()
         if known and take_earlier(fingerprint_on_cpu(workspace.processes), config, directory):
             return True
-        return benchmark(worker_group(workspace, config), config, directory, reuse=reuse and not known)
+        return benchmark_interconnect(worker_group(workspace, config), config, directory, reuse=reuse and not known)
 
     return workspace.work(body)
 

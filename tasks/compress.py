@@ -13,8 +13,8 @@ from slipstream.artifacts.versions import code_version
 from slipstream.compress.config import CompressionConfig
 from slipstream.logs import logger
 from slipstream.stages import StageRun
-from tasks.flyte.artifact_types import Prepared, Trained, uri_of
-from tasks.flyte.metadata import on
+from tasks.flyte.artifact_types import Prepared, Trained, artifact_uri
+from tasks.flyte.metadata import stage_metadata
 from tasks.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def work_on(
     return CompressionRun(model, open_prepared(rows_path(prepared)), config, seed)
 
 
-@task(**on("compress", cached=False))
+@task(**stage_metadata("compress", cached=False))
 @map_errors
 def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     trained: Trained,
@@ -70,7 +70,7 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     from slipstream.models.factory_code import fingerprint_model
 
     work = work_on(trained, prepared, config, factory, seed)
-    tried = judged(work, fine_tuned, runs, tried)
+    tried = evaluated_trials(work, fine_tuned, runs, tried)
     directory = fresh_directory("start")
     made_by = {
         "code": code_version("compress"),
@@ -79,11 +79,11 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
         "model_code": fingerprint_model(work.trained.config),
         "method": config.method,
     }
-    engine.propose(directory, work, tried, made_by)
+    engine.propose_model(directory, work, tried, made_by)
     return Proposal(FlyteDirectory(str(directory.absolute())), tried)
 
 
-@task(**on("compress", cached=False))
+@task(**stage_metadata("compress", cached=False))
 @map_errors
 def choose(
     trained: Trained,
@@ -102,10 +102,10 @@ def choose(
     from slipstream.models.trained import TrainedModel
 
     work = work_on(trained, prepared, config, factory)
-    tried = judged(work, fine_tuned[-1:], runs[-1:], tried)
+    tried = evaluated_trials(work, fine_tuned[-1:], runs[-1:], tried)
     models = [TrainedModel.open(local_path(each), factory) for each in fine_tuned]
-    model, found = engine.choose(work, models, tried)
-    directories = [uri_of(each) for each in (trained, *fine_tuned)]
+    model, found = engine.choose_model(work, models, tried)
+    directories = [artifact_uri(each) for each in (trained, *fine_tuned)]
     address = directories[[work.trained, *models].index(model)]
     LOG.info("%s: %s", found.taken or "the trained model stays", found.why)
     # A pod returns its copy, so that the cache is keyed by content.
@@ -114,7 +114,7 @@ def choose(
     return Compressed(FlyteDirectory(here), replace(found, model=address, seconds=seconds, reused=reused))
 
 
-def judged(
+def evaluated_trials(
     work: CompressionRun, fine_tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[CompressionTrial]
 ) -> list[CompressionTrial]:
     from slipstream.compress import engine
@@ -123,6 +123,6 @@ def judged(
     for each, run in zip(fine_tuned, runs, strict=True):
         # A smaller model has the factory of the trained one.
         model = TrainedModel.open(local_path(each), work.trained.config.factory)
-        tried = engine.judge(work, model, run.seconds, tried)
+        tried = engine.evaluate_candidate(work, model, run.seconds, tried)
         LOG.info("%s: %s", tried[-1].name, tried[-1].answer)
     return tried

@@ -18,7 +18,7 @@ from slipstream.settings import to_dict
 from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 from tasks.flyte.homes import shared_address
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import stage_metadata
 from tasks.flyte.stage import BY_VALUE, map_errors, runs_locally
 
 
@@ -57,7 +57,7 @@ class Sections(NamedTuple):
     most_parameters: int
 
 
-@task(**on("fingerprint"))
+@task(**stage_metadata("fingerprint"))
 @map_errors
 def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
     """Return the configuration for fine-tuning the language model at ``base``.
@@ -73,14 +73,14 @@ def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
     return replace(config, data=data, model=replace(config.model, base=base))
 
 
-@task(**on("fingerprint"))
+@task(**stage_metadata("fingerprint"))
 @map_errors
 def read_config(config: RunConfig, method: str = "") -> Sections:
     """Return the sections of the configuration; not cached, since the code of a user's model may change."""
-    return sections_of(config, method)
+    return config_sections(config, method)
 
 
-def sections_of(config: RunConfig, method: str = "") -> Sections:
+def config_sections(config: RunConfig, method: str = "") -> Sections:
     """Return the sections of the configuration; ``method`` ("prune" or "distil") overrides ``compression.method``.
 
     Raises ``UserError`` if the parallel layout does not fit the number of processes, or if a model to compress is

@@ -11,7 +11,7 @@ from tasks.flyte.stage import run_stage
 from tasks.model_and_data import ModelAndData
 
 
-def evaluate(given: ModelAndData) -> Made:
+def evaluate_model(given: ModelAndData) -> Made:
     def make(directory: Path, key: str) -> Artifact:
         from slipstream.evaluate import engine
 

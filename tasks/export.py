@@ -12,9 +12,9 @@ from slipstream.artifacts.versions import code_version
 from slipstream.export.config import ExportConfig
 from slipstream.settings import to_dict
 from slipstream.stages import StageRun
-from tasks.evaluate import evaluate
+from tasks.evaluate import evaluate_model
 from tasks.flyte.artifact_types import Evaluated, Exported, Made, MadeExported, Prepared, Trained
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import stage_metadata
 from tasks.flyte.stage import map_errors, run_stage
 from tasks.model_and_data import ModelAndData
 
@@ -28,18 +28,18 @@ class EvaluatedAndExported(NamedTuple):
     export: StageRun
 
 
-@task(**on("export", in_its_pod=("evaluate",)))
+@task(**stage_metadata("export", in_its_pod=("evaluate",)))
 @map_errors
 def evaluate_and_export(
     trained: Trained, prepared: Prepared, config: ExportConfig, machine: str = "", factory: str = "", code: str = ""
 ) -> EvaluatedAndExported:
     """Evaluate the trained model, then export it as :func:`export` does."""
     given = ModelAndData(trained, prepared, factory)
-    evaluated, exported = evaluate(given), make_export(given, config, code)
+    evaluated, exported = evaluate_model(given), make_export(given, config, code)
     return EvaluatedAndExported(*evaluated, *exported)
 
 
-@task(**on("export"))
+@task(**stage_metadata("export"))
 @map_errors
 def export(
     trained: Trained, prepared: Prepared, config: ExportConfig, machine: str = "", factory: str = "", code: str = ""

@@ -23,9 +23,9 @@ from slipstream.models.config import BuiltIn, ModelConfig, TeachingConfig
 from slipstream.source.config import DataConfig
 from slipstream.storage import STORES
 from slipstream.train.config import TrainingConfig
-from tasks.config import sections_of
+from tasks.config import config_sections
 from tasks.flyte.artifact_types import Part, Prepared, Trained
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import stage_metadata
 from tasks.flyte.stage import BY_VALUE, local_path, map_errors, rows_path, runs_locally
 from tasks.prepare import list_and_divide, resolved_source
 
@@ -59,11 +59,11 @@ class RunInputs(NamedTuple):
     machine: str
 
 
-@task(**on("export", cached=False))
+@task(**stage_metadata("export", cached=False))
 @map_errors
 def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
     """Find and check the raw data, all settings and the machine of the export."""
-    sections = sections_of(config)
+    sections = config_sections(config)
     listed = list_and_divide(data, target, config.data)
     check_model(FITTING.get(resolved_source(listed.listing).kind, "mlp"), config)
     found = (*listed, *sections, measuring_machine())
@@ -89,7 +89,7 @@ class ModelInputs(NamedTuple):
     machine: str
 
 
-@task(**on("export", cached=False))
+@task(**stage_metadata("export", cached=False))
 @map_errors
 def open_inputs(model: str, data: str) -> ModelInputs:
     """Find and check a trained model and prepared data at two addresses; describe the machine of the export.
@@ -97,13 +97,13 @@ def open_inputs(model: str, data: str) -> ModelInputs:
     Raises ``UserError`` if an address does not hold the expected artifact.
     """
     return ModelInputs(
-        given("--model", model, "train", "a trained model, as .slipstream/train/… or training's output holds one"),
-        given("--data", data, "prepare", "prepared data, as runs/…/prepared or .slipstream/prepare/… hold it"),
+        open_given("--model", model, "train", "a trained model, as .slipstream/train/… or training's output holds one"),
+        open_given("--data", data, "prepare", "prepared data, as runs/…/prepared or .slipstream/prepare/… hold it"),
         measuring_machine(),
     )
 
 
-def given(option: str, address: str, kind: str, expected: str) -> FlyteDirectory:
+def open_given(option: str, address: str, kind: str, expected: str) -> FlyteDirectory:
     """Return the artifact of the stage ``kind`` at an address, after checking its manifest.
 
     Local runs download a trained model from a store, but only those rows of prepared data that are read.

@@ -20,7 +20,7 @@ from slipstream.settings import to_dict
 from slipstream.source.config import DataConfig
 from slipstream.storage import S3
 from tasks.flyte.artifact_types import MadePrepared, Part
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import stage_metadata
 from tasks.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Listed(NamedTuple):
     data: Annotated[DataConfig, BY_VALUE]
 
 
-@task(**on("fingerprint"))
+@task(**stage_metadata("fingerprint"))
 @map_errors
 def list_data(data: str, target: str, config: RunConfig) -> Listed:
     """List and fingerprint the raw data, and determine its format.
@@ -54,20 +54,22 @@ def list_data(data: str, target: str, config: RunConfig) -> Listed:
 def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     """Return the result of :func:`list_data`, with text files cut into shares if several pods parse them."""
     from slipstream.artifacts import exchange
-    from slipstream.prepare.resolve import resolve
+    from slipstream.prepare.resolve import resolve_source
     from slipstream.prepare.sharded import shares
-    from slipstream.source.files import unchanged
+    from slipstream.source.files import files_unchanged
     from slipstream.source.fingerprint import fingerprint_source
     from slipstream.source.standard_library import list_data
 
     listing = list_data(data, config)
     fingerprint = fingerprint_source(listing, target)
-    with unchanged(listing.files):
-        source = resolve(listing, target, config, fingerprint)
+    with files_unchanged(listing.files):
+        source = resolve_source(listing, target, config, fingerprint)
     identity = fingerprint + (source.base.fingerprint if source.base else "") + source.tokenizer_digest
-    written = exchange.write(fresh_directory("listing"), source)
-    spread = pods() > 1 and source.division == "files"
-    cut = shares.open_texts(source, SHARES_OF_A_POD * pods(), fresh_directory("texts")) if spread else []
+    written = exchange.write_part(fresh_directory("listing"), source)
+    spread = count_preparing_pods() > 1 and source.division == "files"
+    cut = (
+        shares.open_texts(source, SHARES_OF_A_POD * count_preparing_pods(), fresh_directory("texts")) if spread else []
+    )
     texts = [flyte_directory(each) for each in cut]
     return Listed(flyte_directory(written), identity, source.division, texts, config)
 
@@ -77,10 +79,10 @@ def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
     from slipstream.artifacts import exchange
     from slipstream.prepare.resolve import SourceToPrepare
 
-    return exchange.read(local_path(listing), SourceToPrepare)
+    return exchange.read_part(local_path(listing), SourceToPrepare)
 
 
-@task(**on("fingerprint"))
+@task(**stage_metadata("fingerprint"))
 @map_errors
 def address_of(dataset: StructuredDataset) -> str:
     """Return the address of a Flyte dataset's Parquet files, from a task that returned a dataset or DataFrame."""
@@ -91,7 +93,7 @@ def address_of(dataset: StructuredDataset) -> str:
     return parquet_address(written.uri, written.metadata.structured_dataset_type.format)
 
 
-@task(**on("prepare", besides=("listing",)))
+@task(**stage_metadata("prepare", besides=("listing",)))
 @map_errors
 def prepare(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Prepare the data in one pod.
@@ -120,7 +122,7 @@ def made_by(target: str, config: DataConfig, source: str) -> dict[str, object]:
 SHARES_OF_A_POD = 4
 
 
-def pods() -> int:
+def count_preparing_pods() -> int:
     """Return the number of pods that prepare a table, from the profile."""
     return current_profile().placement("prepare").nodes
 
@@ -141,7 +143,7 @@ class FitSharesOutputs(NamedTuple):
     partitions: list[int]
 
 
-@task(**on("prepare"))
+@task(**stage_metadata("prepare"))
 @map_errors
 def parse_share(share: Part) -> Part:
     """Parse the text files of one share to columns."""
@@ -152,14 +154,14 @@ def parse_share(share: Part) -> Part:
     return flyte_directory(parsed)
 
 
-@task(**on("prepare"))
+@task(**stage_metadata("prepare"))
 @map_errors
 def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOutputs:
     """Open the table, whose text files are in ``parsed``, and cut the work into at most ``number`` shares."""
     from slipstream.artifacts import exchange
     from slipstream.prepare.sharded import shares
 
-    summaries = [inner(each, exchange.SUMMARY) for each in parsed]
+    summaries = [local_subdirectory(each, exchange.SUMMARY) for each in parsed]
     opened = shares.open_shares(resolved_source(listing), number, summaries, fresh_directory("opened"))
     spools = [flyte_directory(each) for each in opened.spools]
     return OpenSharesOutputs(
@@ -167,7 +169,7 @@ def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOut
     )
 
 
-@task(**on("prepare"))
+@task(**stage_metadata("prepare"))
 @map_errors
 def scan_share(share: Part, spool: Part) -> Part:
     """Run the first pass over one share, which collects statistics."""
@@ -178,7 +180,7 @@ def scan_share(share: Part, spool: Part) -> Part:
     return flyte_directory(scanned)
 
 
-@task(**on("prepare"))
+@task(**stage_metadata("prepare"))
 @map_errors
 def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutputs:
     """Fit the transformation on the scans of all shares; plan a merge in at most ``number`` partitions."""
@@ -189,7 +191,7 @@ def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutput
     return FitSharesOutputs(flyte_directory(fitted), flyte_directory(plan), list(range(partitions)))
 
 
-@task(**on("prepare"))
+@task(**stage_metadata("prepare"))
 @map_errors
 def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
     """Run the second pass over one share, which encodes its rows for every partition."""
@@ -200,18 +202,20 @@ def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
     return flyte_directory(encoded)
 
 
-@task(**on("prepare"))
+@task(**stage_metadata("prepare"))
 @map_errors
 def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
     """Merge all shares' encoded rows of one partition of the prepared data."""
     from slipstream.prepare.sharded import merge_partitions
 
-    merged, name = fresh_directory("merged"), merge_partitions.directory_of(partition)
-    merge_partitions.merge_partition(partition, local_path(plan), [inner(each, name) for each in encoded], merged)
+    merged, name = fresh_directory("merged"), merge_partitions.partition_directory(partition)
+    merge_partitions.merge_partition(
+        partition, local_path(plan), [local_subdirectory(each, name) for each in encoded], merged
+    )
     return flyte_directory(merged)
 
 
-@task(**on("prepare"))
+@task(**stage_metadata("prepare"))
 @map_errors
 def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged: list[Part]) -> MadePrepared:
     """Assemble the merged partitions to the same bytes that :func:`prepare` writes for these inputs.
@@ -228,12 +232,12 @@ def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged:
     def make(directory: Path, _: str) -> None:
         if home:
             parts = [
-                merge_partitions.s3_parts(inner(each, exchange.SUMMARY), str(each.remote_source), home)
+                merge_partitions.s3_parts(local_subdirectory(each, exchange.SUMMARY), str(each.remote_source), home)
                 for each in merged
             ]
         else:
             parts = [merge_partitions.local_parts(local_path(each)) for each in merged]
-        merge_partitions.assemble(
+        merge_partitions.assemble_artifact(
             directory,
             made_by(target, config, source),
             local_path(fitted),
@@ -248,13 +252,13 @@ def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged:
 
 def map_over_shares(work: Callable[..., object]) -> Callable[..., Promise]:
     """Return a map task over shares. All shares must succeed, or rows would be missing."""
-    return map_task(work, concurrency=pods(), min_success_ratio=1.0)
+    return map_task(work, concurrency=count_preparing_pods(), min_success_ratio=1.0)
 
 
 def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Build the workflow nodes that follow the table's opening; arguments are promises."""
     scanned = map_over_shares(scan_share)(share=opened.shares, spool=opened.spools)
-    fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * pods())
+    fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * count_preparing_pods())
     encode = map_over_shares(partial(encode_share, plan=fitted.plan))
     encoded = encode(share=opened.shares, spool=opened.spools, scanned=scanned)
     merge = map_over_shares(partial(merge_partition, plan=fitted.plan, encoded=encoded))
@@ -265,7 +269,7 @@ def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, s
 @workflow
 def prepare_by_units(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Prepare a table by having every pod read some of its units, such as Parquet row groups."""
-    opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=[])
+    opened = open_shares(listing=listing, number=SHARES_OF_A_POD * count_preparing_pods(), parsed=[])
     return prepare_opened(opened, target, config, source)
 
 
@@ -273,7 +277,7 @@ def prepare_by_units(listing: Part, target: str, config: DataConfig, source: str
 def prepare_by_files(listing: Part, target: str, config: DataConfig, source: str, texts: list[Part]) -> MadePrepared:
     """Prepare a table whose text files, cut into the shares ``texts``, are first parsed by all pods."""
     parsed = map_over_shares(parse_share)(share=texts)
-    opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=parsed)
+    opened = open_shares(listing=listing, number=SHARES_OF_A_POD * count_preparing_pods(), parsed=parsed)
     return prepare_opened(opened, target, config, source)
 
 
@@ -284,7 +288,7 @@ def prepare_listed(listed: Listed, target: Promise) -> Promise:
     promises; it may have more fields than :class:`Listed`.
     """
     table = {"listing": listed.listing, "target": target, "config": listed.data, "source": listed.source}
-    if pods() == 1:
+    if count_preparing_pods() == 1:
         return prepare(**table)
     return (
         conditional("division")
@@ -301,7 +305,7 @@ def flyte_directory(directory: Path) -> FlyteDirectory:
     return FlyteDirectory(str(directory.absolute()))
 
 
-def inner(directory: FlyteDirectory, name: str) -> Path:
+def local_subdirectory(directory: FlyteDirectory, name: str) -> Path:
     """Return the local path of the subdirectory ``name`` of another task's output; only it is downloaded."""
     if not directory.remote_source:
         return Path(directory.path) / name

@@ -10,12 +10,12 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.results.promotion import Promotion, PromotionDecision, PromotionRequest
 from slipstream.config import RunConfig
-from tasks.flyte.artifact_types import Exported, Prepared, uri_of
-from tasks.flyte.metadata import on
+from tasks.flyte.artifact_types import Exported, Prepared, artifact_uri
+from tasks.flyte.metadata import stage_metadata
 from tasks.flyte.stage import local_path, map_errors, rows_path
 
 
-@task(**on("promote"))
+@task(**stage_metadata("promote"))
 @map_errors
 def open_registry(registry: str, config: RunConfig) -> str:
     """Check the registry and the signing key before the training starts."""
@@ -40,7 +40,7 @@ class JudgedPromotion(NamedTuple):
     request: PromotionRequest
 
 
-@task(**on("promote"))
+@task(**stage_metadata("promote"))
 @map_errors
 def judge(
     exported: Exported,
@@ -54,11 +54,13 @@ def judge(
     from slipstream.promote.store import Registry
 
     data = open_prepared(rows_path(prepared))
-    verdict = promote.judge(local_path(exported), Registry(registry), data, config.promotion)
-    return JudgedPromotion(verdict.passed, verdict, PromotionRequest(uri_of(exported), uri_of(prepared), registry))
+    verdict = promote.evaluate_promotion(local_path(exported), Registry(registry), data, config.promotion)
+    return JudgedPromotion(
+        verdict.passed, verdict, PromotionRequest(artifact_uri(exported), artifact_uri(prepared), registry)
+    )
 
 
-@task(**on("promote"))
+@task(**stage_metadata("promote"))
 @map_errors
 def put_in_service(request: PromotionRequest, config: RunConfig, verdict: PromotionDecision) -> Promotion:
     """Store a model that has passed the gate in the registry, and promote it to production."""
@@ -68,10 +70,10 @@ def put_in_service(request: PromotionRequest, config: RunConfig, verdict: Promot
 
     data = open_prepared(rows_path(FlyteDirectory(request.prepared)))
     package = local_path(FlyteDirectory(request.exported))
-    return promote.promote(package, Registry(request.registry), data, config.promotion, verdict)
+    return promote.promote_package(package, Registry(request.registry), data, config.promotion, verdict)
 
 
-@task(**on("promote"))
+@task(**stage_metadata("promote"))
 @map_errors
 def leave_in_service(request: PromotionRequest, verdict: PromotionDecision) -> Promotion:
     """Return a promotion that was refused, with the reason."""

@@ -26,14 +26,14 @@ from slipstream.report.summary import (
 from slipstream.settings import to_dict
 from slipstream.stages import StageRun
 from tasks.flyte.artifact_types import Evaluated, Exported, MadeByElement, Prepared, Trained
-from tasks.flyte.metadata import WITH_DECK, on
+from tasks.flyte.metadata import WITH_DECK, stage_metadata
 from tasks.flyte.stage import local_path, map_errors, rows_path, runs_locally
 
 RUNS = Path("runs")
 Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSummary, TuningSummary)
 
 
-@task(**WITH_DECK, **on("report"))
+@task(**WITH_DECK, **stage_metadata("report"))
 @map_errors
 def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workflow, which go in one by one
     prepared: Prepared,
@@ -57,7 +57,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     are ``None`` if the run had no such stage. A scheduled run has the schedule ``cron`` and the time ``kickoff``,
     others "" and ``None``.
     """
-    from slipstream.report.engine import build
+    from slipstream.report.engine import build_report
     from slipstream.report.figures import schedule_figures
     from slipstream.report.stage_results import StageResults
 
@@ -72,11 +72,11 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
     store = ArtifactStore(STORE) if runs_locally() else None
-    summary = build(runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep)
-    return shown(summary, "Report", summary.report)
+    summary = build_report(runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep)
+    return show_deck(summary, "Report", summary.report)
 
 
-@task(**WITH_DECK, **on("report"))
+@task(**WITH_DECK, **stage_metadata("report"))
 @map_errors
 def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
     """Write the data card and the prepared data into a new directory of this run. Never cached."""
@@ -85,20 +85,20 @@ def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
 
     address = "" if runs_locally() else str(prepared.remote_source)
     summary = build_data(runs_here(), PreparedData.open(rows_path(prepared)), stages, address)
-    return shown(summary, "Data", summary.card)
+    return show_deck(summary, "Data", summary.card)
 
 
-@task(**WITH_DECK, **on("report"))
+@task(**WITH_DECK, **stage_metadata("report"))
 @map_errors
 def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
     """Write the report and the exported model into a new directory of this run. Never cached."""
     from slipstream.report.engine import build_export
 
     summary = build_export(runs_here(), local_path(exported), stages)
-    return shown(summary, "Export", summary.report)
+    return show_deck(summary, "Export", summary.report)
 
 
-@task(**WITH_DECK, **on("report"))
+@task(**WITH_DECK, **stage_metadata("report"))
 @map_errors
 def report_compression(compression: Compression) -> CompressionSummary:
     """Show the result of a compression in the task's deck and return it."""
@@ -107,24 +107,24 @@ def report_compression(compression: Compression) -> CompressionSummary:
     return found
 
 
-@task(**WITH_DECK, **on("report"))
+@task(**WITH_DECK, **stage_metadata("report"))
 @map_errors
 def report_network(network: MadeByElement) -> NetworkSummary:
     """Write an interconnect profile and its page into a new directory of this run. Never cached."""
     from slipstream.report.network_engine import build_network
 
     summary = build_network(runs_here(), local_path(network.artifact))
-    return shown(summary, "Network", summary.page)
+    return show_deck(summary, "Network", summary.page)
 
 
-@task(**WITH_DECK, **on("report"))
+@task(**WITH_DECK, **stage_metadata("report"))
 @map_errors
 def report_tuning(tuned: MadeByElement) -> TuningSummary:
     """Write the tuner's result and its page into a new directory of this run. Never cached."""
     from slipstream.report.network_engine import build_tuning
 
     summary = build_tuning(runs_here(), local_path(tuned.artifact))
-    return shown(summary, "Tuning", summary.page)
+    return show_deck(summary, "Tuning", summary.page)
 
 
 def runs_here() -> Path:
@@ -132,7 +132,7 @@ def runs_here() -> Path:
     return RUNS if runs_locally() else Path(current_context().working_directory) / RUNS
 
 
-def shown(summary: Summary, title: str, page: str) -> Summary:
+def show_deck(summary: Summary, title: str, page: str) -> Summary:
     """Show the file ``page`` as the task's deck and return the summary.
 
     A pod uploads the summary's directory, since its disk is lost with the pod.

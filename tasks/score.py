@@ -19,12 +19,12 @@ from slipstream.report.scoring_summary import ScoringSummary
 from slipstream.report.summary import RunSummary
 from slipstream.storage import STORES
 from tasks.flyte.artifact_types import Part
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import stage_metadata
 from tasks.flyte.stage import fresh_directory, local_path, map_errors, runs_locally
 from tasks.prepare import SHARES_OF_A_POD, flyte_directory
 
 
-def pods() -> int:
+def count_scoring_pods() -> int:
     """Return the number of pods that score files, from the profile."""
     return current_profile().placement("score").nodes
 
@@ -36,7 +36,7 @@ class OpenedScoring(NamedTuple):
     shares: list[Part]
 
 
-@task(**on("fingerprint"))
+@task(**stage_metadata("fingerprint"))
 @map_errors
 def open_scoring(registry: str, model: str, data: str, output: str, config: RunConfig) -> OpenedScoring:
     """Check the model and the files, and divide the files into shares.
@@ -45,21 +45,21 @@ def open_scoring(registry: str, model: str, data: str, output: str, config: RunC
     """
     from slipstream.artifacts import exchange
     from slipstream.score.plan import plan_scoring
-    from slipstream.score.publish import published
+    from slipstream.score.publish import find_publication
 
     if not (runs_locally() or output.startswith(STORES) or Path(output).is_absolute()):
         raise UserError(f"output: {output!r} would be lost with its pod; expected a store's address, or a mounted path")
     plan = plan_scoring(registry, model, data, output, config.data, config.scoring)
-    number = SHARES_OF_A_POD * pods() if pods() > 1 else 1
+    number = SHARES_OF_A_POD * count_scoring_pods() if count_scoring_pods() > 1 else 1
     # One empty share: Flyte does not document a map over an empty list.
-    shares = [replace(plan, portions=())] if published(output, plan.key) else plan.shares(number)
-    written = [exchange.write(fresh_directory(f"share-{index:05d}"), share) for index, share in enumerate(shares)]
+    shares = [replace(plan, portions=())] if find_publication(output, plan.key) else plan.shares(number)
+    written = [exchange.write_part(fresh_directory(f"share-{index:05d}"), share) for index, share in enumerate(shares)]
     return OpenedScoring(
-        flyte_directory(exchange.write(fresh_directory("plan"), plan)), [flyte_directory(each) for each in written]
+        flyte_directory(exchange.write_part(fresh_directory("plan"), plan)), [flyte_directory(each) for each in written]
     )
 
 
-@task(**on("score"))
+@task(**stage_metadata("score"))
 @map_errors
 def score_share(share: Part) -> Part:
     """Score the files of one share, and write their part of the table."""
@@ -67,8 +67,8 @@ def score_share(share: Part) -> Part:
     from slipstream.score.engine import ScoredShare, score_portions
     from slipstream.score.plan import ScoringPlan
 
-    plan = exchange.read(local_path(share), ScoringPlan)
-    return flyte_directory(exchange.write(fresh_directory("scored"), ScoredShare(score_portions(plan))))
+    plan = exchange.read_part(local_path(share), ScoringPlan)
+    return flyte_directory(exchange.write_part(fresh_directory("scored"), ScoredShare(score_portions(plan))))
 
 
 class PublishedScoring(NamedTuple):
@@ -78,28 +78,28 @@ class PublishedScoring(NamedTuple):
     drifted: bool
 
 
-@task(**on("fingerprint"))
+@task(**stage_metadata("fingerprint"))
 @map_errors
 def publish_scores(plan: Part, scored: list[Part]) -> PublishedScoring:
     """Publish the table unless it is already published."""
     from slipstream.artifacts import exchange
-    from slipstream.score.engine import ScoredShare, fetched
+    from slipstream.score.engine import ScoredShare, fetched_model
     from slipstream.score.plan import ScoringPlan
-    from slipstream.score.publish import publish, published, read_scored, table_prefix
+    from slipstream.score.publish import find_publication, publish_table, read_scored, table_prefix
 
-    planned = exchange.read(local_path(plan), ScoringPlan)
-    parts = [part for share in scored for part in exchange.read(local_path(share), ScoredShare).parts]
-    publication, new = published(planned.output, planned.key), False
+    planned = exchange.read_part(local_path(plan), ScoringPlan)
+    parts = [part for share in scored for part in exchange.read_part(local_path(share), ScoredShare).parts]
+    publication, new = find_publication(planned.output, planned.key), False
     if publication is None:
-        with fetched(planned) as model:
-            publication, new = publish(planned, parts, model)
+        with fetched_model(planned) as model:
+            publication, new = publish_table(planned, parts, model)
     table = read_scored(planned.output, publication)
     where = f"{planned.output.rstrip('/')}/{table_prefix(planned.key)}".rstrip("/")
     summary = ScoringSummary(planned.output, where, publication, new, table)
     return PublishedScoring(summary, bool(table.drift.alarms))
 
 
-@task(**on("report"))
+@task(**stage_metadata("report"))
 @map_errors
 def after_training(summary: ScoringSummary, run: RunSummary) -> ScoringSummary:
     """Return the summary with the outcome of the retraining that a drift caused."""
@@ -109,7 +109,7 @@ def after_training(summary: ScoringSummary, run: RunSummary) -> ScoringSummary:
     return replace(summary, retrained=f"yes, rows drifted; {done}{why}; see {run.directory}")
 
 
-@task(**on("report"))
+@task(**stage_metadata("report"))
 @map_errors
 def without_training(summary: ScoringSummary) -> ScoringSummary:
     """Return the summary with the reason for not retraining."""
@@ -121,5 +121,5 @@ def score_rows(registry: Promise, model: Promise, data: Promise, output: Promise
     """Build the workflow nodes that score and publish; arguments are promises."""
     opened = open_scoring(registry=registry, model=model, data=data, output=output, config=config)
     # All must succeed: without one share it would be another table.
-    score = map_task(score_share, concurrency=pods(), min_success_ratio=1.0)
+    score = map_task(score_share, concurrency=count_scoring_pods(), min_success_ratio=1.0)
     return publish_scores(plan=opened.plan, scored=score(share=opened.shares))

@@ -22,8 +22,8 @@ from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import current_profile
 from tasks.flyte.artifact_types import Prepared, Trained
 from tasks.flyte.forked_workers import start_server
-from tasks.flyte.homes import home_of, this_attempt
-from tasks.flyte.metadata import on
+from tasks.flyte.homes import checkpoint_address, this_attempt
+from tasks.flyte.metadata import stage_metadata
 from tasks.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
 from tasks.train import ENDING_S, fetch_prepared
 
@@ -38,7 +38,7 @@ class Begun(NamedTuple):
     workers: list[int]
 
 
-@task(**on("fingerprint"))
+@task(**stage_metadata("fingerprint"))
 @map_errors
 def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
     """Start or resume a sweep.
@@ -46,13 +46,13 @@ def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
     Raises ``UserError`` before any trial starts if the space has an unknown setting or an invalid value, or if the
     store holds another sweep.
     """
-    from slipstream.sweep.engine import begin, identity_of
+    from slipstream.sweep.engine import start_sweep, sweep_identity
 
     data = open_data(prepared)
-    identity = identity_of(config, data.artifact.content)
+    identity = sweep_identity(config, data.artifact.content)
     placement = current_profile().placement("sweep")
-    address = config.sweep.store or home_of("sweep", {"sweep": to_tree(identity)}, placement, SWEEPS)
-    begin(config, data, address)
+    address = config.sweep.store or checkpoint_address("sweep", {"sweep": to_tree(identity)}, placement, SWEEPS)
+    start_sweep(config, data, address)
     return Begun(address, list(range(config.sweep.workers)))
 
 
@@ -62,11 +62,11 @@ def open_data(prepared: Prepared) -> PreparedData:
     return open_prepared(rows_path(prepared))
 
 
-@task(**on("sweep"))
+@task(**stage_metadata("sweep"))
 @map_errors
 def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> float:
     """Run trials of a sweep until none is left to start; return its duration in seconds."""
-    from slipstream.sweep.engine import work
+    from slipstream.sweep.engine import run_trials
     from slipstream.sweep.worker import WorkerPod
 
     placement, started = current_profile().placement("sweep"), time.perf_counter()
@@ -85,7 +85,7 @@ def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> fl
     if runs_locally():
         start_server("train")  # trials are forked from the same server
     try:
-        work(config, store, pod)
+        run_trials(config, store, pod)
     except Preempted as error:
         if runs_locally():
             raise UserError(f"sweep: interrupted ({error}); start it again to go on") from None
@@ -100,7 +100,7 @@ class Chosen(NamedTuple):
     seconds: float
 
 
-@task(**on("fingerprint"))
+@task(**stage_metadata("fingerprint"))
 @map_errors
 def choose_settings(store: str, searched: list[float | None], config: RunConfig) -> Chosen:
     """Return the configuration with the settings of the best trial, after all workers have ended.
@@ -109,21 +109,21 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
     """
     from slipstream.sweep.engine import ended_trials
     from slipstream.sweep.slots import OccupiedSlots
-    from slipstream.sweep.space import parameters_of, with_values
-    from slipstream.sweep.store import SweepStore, best_of
+    from slipstream.sweep.space import searched_parameters, with_values
+    from slipstream.sweep.store import SweepStore, best_trial
 
-    swept = SweepStore(store, parameters_of(config))
+    swept = SweepStore(store, searched_parameters(config))
     trials = ended_trials(swept, OccupiedSlots(swept, Holder()))
     took = [seconds for seconds in searched if seconds is not None]
     if not took:
         ended = sum(trial.ended is not None for trial in trials)
         raise UserError(f"sweep: every worker failed, with {ended} of {config.sweep.trials} trials; start again")
-    best = best_of(trials)
+    best = best_trial(trials)
     assert best, "one is complete"
     return Chosen(replace(with_values(config, best.values), sweep=config.sweep), max(took))
 
 
-@task(**on("export", cached=False))
+@task(**stage_metadata("export", cached=False))
 @map_errors
 def compare_with_given(
     trained: Trained, prepared: Prepared, store: str, config: RunConfig, factory: str, seconds: float
@@ -135,18 +135,18 @@ def compare_with_given(
     "".
     """
     from slipstream.models.trained import TrainedModel
-    from slipstream.sweep.engine import search_of
-    from slipstream.sweep.records import given_of
-    from slipstream.sweep.result import against_given, sweep_of
-    from slipstream.sweep.store import SweepStore, best_of
+    from slipstream.sweep.engine import sweep_search
+    from slipstream.sweep.records import unchanged_trial
+    from slipstream.sweep.result import against_given, sweep_result
+    from slipstream.sweep.store import SweepStore, best_trial
 
     data = open_data(prepared)
-    search = search_of(config, data)
+    search = sweep_search(config, data)
     swept = SweepStore(store, search.parameters)
     trials = swept.trials()
-    best, given = best_of(trials), given_of(trials)
+    best, given = best_trial(trials), unchanged_trial(trials)
     against = None
     if best and best.values and given and given.ended and given.ended.state == "complete":
         chosen = TrainedModel.open(local_path(trained), factory)
         against = against_given(swept.model(given.number), config.model, fresh_directory("given"), chosen, data)
-    return replace(sweep_of(swept, search, trials, against), seconds=seconds)
+    return replace(sweep_result(swept, search, trials, against), seconds=seconds)

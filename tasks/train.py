@@ -19,9 +19,9 @@ from slipstream.settings import to_dict
 from slipstream.storage import STORES
 from slipstream.train.checkpoint.unfinished import UnfinishedTraining
 from slipstream.train.config import TrainingConfig
-from tasks.flyte.artifact_types import MadeTrained, Prepared, Trained, fingerprint_of, uri_of
+from tasks.flyte.artifact_types import MadeTrained, Prepared, Trained, artifact_fingerprint, artifact_uri
 from tasks.flyte.elastic import TaskInputs, Workspace, distributed
-from tasks.flyte.metadata import WITH_DECK, on
+from tasks.flyte.metadata import WITH_DECK, stage_metadata
 from tasks.flyte.stage import local_path
 
 LOG = logger("train")
@@ -31,16 +31,16 @@ ENDING_S = 5
 
 def fetch_prepared(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
     """Download prepared data, or make a stub that streams it if it exceeds the profile's ``data_cache_gib``."""
-    from slipstream.artifacts.prepared.streamed import make_stub, size_of
+    from slipstream.artifacts.prepared.streamed import artifact_size, make_stub
 
-    uri, room = uri_of(directory), int(placement.data_cache_gib * 2**30)
-    if not uri.startswith(STORES) or size_of(uri) <= room:
+    uri, room = artifact_uri(directory), int(placement.data_cache_gib * 2**30)
+    if not uri.startswith(STORES) or artifact_size(uri) <= room:
         return local_path(directory)
     LOG.info("streams %s: it is larger than profile.data_cache_gib, %g", uri, placement.data_cache_gib)
     return make_stub(uri, fresh, room // placement.processes)
 
 
-def check(inputs: TaskInputs, placement: Placement) -> None:
+def check_before_training(inputs: TaskInputs, placement: Placement) -> None:
     from slipstream.models.trained import TrainedModel
     from slipstream.train.checks import check_training
     from slipstream.train.memory.lasting import check_fits
@@ -77,7 +77,7 @@ def run_in(
     """Train in a worker; without ``lineage`` there is no trained start model and no teacher."""
 
     def body() -> None:
-        from slipstream.train.run import run
+        from slipstream.train.run import run_attempt
         from slipstream.train.setup import TrainingRequest
 
         request = TrainingRequest(
@@ -94,31 +94,33 @@ def run_in(
             sampled=Path(workspace.sampled) if workspace.sampled else None,
             made_by={
                 "code": code_version("train"),
-                "prepared": fingerprint_of(prepared),
+                "prepared": artifact_fingerprint(prepared),
                 "training": to_dict(training),
                 **made_by,
             },
             **lineage,
         )
-        run(request)
+        run_attempt(request)
 
     return workspace.work(body)
 
 
-def watch(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
+def live_deck_html(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
     """Return the HTML of the training's live deck, or "" in pods without rank 0."""
     from slipstream.report.pages.training_page import training_page
-    from slipstream.train.so_far import read
+    from slipstream.train.so_far import read_progress
     from slipstream.train.telemetry.pods import devices_so_far
 
-    so_far = read(Path(workspace.so_far), workspace.home, inputs["training"].batch_size, running=running)
+    so_far = read_progress(Path(workspace.so_far), workspace.home, inputs["training"].batch_size, running=running)
     return training_page(so_far, datetime.now(UTC), devices_so_far(workspace.home)) if so_far else ""
 
 
 @task(
-    task_config=distributed("train", fetch_prepared, check, unfinished=UnfinishedTraining(), watch=watch),
+    task_config=distributed(
+        "train", fetch_prepared, check_before_training, unfinished=UnfinishedTraining(), watch=live_deck_html
+    ),
     **WITH_DECK,
-    **on("train", besides=("most_parameters",)),
+    **stage_metadata("train", besides=("most_parameters",)),
 )
 def train(
     workspace: Workspace,
@@ -142,9 +144,11 @@ def fetch_data_and_models(directory: FlyteDirectory, placement: Placement, fresh
 
 
 @task(
-    task_config=distributed("train", fetch_data_and_models, check, unfinished=UnfinishedTraining(), watch=watch),
+    task_config=distributed(
+        "train", fetch_data_and_models, check_before_training, unfinished=UnfinishedTraining(), watch=live_deck_html
+    ),
     **WITH_DECK,
-    **on("train"),
+    **stage_metadata("train"),
 )
 def fine_tune(
     workspace: Workspace,
@@ -160,8 +164,8 @@ def fine_tune(
     ``factory`` is the user's own model factory, or "".
     """
     made_by = {
-        "start": fingerprint_of(start),
-        "teacher": fingerprint_of(teacher),
+        "start": artifact_fingerprint(start),
+        "teacher": artifact_fingerprint(teacher),
         "teaching": to_dict(teaching),
     }
     lineage = TrainedModels(start=Path(start.path), teacher=Path(teacher.path), teaching=teaching, factory=factory)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.versions import ROOT, syntax_of
+from slipstream.artifacts.versions import ROOT, cached_syntax
 from slipstream.subcommands import SUBCOMMANDS
 from tests.support.documents.imports import FLOORS, IMPORTS, MODULES, loaded_by_string, names_in_strings
 
@@ -115,7 +115,7 @@ def test_imports_by_string_are_found() -> None:
 
 @pytest.mark.parametrize("path", [*MODULES.values(), *sorted((ROOT / "images").glob("*.py"))], ids=str)
 def test_what_is_shipped_imports_and_names_nothing_of_the_tests(path: Path) -> None:
-    names = {*syntax_of(path).imports, *names_in_strings(path)}
+    names = {*cached_syntax(path).imports, *names_in_strings(path)}
     assert not [name for name in names if name.split(".")[0] in UNSHIPPED]
 
 
@@ -156,7 +156,9 @@ def test_there_is_no_circle() -> None:
 
 
 def test_only_the_two_upper_floors_and_one_folder_import_flytekit() -> None:
-    knows = {name for name, path in MODULES.items() if any(i.startswith("flytekit") for i in syntax_of(path).imports)}
+    knows = {
+        name for name, path in MODULES.items() if any(i.startswith("flytekit") for i in cached_syntax(path).imports)
+    }
     floors = {name.split(".")[0] for name in knows if not name.startswith("slipstream.flyte.")}
     assert floors == {"tasks", "workflows"}
 

@@ -102,7 +102,7 @@ def prepare_pyflyte() -> None:
 REMOTE = "flytekit.remote.remote"
 
 
-def explain(error: Exception, endpoint: str) -> UserError | None:
+def explain_backend_error(error: Exception, endpoint: str) -> UserError | None:
     """Return a one-line error if a call to the backend at ``endpoint`` caused ``error``, else None."""
     if not any(frame.f_globals.get("__name__") == REMOTE for frame, _ in walk_tb(error.__traceback__)):
         return None
@@ -118,9 +118,9 @@ flytekits_printer = utils.pretty_print_exception
 
 
 def print_exception(error: Exception, verbosity: int = 1) -> None:
-    """Raise ``UserError`` for errors that :func:`explain` knows; let flytekit print others."""
+    """Raise ``UserError`` for errors that :func:`explain_backend_error` knows; let flytekit print others."""
     if verbosity == 0 and not isinstance(error, click.ClickException):
-        explained = explain(error, endpoint_of(click.get_current_context(silent=True)))
+        explained = explain_backend_error(error, endpoint_of(click.get_current_context(silent=True)))
         if explained:
             raise explained from error
     flytekits_printer(error, verbosity)

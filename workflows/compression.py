@@ -32,7 +32,7 @@ class ChosenModel(NamedTuple):
     compression: Compression | None
 
 
-def rounds(
+def compression_rounds(
     number: int, given: dict[str, Promise], seed: Promise, fine_tuning: Promise, teaching: Promise
 ) -> Compressed:
     """Build the nodes that train ``number`` smaller models one after the other and choose one.
@@ -69,7 +69,7 @@ def compress_to_size(
 ) -> Compressed:
     """Compress a trained model to the configured size."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
-    return rounds(1, given, seed, fine_tuning, teaching)
+    return compression_rounds(1, given, seed, fine_tuning, teaching)
 
 
 @workflow
@@ -84,7 +84,7 @@ def compress_by_search(
 ) -> Compressed:
     """Compress a trained model as far as the gate allows."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
-    return rounds(ROUNDS, given, seed, fine_tuning, teaching)
+    return compression_rounds(ROUNDS, given, seed, fine_tuning, teaching)
 
 
 # The branches below read the inputs of their own workflow. Flyte's compiler sorts the upstream nodes of a node, but not

@@ -18,7 +18,7 @@ from flytekit.remote import FlyteRemote
 from flytekit.tools.serialize_helpers import get_registrable_entities
 from google.protobuf.message import Message
 
-from slipstream.doctor.archive import nodes_of
+from slipstream.doctor.archive import workflow_nodes
 
 flytekits_version = FlyteRemote._version_from_hash
 
@@ -27,22 +27,22 @@ def version_of(
     code: bytes, settings: SerializationSettings, default_inputs: dict[str, Any] | None = None, *context: str
 ) -> str:
     """Return flytekit's version, with the structure of all loaded entities added to the hash."""
-    return flytekits_version(code, settings, default_inputs, *context, structure(settings))
+    return flytekits_version(code, settings, default_inputs, *context, structure_digest(settings))
 
 
-def structure(settings: SerializationSettings) -> str:
+def structure_digest(settings: SerializationSettings) -> str:
     """Return a digest of the loaded tasks, workflows and launch plans in the form that Flyte compares."""
     serialising = FlyteContextManager.current_context().with_serialization_settings(replace(settings, version=""))
     with FlyteContextManager.with_context(serialising) as context:
         entities = [entity.to_flyte_idl() for entity in get_registrable_entities(context)]
-    return hashlib.sha256(b"".join(sorted(map(canonical, entities)))).hexdigest()
+    return hashlib.sha256(b"".join(sorted(map(canonical_bytes, entities)))).hexdigest()
 
 
-def canonical(spec: Message) -> bytes:
+def canonical_bytes(spec: Message) -> bytes:
     """Serialise equal entities to the same bytes, although flytekit lists upstream nodes in random order."""
     if isinstance(spec, WorkflowSpec):
         for template in (spec.template, *spec.sub_workflows):
-            for _, node in nodes_of(template):
+            for _, node in workflow_nodes(template):
                 node.upstream_node_ids.sort()
     return spec.SerializeToString(deterministic=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from harness.table import Table
-from slipstream.artifacts.versions import installed
+from slipstream.artifacts.versions import installed_version
 from slipstream.machine.description import this_machine
 from slipstream.machine.limits import usable_cores
 
@@ -49,7 +49,7 @@ def part_option(parts: Iterable[str]) -> Callable[[Callable[..., Any]], Callable
 
 def describe() -> dict[str, Any]:
     """Return the machine and library versions; ``load`` is the load average of the last minute."""
-    versions = {library: installed(library) for library in LIBRARIES}
+    versions = {library: installed_version(library) for library in LIBRARIES}
     load = os.getloadavg()[0]
     return {
         **vars(this_machine()),

@@ -23,12 +23,12 @@ from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.artifacts.records import write_record
 from slipstream.machine.torch_versions import wrap_in_ddp
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.prepare.shuffle import block_rows
 from slipstream.proofs.turns import Figures
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
-from slipstream.train.data_order import GlobalOrder, share
+from slipstream.train.data_order import GlobalOrder, rank_slice
 from slipstream.train.loop.optimizer import learning_rate, make_optimizer
 from slipstream.train.loop.token_loss import token_losses
 
@@ -108,7 +108,7 @@ class Contender(ABC):
     def __init__(self, data: PreparedData, workload: Workload) -> None:
         self.data, self.workload, self.epochs, self.done = data, workload, workload.epochs, 0
         self.config = TrainingConfig(batch_size=workload.batch, evaluate_every=10**6, patience=0)
-        self.model = build(workload.model, data.signature, seed=0)
+        self.model = build_model(workload.model, data.signature, seed=0)
         self.order = GlobalOrder(stored_blocks(data, "train"), workload.batch, seed=0)
         self.rank = dist.get_rank()
 
@@ -151,7 +151,7 @@ class HandWritten(Contender):
 
     def prepare(self) -> None:
         first = self.done * self.order.steps_per_epoch
-        mine = share(self.rank, WORLD, self.workload.batch)
+        mine = rank_slice(self.rank, WORLD, self.workload.batch)
         self.rows = [torch.from_numpy(self.order.batch(step)[mine]) for step in range(first, self.total)]
 
     def run(self) -> None:

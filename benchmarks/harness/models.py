@@ -64,7 +64,7 @@ def train(prepared: Path, directory: Path, model: ModelConfig, training: Trainin
 def train_here(
     prepared: Path, directory: Path, model: ModelConfig, training: TrainingConfig, more: dict[str, Any]
 ) -> None:
-    from slipstream.train.run import run
+    from slipstream.train.run import run_attempt
     from slipstream.train.setup import TrainingRequest
 
     with socket.socket() as free:
@@ -75,4 +75,4 @@ def train_here(
     os.environ.update({name: str(value) for name, value in group.items()})
     made_by = {"command": "benchmarks"}
     with redirect_stdout(io.StringIO()):  # its progress
-        run(TrainingRequest(prepared, model, training, directory, f"{directory}.checkpoints", made_by, **more))
+        run_attempt(TrainingRequest(prepared, model, training, directory, f"{directory}.checkpoints", made_by, **more))

@@ -115,7 +115,7 @@ def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
 
 def rank_main(rank: int, port: int, job: Job) -> None:
     from slipstream.train.fault_tolerance.guard import Preempted
-    from slipstream.train.run import run
+    from slipstream.train.run import run_attempt
     from slipstream.train.setup import TrainingRequest
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -124,7 +124,7 @@ def rank_main(rank: int, port: int, job: Job) -> None:
     os.environ.update({name: str(value) for name, value in where.items()})
     torch.set_num_threads(1)
     rows = sum(PreparedData.open(job.place / "prepared").segment_rows("train"))
-    logs.configure("error")
+    logs.configure_logging("error")
     with redirect_stdout(io.StringIO()):
         try:
             training = TrainingConfig(
@@ -141,7 +141,7 @@ def rank_main(rank: int, port: int, job: Job) -> None:
                 home=f"{job.place}/{job.name}.home",
                 made_by={"training": to_dict(training)},
             )
-            run(request)
+            run_attempt(request)
         except Preempted:
             os._exit(1)
 

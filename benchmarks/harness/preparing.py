@@ -30,13 +30,13 @@ def ours_ingest(data: Path, out: Path) -> None:
     from slipstream.artifacts.resume import resumable_scratch
     from slipstream.distributed.pool import WorkerPool
     from slipstream.machine.limits import usable_cores
-    from slipstream.prepare.resolve import resolve
+    from slipstream.prepare.resolve import resolve_source
     from slipstream.prepare.table import OPENERS
     from slipstream.source.config import DataConfig
     from slipstream.source.files import list_source
 
     # Other tasks compute the fingerprint.
-    source = resolve(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/prepare.py")
+    source = resolve_source(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/prepare.py")
     with closing(WorkerPool(usable_cores())) as workers, resumable_scratch(out, workers) as scratch:
         table = OPENERS[source.kind](source, scratch)
     assert table.read == table.rows + len(table.bad)

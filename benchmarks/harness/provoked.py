@@ -230,7 +230,7 @@ def main(settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     from slipstream.models.config import ModelConfig
     from slipstream.train.config import TrainingConfig
-    from slipstream.train.run import run
+    from slipstream.train.run import run_attempt
     from slipstream.train.setup import TrainingRequest
 
     rank, place = int(os.environ["RANK"]), Path(settings["place"])
@@ -245,7 +245,7 @@ def main(settings: dict[str, Any]) -> None:
         checkpoint_every=settings["checkpoint_every"],
         patience=0,
     )
-    run(
+    run_attempt(
         TrainingRequest(
             prepared=Path(settings["prepared"]),
             model=ModelConfig("mlp", {"hidden": settings["layers"]}),

@@ -31,13 +31,13 @@ def largest_memory() -> float:
 def ours(package: Path, data: Path) -> Figures:
     import slipstream.score.part
     from slipstream.score.config import ScoringConfig
-    from slipstream.score.engine import score
+    from slipstream.score.engine import score_data
     from slipstream.source.config import DataConfig
 
     assert slipstream.score.part
     with tempfile.TemporaryDirectory(dir=package.parent) as out:
         began = processor_seconds()
-        score("", str(data), out, DataConfig(), ScoringConfig(keep=["id"]), package=str(package), workers=1)
+        score_data("", str(data), out, DataConfig(), ScoringConfig(keep=["id"]), package=str(package), workers=1)
         return {"cpu_seconds": processor_seconds() - began, "bytes": largest_memory()}
 
 
@@ -47,7 +47,7 @@ def apart(package: Path, data: Path) -> Figures:
     from slipstream.score.model import ServedModel
     from slipstream.score.part import PartFile
     from slipstream.score.predict import BATCH_ROWS, RawPredictor, open_session
-    from slipstream.source.columnar import read, units_of
+    from slipstream.source.columnar import list_units, read_unit
     from slipstream.source.files import list_source
     from slipstream.source.memory import MemoryBudget
 
@@ -66,9 +66,9 @@ def apart(package: Path, data: Path) -> Figures:
 
     with tempfile.TemporaryDirectory(dir=package.parent) as out:
         for number, file in enumerate(list_source(str(data)).files):
-            units = units_of(file, "parquet")[1]
-            wanted = [*known.types, "id"]
-            batches = timed("read", lambda: [b for unit in units for b, _ in read(unit, wanted, MemoryBudget(0.25))])  # noqa: B023
+            units = list_units(file, "parquet")[1]
+            wanted, budget = [*known.types, "id"], MemoryBudget(0.25)
+            batches = timed("read", lambda: [b for unit in units for b, _ in read_unit(unit, wanted, budget)])  # noqa: B023
             feeds = timed(
                 "convert",
                 lambda: [

@@ -24,9 +24,9 @@ from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.loop.optimizer import make_optimizer
 from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.state import Progress, TrainingState, copy_weights
 from slipstream.train.loop.train_loop import TrainLoop
-from slipstream.train.parallel.replicas import replicate
+from slipstream.train.parallel.replicas import replicate_model
 
 WORLD = 2
 STEP_S = 0.02
@@ -91,10 +91,10 @@ class SteadyTrainer:
         pixels = int(np.prod(data.signature.inputs[0].shape))
         predictor = Predictor(data.signature, Steady(pixels, data.signature.outputs, work))
         self.state = TrainingState(
-            replicate(predictor, ModelTraits(), self.group),
+            replicate_model(predictor, ModelTraits(), self.group),
             make_optimizer(predictor, self.training),
             LossScaler(self.group.device, enabled=False),
-            weights_of(predictor),
+            copy_weights(predictor),
             Progress(),
         )
         self.checkpoints = Checkpoints(

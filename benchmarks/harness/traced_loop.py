@@ -26,7 +26,7 @@ from harness.loops import tensors_of
 from harness.provoked import BATCH, EPOCH, WORLD, products
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 
 
 class Rows(Dataset[Any]):
@@ -56,7 +56,9 @@ def main(settings: dict[str, Any]) -> None:
     batch = settings["batch_size"] // WORLD
     # A batch is gathered as a whole: row by row the loader would slow the healthy run, too.
     loader: Any = DataLoader(rows, batch_size=batch, sampler=sampler, collate_fn=lambda batch: batch)
-    model = DistributedDataParallel(build(ModelConfig("mlp", {"hidden": settings["layers"]}), data.signature, seed=0))
+    model = DistributedDataParallel(
+        build_model(ModelConfig("mlp", {"hidden": settings["layers"]}), data.signature, seed=0)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     busy = products(settings["backward_s"]) if rank == 1 and settings["backward_s"] else None
     for epoch in range(-(-settings["steps"] // EPOCH)):

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
 from slipstream.artifacts.resume import ResumableScratch, resumable_scratch
-from slipstream.artifacts.typed_values import decode, encode
+from slipstream.artifacts.typed_values import decode_value, encode_value
 from slipstream.distributed.pool import WorkerPool
-from slipstream.storage.names import fault
+from slipstream.storage.names import name_fault
 from slipstream.untrusted_files import link_or_copy
 
 KIND = "prepare.part"
@@ -27,7 +27,7 @@ SUMMARY = "summary"
 T = TypeVar("T")
 
 
-def write(directory: Path, value: object = None, files: Iterable[Path] = ()) -> Path:
+def write_part(directory: Path, value: object = None, files: Iterable[Path] = ()) -> Path:
     """Write an artifact of ``value`` and ``files`` into ``directory`` and return the directory.
 
     ``value`` is a dataclass or None. ``files`` keep their base names. Files already in ``directory`` join the artifact.
@@ -36,21 +36,21 @@ def write(directory: Path, value: object = None, files: Iterable[Path] = ()) -> 
     for file in files:
         link_or_copy(file.parent, file.name, directory / file.name)
     if value is not None:
-        writer.write_bytes(VALUE, encode(value, type(value)))
+        writer.write_bytes(VALUE, encode_value(value, type(value)))
     return writer.finish(KIND, {}).directory
 
 
-def verify(directory: Path) -> Artifact:
+def verify_part(directory: Path) -> Artifact:
     """Open the artifact in ``directory``. Raises ``DamagedArtifact`` if a file differs from its digest."""
     return Artifact.open(directory, KIND).check()
 
 
-def read(directory: Path, kind: type[T]) -> T:
+def read_part(directory: Path, kind: type[T]) -> T:
     """Return the value of the artifact in ``directory``, an instance of ``kind``.
 
     Raises ``DamagedArtifact`` if the value is missing or of another class, or if a file differs from its digest.
     """
-    artifact = verify(directory)
+    artifact = verify_part(directory)
     path = artifact.path(VALUE)
     if VALUE not in artifact.files:
         raise DamagedArtifact(f"{path}: missing; expected a {kind.__name__}")
@@ -58,7 +58,7 @@ def read(directory: Path, kind: type[T]) -> T:
         data = file.read(artifact.files[VALUE].size)
     if hashlib.sha256(data).hexdigest() != artifact.files[VALUE].sha256:
         raise DamagedArtifact(f"{path}: its SHA-256 differs from the manifest's")
-    value: T = decode(data, kind, path)
+    value: T = decode_value(data, kind, path)
     return value
 
 
@@ -67,7 +67,7 @@ def path_in(directory: Path, name: str | Path) -> Path:
 
     Raises ``DamagedArtifact`` if ``name`` contains a directory.
     """
-    if fault(str(name)) or "/" in str(name):
+    if name_fault(str(name)) or "/" in str(name):
         raise DamagedArtifact(f"{directory / VALUE}: names the file {str(name)!r}; expected a name without a directory")
     return directory / name
 

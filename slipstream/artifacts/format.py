@@ -106,7 +106,7 @@ class HashingFile:
 
 
 class ArtifactWriter:
-    """Writer of an artifact into ``directory``, which must not hold one yet; :meth:`finish` completes it."""
+    """Writer of an artifact into ``directory``, which must not hold one yet; :meth:`finish_package` completes it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

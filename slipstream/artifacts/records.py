@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @cache
-def adapter(kind: Any, extra: Extra = "forbid") -> TypeAdapter[tuple[Any]]:
+def record_adapter(kind: Any, extra: Extra = "forbid") -> TypeAdapter[tuple[Any]]:
     """Return the pydantic adapter of a 1-tuple of ``kind``.
 
     pydantic takes no configuration for a standard dataclass, but passes on the configuration of a tuple that holds it.
@@ -45,7 +45,7 @@ def to_tree(record: object, kind: object = None) -> Any:
     ``kind`` is the record's type if it is not simply a class, such as ``list[Point]``. Raises ``ValueError`` for a
     mistyped field.
     """
-    return adapter(kind or type(record)).dump_python((record,), mode="json", by_alias=True, warnings="error")[0]
+    return record_adapter(kind or type(record)).dump_python((record,), mode="json", by_alias=True, warnings="error")[0]
 
 
 def from_tree(tree: object, kind: type[T], where: object) -> T:
@@ -69,7 +69,7 @@ def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "f
     unknown fields are skipped.
     """
     try:
-        (record,) = adapter(cast(Hashable, kind), extra).validate_json(b"[%b]" % content)
+        (record,) = record_adapter(cast(Hashable, kind), extra).validate_json(b"[%b]" % content)
         parse_json(content)  # pydantic accepts integers of any size, and any number and nesting in a field of any type
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -95,10 +95,10 @@ def decode_record(content: bytes, kind: type[T], *, extra: Extra = "forbid") -> 
 
 def not_a_record(kind: object, where: object, mistake: str) -> DamagedArtifact:
     remedy = getattr(kind, "REMEDY", "make it again")
-    return DamagedArtifact(f"{where}: not {words(kind)} of this version ({mistake}); {remedy}")
+    return DamagedArtifact(f"{where}: not {class_name_in_words(kind)} of this version ({mistake}); {remedy}")
 
 
-def words(kind: object) -> str:
+def class_name_in_words(kind: object) -> str:
     """Return a class name as words with an article: ``NetworkProfile`` as "a network profile"."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"

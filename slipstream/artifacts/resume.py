@@ -27,10 +27,10 @@ from typing import Generic, TypeVar
 import xxhash
 
 from slipstream.artifacts.format import canonical_json
-from slipstream.artifacts.typed_values import decode, encode
+from slipstream.artifacts.typed_values import decode_value, encode_value
 from slipstream.distributed.pool import WorkerLost, WorkerPool
 from slipstream.errors import UserError
-from slipstream.storage.local import out_of_space, sync
+from slipstream.storage.local import out_of_space, sync_to_disk
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -87,7 +87,7 @@ class ResumableScratch:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        sync(self.root)  # a crash must not bring records back below the new binding
+        sync_to_disk(self.root)  # a crash must not bring records back below the new binding
         partial = binding.with_suffix(PARTIAL)
         partial.write_bytes(content)
         partial.replace(binding)
@@ -135,7 +135,7 @@ def run_or_restore(unit: UnitOfWork[Job, Result]) -> Result:
 
     Raises ``DamagedArtifact`` for an intact record of another type, which no crash can cause.
     """
-    restored = restore(unit)
+    restored = restore_unit_result(unit)
     if restored is not None:
         return restored[0]
     result = unit.work(unit.job)
@@ -144,29 +144,29 @@ def run_or_restore(unit: UnitOfWork[Job, Result]) -> Result:
 
 
 def write_record(unit: UnitOfWork[Job, Result], result: Result) -> None:
-    digests = getattr(result, "digests", {}) or {file: digest(Path(file)) for file in getattr(result, "files", ())}
+    digests = getattr(result, "digests", {}) or {file: file_digest(Path(file)) for file in getattr(result, "files", ())}
     files = {str(Path(file).relative_to(unit.root)): recorded for file, recorded in digests.items()}
-    content = encode((result, files), unit.recorded)
+    content = encode_value((result, files), unit.recorded)
     partial = unit.record.with_suffix(PARTIAL)
     partial.write_bytes(hashlib.sha256(content).digest() + content)
     partial.replace(unit.record)
 
 
-def restore(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
+def restore_unit_result(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
     """Return a unit's recorded result as a 1-tuple, or None if the record or one of its files is missing or damaged."""
     try:
         raw = unit.record.read_bytes()
         sha256, content = raw[:SHA256_BYTES], raw[SHA256_BYTES:]
         if hashlib.sha256(content).digest() != sha256:
             return None
-        result, files = decode(content, unit.recorded, unit.record)
-        whole = all(digest(unit.root / name, recorded) == recorded for name, recorded in files.items())
+        result, files = decode_value(content, unit.recorded, unit.record)
+        whole = all(file_digest(unit.root / name, recorded) == recorded for name, recorded in files.items())
     except FileNotFoundError:
         return None
     return (result,) if whole else None
 
 
-def digest(file: Path, like: str = "") -> str:
+def file_digest(file: Path, like: str = "") -> str:
     """Return the digest (hex) of a file: SHA-256 if ``like`` is one, else XXH3-128."""
     with file.open("rb") as stream:
         return hashlib.file_digest(

@@ -14,9 +14,9 @@ from pathlib import Path
 from filelock import Timeout
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact, canonical_json
-from slipstream.artifacts.workspaces import workspace
+from slipstream.artifacts.workspaces import temporary_workspace
 from slipstream.logs import logger
-from slipstream.storage.locks import lock_of
+from slipstream.storage.locks import file_lock
 
 #: Default store, in the working directory.
 STORE = Path(".slipstream")
@@ -59,7 +59,7 @@ class ArtifactStore:
         Yields True if this process waited for another, which may have made the entry. On a disk without locks nothing
         waits: two processes may make the same entry, and one of the results is published.
         """
-        unfinished, lock = self.checkpoints(stage, key), lock_of(self.root / stage / f"{key}.lock")
+        unfinished, lock = self.checkpoints(stage, key), file_lock(self.root / stage / f"{key}.lock")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         waited = False
         try:
@@ -85,7 +85,7 @@ class ArtifactStore:
 
     def workspace(self, stage: str) -> AbstractContextManager[Path]:
         """Return a context with a new directory on the store's disk, removed at the end unless it was published."""
-        return workspace(self.root / stage)
+        return temporary_workspace(self.root / stage)
 
     def publish(self, directory: Path, stage: str, key: str) -> Artifact:
         """Rename a finished workspace to its entry, replacing a damaged entry."""

@@ -24,7 +24,7 @@ def parse_json(content: bytes) -> Any:
     :data:`DEEPEST` levels.
     """
     try:
-        value = json.loads(content.decode(), parse_constant=refuse)
+        value = json.loads(content.decode(), parse_constant=refuse_number)
     except RecursionError:
         raise too_deep() from None
     check_json(value)
@@ -48,13 +48,13 @@ def check_json(value: object) -> None:
                     one.encode()  # half of a surrogate pair, which JSON can escape, cannot be encoded
             elif isinstance(one, float):
                 if not math.isfinite(one):
-                    refuse(str(one))
+                    refuse_number(str(one))
             elif isinstance(one, int) and not LEAST <= one <= MOST:
                 raise ValueError("an integer has more than 64 bits")
         level = deeper
 
 
-def refuse(number: str) -> NoReturn:
+def refuse_number(number: str) -> NoReturn:
     raise ValueError(f"{number} is not a finite number")
 
 

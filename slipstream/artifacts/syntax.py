@@ -56,7 +56,7 @@ class Syntaxes:
         key = hashlib.sha256(source).hexdigest()
         found = self._kept.get(key) or self._added.get(key)
         if found is None:
-            found = self._added[key] = parse(source)
+            found = self._added[key] = analyse_source(source)
         return found
 
     def keep(self) -> None:
@@ -105,7 +105,7 @@ def cache_file() -> Path:
     return Path(base) / "slipstream" / "syntax.json"
 
 
-def parse(source: bytes) -> Syntax:
+def analyse_source(source: bytes) -> Syntax:
     """Analyse a source without the cache. Raises ``SyntaxError`` or ``ValueError`` if it is not Python."""
     tree = ast.parse(source)
     canonical: list[str] = []
@@ -128,9 +128,9 @@ def write_tree(node: ast.AST, into: list[str]) -> None:
         if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
             value = without_docstrings(value)
         elif name == "values" and isinstance(node, ast.JoinedStr):
-            value = joined(value)
+            value = join_fstring_constants(value)
         elif name == "args" and isinstance(node, ast.Call) and is_log(node.func):
-            value = [argument for argument in value if not texts(argument)]
+            value = [argument for argument in value if not string_constants(argument)]
         if value is None or value == []:
             continue
         into.append(name)
@@ -144,10 +144,10 @@ def write_tree(node: ast.AST, into: list[str]) -> None:
 
 def without_docstrings(body: list[ast.stmt]) -> list[ast.stmt]:
     """Return the statements without bare strings, such as docstrings."""
-    return [each for each in body if not (isinstance(each, ast.Expr) and texts(each.value))]
+    return [each for each in body if not (isinstance(each, ast.Expr) and string_constants(each.value))]
 
 
-def joined(values: list[ast.expr]) -> list[ast.expr]:
+def join_fstring_constants(values: list[ast.expr]) -> list[ast.expr]:
     """Return the parts of an f-string, with adjacent constants joined and empty ones removed.
 
     Python versions split constants differently.
@@ -189,17 +189,17 @@ def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
             origin = "." * node.level + (f"{node.module}." if node.module else "")
             imports.update(f"{origin}{alias.name}" for alias in node.names)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            data.update(texts(node.right))
+            data.update(string_constants(node.right))
         elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             if name in {"joinpath", "with_name"}:
-                data.update(text for argument in node.args for text in texts(argument))
+                data.update(text for argument in node.args for text in string_constants(argument))
         elif isinstance(node, ast.Constant):
-            data.update(text for text in texts(node) if text.endswith(DATA_SUFFIXES))
+            data.update(text for text in string_constants(node) if text.endswith(DATA_SUFFIXES))
     return imports, {text for text in data if text and not text.startswith((".", "/"))}
 
 
-def texts(node: ast.expr) -> list[str]:
+def string_constants(node: ast.expr) -> list[str]:
     """Return the string constant ``node`` as a list, empty for other nodes."""
     return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
 

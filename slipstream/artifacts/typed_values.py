@@ -39,7 +39,7 @@ Tensors = dict[str, np.ndarray]
 Info = core_schema.ValidationInfo[Tensors]
 
 
-def encode(value: object, kind: object) -> bytes:
+def encode_value(value: object, kind: object) -> bytes:
     """Serialize ``value``. Raises ``TypeError`` if it does not have the type ``kind``."""
     validator, tensors = validator_of(kind), Tensors()
     tree = tree_of(value, tensors)
@@ -51,8 +51,8 @@ def encode(value: object, kind: object) -> bytes:
     return save({TREE: np.frombuffer(text.encode(*ENCODING), np.uint8), **tensors})
 
 
-def decode(data: bytes, kind: object, name: object) -> Any:
-    """Deserialize a value of type ``kind`` that :func:`encode` wrote to the file ``name``.
+def decode_value(data: bytes, kind: object, name: object) -> Any:
+    """Deserialize a value of type ``kind`` that :func:`encode_value` wrote to the file ``name``.
 
     Raises ``DamagedArtifact`` with the file name and, if possible, the wrong field.
     """

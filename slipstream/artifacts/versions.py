@@ -40,16 +40,16 @@ SEAMS = {
 @cache
 def code_version(stage: str) -> str:
     """Return the digest (hex) of a stage's import closure and library versions."""
-    return version_of(STAGES[stage].engines, STAGES[stage].libraries)
+    return closure_version(STAGES[stage].engines, STAGES[stage].libraries)
 
 
-def version_of(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
+def closure_version(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
     """Return the digest (hex) of the import closure of ``modules`` and the versions of ``libraries``."""
     digest = hashlib.sha256()
     for module, meaning in module_digests(modules).items():
         digest.update(f"{module}\0{meaning}\0".encode())
     for library in libraries:
-        digest.update(f"{library}=={installed(library)}\0".encode())
+        digest.update(f"{library}=={installed_version(library)}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -65,7 +65,7 @@ def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
 @cache
 def module_digest(path: Path) -> str:
     """Return the digest (hex) of a source file's syntax tree and its data files' bytes."""
-    syntax = syntax_of(path)
+    syntax = cached_syntax(path)
     files = data_files(path, syntax)
     if not files:
         return syntax.digest[:32]
@@ -85,8 +85,8 @@ def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
     waiting = list(engines)
     while waiting:
         module = waiting.pop()
-        module = seam_of(module) or module
-        path = source_of(module)
+        module = enclosing_seam(module) or module
+        path = module_source_path(module)
         if path is None:
             raise ValueError(f"{module}: no such module below {ROOT}")
         if module in sources:
@@ -98,7 +98,7 @@ def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
     return sources
 
 
-def seam_of(module: str) -> str | None:
+def enclosing_seam(module: str) -> str | None:
     """Return the entry of ``SEAMS`` that equals or contains ``module``, or None."""
     return next((name for name in (*packages_of(module), module) if name in SEAMS), None)
 
@@ -111,29 +111,29 @@ def packages_of(module: str) -> Iterator[str]:
 
 def project_imports(path: Path) -> Iterator[str]:
     """Yield the modules of this project that a source file imports, also by ``from package import name``."""
-    for imported in syntax_of(path).imports:
+    for imported in cached_syntax(path).imports:
         if imported.split(".")[0] != PROJECT:
             continue
-        if source_of(imported) is not None:
+        if module_source_path(imported) is not None:
             yield imported
-        elif source_of(imported.rpartition(".")[0]) is not None:
+        elif module_source_path(imported.rpartition(".")[0]) is not None:
             yield imported.rpartition(".")[0]
 
 
 @cache
-def syntax_of(path: Path) -> Syntax:
+def cached_syntax(path: Path) -> Syntax:
     return kept_syntaxes().of(path.read_bytes())
 
 
 @cache
-def source_of(module: str) -> Path | None:
+def module_source_path(module: str) -> Path | None:
     """Return the source file of a dotted module name of this project, or None if there is none."""
     path = ROOT.joinpath(*module.split("."))
     candidates = (path.with_suffix(".py"), path / "__init__.py")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def installed(library: str) -> str:
+def installed_version(library: str) -> str:
     try:
         return version(library)
     except PackageNotFoundError:

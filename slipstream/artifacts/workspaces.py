@@ -21,7 +21,7 @@ from filelock import Timeout
 
 from slipstream.errors import UserError
 from slipstream.storage import disk_time
-from slipstream.storage.locks import lock_of
+from slipstream.storage.locks import file_lock
 
 #: Suffixes of a workspace and of its lock file; the names are otherwise equal.
 WORK, LOCK = ".work", ".lock"
@@ -31,15 +31,15 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @contextmanager
-def workspace(parent: Path) -> Iterator[Path]:
+def temporary_workspace(parent: Path) -> Iterator[Path]:
     """Yield a new directory in ``parent``; remove it afterwards unless it was renamed.
 
     Workspaces of killed processes are removed first.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    sweep(parent)
+    remove_orphaned_workspaces(parent)
     directory = parent / f".{secrets.token_hex(8)}{WORK}"
-    with owned(directory):
+    with hold_workspace_lock(directory):
         try:
             directory.mkdir()
             yield directory
@@ -63,10 +63,10 @@ def put_in_place(directory: Path, target: Path) -> None:
 
 
 @contextmanager
-def owned(directory: Path) -> Iterator[None]:
+def hold_workspace_lock(directory: Path) -> Iterator[None]:
     """Hold the lock of a workspace before ``directory`` is created; do nothing on a disk without locks."""
     path = directory.with_suffix(LOCK)
-    lock = lock_of(path)
+    lock = file_lock(path)
     try:
         with suppress(OSError):
             lock.acquire()
@@ -77,10 +77,10 @@ def owned(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def sweep(parent: Path) -> None:
+def remove_orphaned_workspaces(parent: Path) -> None:
     """Remove the workspaces in ``parent`` whose owners have died."""
     for path in parent.glob(f".{'[0-9a-f]' * 16}{LOCK}"):
-        lock, directory = lock_of(path), path.with_suffix(WORK)
+        lock, directory = file_lock(path), path.with_suffix(WORK)
         with suppress(Timeout, OSError):
             lock.acquire(blocking=False)
             try:

@@ -16,11 +16,11 @@ import click
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.records import to_tree
 from slipstream.collectives.compare import compare_with_history
-from slipstream.collectives.engine import benchmark
+from slipstream.collectives.engine import benchmark_interconnect
 from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
 from slipstream.collectives.tune.plugin_csv import plugin_csv
 from slipstream.collectives.tune.steps import ConfiguredModel, Model, SyntheticModel
-from slipstream.collectives.tune.tuner import tune
+from slipstream.collectives.tune.tuner import tune_settings
 from slipstream.config import RunConfig
 from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, UserError
@@ -40,16 +40,16 @@ class OneSpeaker(click.Command):
     """
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        with once():
+        with report_errors_once():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with once():
+        with report_errors_once():
             return super().invoke(ctx)
 
 
 @contextmanager
-def once() -> Iterator[None]:
+def report_errors_once() -> Iterator[None]:
     """Exit on errors of the block, and print them on rank 0 only."""
     speaks = os.environ.get("RANK", "0") == "0"
     try:
@@ -106,7 +106,7 @@ def main(
     else:
         workers = WorkerGroup.from_environment(os.environ, config.timeout)
     if what == "tune":
-        tuning = tune(workers, config, model_of(run, prepared, workers.world))
+        tuning = tune_settings(workers, config, model_of(run, prepared, workers.world))
         if tuning:
             click.echo(tuning)
             if json_file:
@@ -119,7 +119,7 @@ def main(
         if what == "compare":
             compare_with_history(workers, config, directory)
         else:
-            benchmark(workers, config, directory, reuse=False)
+            benchmark_interconnect(workers, config, directory, reuse=False)
         if not workers.is_leader:
             return
         click.echo((directory / TABLE).read_text(encoding="utf-8"))

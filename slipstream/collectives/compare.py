@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.engine import benchmark
+from slipstream.collectives.engine import benchmark_interconnect
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import Measurement, NetworkProfile
@@ -72,7 +72,9 @@ class OperationChange:
         return f"{what}: {self.answer}: {times}"
 
 
-def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 1) -> tuple[OperationChange, ...]:
+def compare_profiles(
+    earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 1
+) -> tuple[OperationChange, ...]:
     """Compare every operation at its smallest size (latency) and its largest (bandwidth).
 
     ``look`` is the number of this interim test, from 1; tests that could not answer "slower" do not count. Returns ()
@@ -80,12 +82,12 @@ def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 
     """
     without_network = new.fingerprint.world == 1 or new.topology.loopback
     drift = LOOPBACK_DRIFT if without_network else DRIFT
-    cases = [(m, [found for old in earlier if (found := same_case(old, m))]) for m in judged(new)]
+    cases = [(m, [found for old in earlier if (found := same_case(old, m))]) for m in compared_measurements(new)]
     cases = [(m, olds) for m, olds in cases if olds]
-    return tuple(change(m, olds, drift, FALSE_ALARMS / len(cases), look) for m, olds in cases)
+    return tuple(compare_case(m, olds, drift, FALSE_ALARMS / len(cases), look) for m, olds in cases)
 
 
-def overall(changes: Sequence[OperationChange]) -> Answer:
+def overall_answer(changes: Sequence[OperationChange]) -> Answer:
     """Return "slower" if any change is slower, "as before" if all are, else "can't tell"."""
     answers = {change.answer for change in changes}
     if "slower" in answers:
@@ -93,7 +95,7 @@ def overall(changes: Sequence[OperationChange]) -> Answer:
     return "as before" if answers == {"as before"} else "can't tell"
 
 
-def judged(profile: NetworkProfile) -> list[Measurement]:
+def compared_measurements(profile: NetworkProfile) -> list[Measurement]:
     operations = dict.fromkeys(m.operation for m in profile.measurements)
     found = [profile.of(operation) for operation in operations]
     return [m for by_size in found for m in dict.fromkeys((by_size[0], by_size[-1]))] if all(found) else []
@@ -104,7 +106,7 @@ def same_case(profile: NetworkProfile, case: Measurement) -> Measurement | None:
     return next(alike, None)
 
 
-def logs(measurement: Measurement) -> np.ndarray:
+def log_seconds_by_launch(measurement: Measurement) -> np.ndarray:
     """Return the logarithm of every launch's 10th percentile of seconds; float64 ``[launches]``.
 
     Other processes on a machine disturb this percentile least.
@@ -112,12 +114,14 @@ def logs(measurement: Measurement) -> np.ndarray:
     return np.log([float(np.percentile(launch.seconds, 10)) for launch in measurement.launches])
 
 
-def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float, look: int) -> OperationChange:
+def compare_case(
+    new: Measurement, earlier: Sequence[Measurement], drift: float, level: float, look: int
+) -> OperationChange:
     """Test one case with a t interval for the difference of the mean logarithms.
 
     ``level`` is the one-sided error of all interim tests together.
     """
-    before, now = [logs(m) for m in earlier], logs(new)
+    before, now = [log_seconds_by_launch(m) for m in earlier], log_seconds_by_launch(new)
     told = by_kind(sum(map(len, before)), len(now)) <= level
     profiles = len(before)
     if profiles < ENOUGH:
@@ -175,10 +179,10 @@ def compare_with_history(workers: WorkerGroup, config: CollectivesConfig, direct
 
     While the answer is "can't tell", launches beyond ``collectives.launches`` are added, for at most
     ``collectives.compare_seconds``. The answer is written above the profile's table. Files and errors are those of
-    :func:`~slipstream.collectives.engine.benchmark`.
+    :func:`~slipstream.collectives.engine.benchmark_interconnect`.
     """
     comparison = HistoryComparison(config)
-    benchmark(workers, config, directory, reuse=False, enough=comparison.enough, answer=comparison.text)
+    benchmark_interconnect(workers, config, directory, reuse=False, enough=comparison.enough, answer=comparison.text)
 
 
 class HistoryComparison:
@@ -195,9 +199,9 @@ class HistoryComparison:
         """Return True if the answer is clear, the time is over, or nothing is comparable."""
         if self._earlier is None:
             self._earlier = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
-        self._changes = compare(self._earlier, profile, self._looks + 1)
+        self._changes = compare_profiles(self._earlier, profile, self._looks + 1)
         self._looks += any(change.decidable for change in self._changes)
-        return not self._changes or overall(self._changes) != "can't tell" or time.monotonic() > self._ends
+        return not self._changes or overall_answer(self._changes) != "can't tell" or time.monotonic() > self._ends
 
     def text(self) -> str:
         if not self._changes:
@@ -208,5 +212,10 @@ class HistoryComparison:
         count = len(self._earlier or ())
         profiles = f"{count} earlier profile{'s' if count > 1 else ''} of the same hardware"
         return "\n".join(
-            [f"{overall(self._changes)}, against {profiles}", *(f"  {change}" for change in self._changes), "", ""]
+            [
+                f"{overall_answer(self._changes)}, against {profiles}",
+                *(f"  {change}" for change in self._changes),
+                "",
+                "",
+            ]
         )

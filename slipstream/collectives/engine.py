@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.artifacts.versions import code_version
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.findings import slow_ranks_and_links
-from slipstream.collectives.launch.measurements import inspect_group, measure_launch, subgroups_of
+from slipstream.collectives.launch.measurements import inspect_group, measure_launch, subgroups_to_measure
 from slipstream.collectives.launch.numa import NODES, all_reduce_bound, reason_to_skip
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.other_benchmarks import compare_with_installed
@@ -24,7 +24,7 @@ from slipstream.errors import UserError
 from slipstream.interconnect import nccl_log
 from slipstream.interconnect.fingerprint import refuse_unknown_interfaces
 from slipstream.interconnect.history import ProfileHistory
-from slipstream.interconnect.profile import METHOD, Fingerprint, NetworkProfile, merged
+from slipstream.interconnect.profile import METHOD, Fingerprint, NetworkProfile, merge_profiles
 from slipstream.logs import logger
 from slipstream.settings import to_dict
 
@@ -39,7 +39,7 @@ def no_answer() -> str:
     return ""
 
 
-def benchmark(
+def benchmark_interconnect(
     workers: WorkerGroup,
     config: CollectivesConfig,
     directory: Path,
@@ -58,7 +58,7 @@ def benchmark(
     """
     with workers.exit_barrier(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
         rendezvous_and_check(workers)
-        environment = nccl_log.environment(logs, os.environ)
+        environment = nccl_log.nccl_log_environment(logs, os.environ)
         empty = workers.launch(inspect_group, config, environment=environment)
         if workers.broadcast("reused", lambda: reuse and take_earlier(empty.fingerprint, config, directory)):
             return True
@@ -67,10 +67,10 @@ def benchmark(
             LOG.info(
                 "a short benchmark runs: the collectives of training at few sizes; slipstream collectives measures all"
             )
-        groups = workers.broadcast("groups", lambda: subgroups_of(empty, config))
+        groups = workers.broadcast("groups", lambda: subgroups_to_measure(empty, config))
         launches: list[Any] = []
         while len(launches) < config.launches or not workers.broadcast(
-            f"enough/{len(launches)}", lambda: enough(merged(launches))
+            f"enough/{len(launches)}", lambda: enough(merge_profiles(launches))
         ):
             if workers.is_leader:
                 LOG.info("launch %d of %d starts", len(launches) + 1, config.launches)
@@ -78,7 +78,7 @@ def benchmark(
         bound = numa_turns(workers, config, empty)
     if not workers.is_leader:
         return False
-    profile = replace(merged(launches), short=config.is_short)
+    profile = replace(merge_profiles(launches), short=config.is_short)
     topology = replace(profile.topology, findings=(*profile.topology.findings, *slow_ranks_and_links(profile)))
     profile = replace(profile, topology=topology, beside=compare_with_installed(profile, config), numa=tuple(bound))
     if reason := reason_to_skip(empty):

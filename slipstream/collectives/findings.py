@@ -23,7 +23,7 @@ FACTOR = 2.0
 
 def slow_ranks_and_links(profile: NetworkProfile) -> tuple[str, ...]:
     """Return one line per straggler, slow rank and slow link."""
-    held_back = stragglers(profile)
+    held_back = find_stragglers(profile)
     found = [
         f"rank {rank} is a straggler: {why}; check its CPU (quota, neighbours, frequency), not its link"
         for rank, why in held_back.items()
@@ -72,7 +72,7 @@ def slow_ranks(pairs: dict[tuple[int, int], float], world: int) -> list[int]:
     return sorted(found)
 
 
-def stragglers(profile: NetworkProfile) -> dict[int, str]:
+def find_stragglers(profile: NetworkProfile) -> dict[int, str]:
     """Return the reason for every straggler, by rank.
 
     A straggler takes at least ``FACTOR`` times the other ranks' median time for the same matmul, in every launch. Or it
@@ -89,10 +89,10 @@ def stragglers(profile: NetworkProfile) -> dict[int, str]:
         if factors and min(factors) >= FACTOR:
             found[rank] = f"the same matmul takes {min(factors):.1f} times as long on it"
     smallest = next(iter(profile.of("all_reduce")), None)
-    return found | {rank: why for rank, why in latecomers(smallest).items() if rank not in found}
+    return found | {rank: why for rank, why in find_latecomers(smallest).items() if rank not in found}
 
 
-def latecomers(smallest: Measurement | None) -> dict[int, str]:
+def find_latecomers(smallest: Measurement | None) -> dict[int, str]:
     """Return the reason for every rank that the others wait for in the ``smallest`` all_reduce."""
     if smallest is None or not all(launch.by_rank for launch in smallest.launches):
         return {}
@@ -139,10 +139,10 @@ LOOK_AT = {
 }
 
 
-def grade(profile: NetworkProfile) -> Iterator[str]:
+def grade_bandwidth(profile: NetworkProfile) -> Iterator[str]:
     """Yield the grade of the largest all_reduce if its expected bandwidth is known, with advice."""
     measured = profile.of("all_reduce")
-    found = expected(profile)
+    found = expected_bandwidth(profile)
     if found is None or not measured:
         return
     kind, busbw, source = found
@@ -157,14 +157,18 @@ def grade(profile: NetworkProfile) -> Iterator[str]:
         yield f"check {LOOK_AT[kind]}; the pairs above show whether it is one rank, one link or all"
 
 
-def expected(profile: NetworkProfile) -> tuple[str, float, str] | None:
+def expected_bandwidth(profile: NetworkProfile) -> tuple[str, float, str] | None:
     """Return the kind of interconnect, its busbw in 1e9 bytes per second, and the figure's source; None if unknown."""
     its = profile.fingerprint
     if its.backend == "gloo":
         if profile.topology.loopback:
             return None  # loopback traffic is not bound by the interface's rate
         used = {transport.partition(" ")[0] for transport in profile.topology.transports}
-        rates = [found for line in its.interfaces if (found := ethernet(line)) and line.partition(":")[0] in used]
+        rates = [
+            found
+            for line in its.interfaces
+            if (found := ethernet_payload_rate(line)) and line.partition(":")[0] in used
+        ]
         return ("Ethernet", min(rates), "its slowest interface, less headers") if rates else None
     if its.nodes == 1 and its.world == 8:
         links = " ".join(profile.topology.hosts[0].links)
@@ -174,7 +178,7 @@ def expected(profile: NetworkProfile) -> tuple[str, float, str] | None:
     return None
 
 
-def ethernet(line: str) -> float | None:
+def ethernet_payload_rate(line: str) -> float | None:
     """Return the payload rate of ``eth0: 10000 Mbit/s, MTU 1500`` in 1e9 bytes per second; None if unknown."""
     found = re.search(r": (\d+) Mbit/s, MTU (\d+)", line)
     if found is None:

@@ -9,13 +9,12 @@ from itertools import groupby
 from pathlib import Path
 
 from slipstream.artifacts.records import to_json
-from slipstream.collectives.findings import grade
+from slipstream.collectives.findings import grade_bandwidth
 from slipstream.collectives.operations.cases import ROOT
 from slipstream.collectives.operations.reference_data import DTYPES
-from slipstream.collectives.tune.decision import decide
+from slipstream.collectives.tune.decision import compare_settings
 from slipstream.interconnect.history import trend_points
-from slipstream.interconnect.model.predictions import lines as model_lines
-from slipstream.interconnect.model.predictions import model_curve
+from slipstream.interconnect.model.predictions import model_curve, model_lines
 from slipstream.interconnect.profile import (
     COURSE,
     MODEL,
@@ -75,7 +74,7 @@ def write_results(
     largest all_reduce of every earlier profile.
     """
     forms = {
-        TABLE: (above + table(profile)).encode(),
+        TABLE: (above + results_table(profile)).encode(),
         CSV_FILE: csv_text(profile).encode(),
         COURSE: to_json([*course, *trend_points(profile)], list[TrendPoint]),
         MODEL: to_json(model_curve(profile), list[ModelPoint]),
@@ -83,24 +82,29 @@ def write_results(
     write_profile(directory, profile, made_by, forms)
 
 
-def table(profile: NetworkProfile) -> str:
+def results_table(profile: NetworkProfile) -> str:
     """Return one line per case, under a heading per operation.
 
     "-" replaces percentiles with too few iterations beyond them, and intervals of too few launches. ``*`` after the
     number of iterations marks cases that ran out of time.
     """
-    lines = [f"# {line}" for line in heading(profile)]
+    lines = [f"# {line}" for line in operation_heading(profile)]
     for (operation, world), found in groupby(profile.measurements, key=lambda m: (m.operation, m.world)):
         some = (
             "" if world == profile.fingerprint.world else f" between {world} of {profile.fingerprint.world} processes"
         )
-        lines += ["#", f"# {operation}{some}", "#" + row([name for name, _ in COLUMNS])[1:], "#" + row(list(UNITS))[1:]]
-        lines += [row(cells(m)) for m in found]
+        lines += [
+            "#",
+            f"# {operation}{some}",
+            "#" + format_row([name for name, _ in COLUMNS])[1:],
+            "#" + format_row(list(UNITS))[1:],
+        ]
+        lines += [format_row(measurement_cells(m)) for m in found]
     lines += ["#", *(f"# {line}" for line in remarks(profile))]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def heading(profile: NetworkProfile) -> Iterator[str]:
+def operation_heading(profile: NetworkProfile) -> Iterator[str]:
     its = profile.fingerprint
     nodes = f" on {its.nodes} nodes" if its.nodes > 1 else ""
     versions = ", ".join(f"{name} {version}" for name, version in its.libraries.items())
@@ -127,9 +131,9 @@ def remarks(profile: NetworkProfile) -> Iterator[str]:
             yield f"{word} pair: ranks {pair.ranks[0]} and {pair.ranks[1]}, {pair.busbw():.3f} GB/s each way"
     if profile.numa:
         free, bound = map(list, zip(*profile.numa, strict=True))
-        yield f"with each rank bound to a NUMA node, the largest all_reduce: {decide(free, bound, tried=1)}"
+        yield f"with each rank bound to a NUMA node, the largest all_reduce: {compare_settings(free, bound, tried=1)}"
     yield from model_lines(profile)
-    yield from grade(profile)
+    yield from grade_bandwidth(profile)
     yield from (f"FINDING: {line}" for line in profile.topology.findings)
     yield from (f"comparison: {line}" for line in profile.beside)
     yield from (f"skipped: {line}" for line in profile.left_out)
@@ -140,11 +144,11 @@ def remarks(profile: NetworkProfile) -> Iterator[str]:
     )
 
 
-def row(words: list[str]) -> str:
+def format_row(words: list[str]) -> str:
     return "".join(f"{word:>{width + 1}}" for word, (_, width) in zip(words, COLUMNS, strict=True))
 
 
-def cells(m: Measurement) -> list[str]:
+def measurement_cells(m: Measurement) -> list[str]:
     count = m.bytes // DTYPES[m.dtype].itemsize if m.dtype else 0
     root = str(ROOT) if m.operation in ROOTED else "-1"
     p10, p90, p99 = (microseconds(m.percentile(percent)) for percent in (10, 90, 99))
@@ -152,11 +156,20 @@ def cells(m: Measurement) -> list[str]:
     return [
         *(str(m.bytes), str(count), m.dtype or "none", m.reduction or "none", root),
         *(microseconds(m.p50), f"{m.algbw():.3f}", f"{m.busbw():.3f}", "0"),
-        *(m.mode, "in" if m.in_place else "out", str(m.in_flight), p10, p90, p99, spread(m), f"{m.iterations}{ended}"),
+        *(
+            m.mode,
+            "in" if m.in_place else "out",
+            str(m.in_flight),
+            p10,
+            p90,
+            p99,
+            half_width_percent(m),
+            f"{m.iterations}{ended}",
+        ),
     ]
 
 
-def spread(m: Measurement) -> str:
+def half_width_percent(m: Measurement) -> str:
     """Return the half width of the median's interval, in percent; "-" if unknown."""
     interval = m.interval()
     if interval is None:

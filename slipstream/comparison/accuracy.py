@@ -26,7 +26,7 @@ HALVINGS = 42
 MOST_ROWS = 10**9
 
 
-def score(b: np.ndarray, c: np.ndarray, n: float, loss: np.ndarray) -> np.ndarray:
+def tango_statistic(b: np.ndarray, c: np.ndarray, n: float, loss: np.ndarray) -> np.ndarray:
     """Return Tango's statistic, which is standard normal if the true loss is ``loss``."""
     q = -b - c + (2 * n - b + c) * loss
     # Maximum likelihood share of rows on which only the variant is right, given ``loss``.
@@ -47,7 +47,7 @@ def upper_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
     low, high = np.maximum((b - c) / n, -1.0), np.ones(np.broadcast(b, c).shape)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        possible = score(b, c, n, middle) > least
+        possible = tango_statistic(b, c, n, middle) > least
         low, high = np.where(possible, middle, low), np.where(possible, high, middle)
     high = np.where(c == 0, np.maximum(high, shares.upper_limit(b, n, error)), high)
     return np.where(b == 0, np.maximum(high, -shares.lower_limit(c, n, error)), high)

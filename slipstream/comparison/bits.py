@@ -22,7 +22,7 @@ def bits_per_byte(bits: np.ndarray, sizes: np.ndarray) -> float:
     return float(bits.sum() / sizes.sum())
 
 
-def gain(before: np.ndarray, after: np.ndarray, sizes: np.ndarray) -> Gain:
+def bits_per_byte_gain(before: np.ndarray, after: np.ndarray, sizes: np.ndarray) -> Gain:
     """Return the bits per byte that ``after`` saves over ``before``, with a 95 % interval.
 
     Both are bits ``[documents]``. For a single document the interval is unbounded.

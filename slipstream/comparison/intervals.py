@@ -22,7 +22,7 @@ def calls_needed(share: float) -> int:
     return round(BEYOND / (1 - share))
 
 
-def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
+def percentile_estimate(sorted_ms: np.ndarray, share: float) -> Estimate | None:
     """Return a percentile of sorted latencies with its 95 % interval; None for too few calls.
 
     The interval lies between order statistics whose ranks come from the binomial distribution (David and Nagaraja,
@@ -38,7 +38,7 @@ def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
     return Estimate(float(np.quantile(sorted_ms, share)), float(low), float(high))
 
 
-def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
+def speedup_estimate(logarithms: Sequence[np.ndarray]) -> Estimate:
     """Return the speedup from the log ratios of paired turns, one array per load of the model.
 
     Two loads of one file differ by some percent for their lifetime, so rounds with the same load are not independent.
@@ -53,10 +53,10 @@ def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
     return Estimate(float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(min(mean + half, 50.0))))
 
 
-def latency(nanoseconds: np.ndarray, speedup: Estimate | None) -> LatencyFigures:
+def latency_figures(nanoseconds: np.ndarray, speedup: Estimate | None) -> LatencyFigures:
     """Return latency figures of a variant at one batch size from the times of all calls."""
     milliseconds = np.sort(nanoseconds) / 1e6
-    quoted = {name: percentile(milliseconds, share) for name, share in PERCENTILES.items()}
+    quoted = {name: percentile_estimate(milliseconds, share) for name, share in PERCENTILES.items()}
     mean = float(milliseconds.mean())
     variation = float(milliseconds.std()) / mean
     return LatencyFigures(**quoted, calls=len(milliseconds), speedup=speedup, mean=mean, variation=variation)

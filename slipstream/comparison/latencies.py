@@ -13,8 +13,8 @@ import numpy as np
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.results.export import LatencyFigures
-from slipstream.comparison.intervals import latency, ratio
-from slipstream.models.predict import ModelFunction, inputs_of
+from slipstream.comparison.intervals import latency_figures, speedup_estimate
+from slipstream.models.predict import ModelFunction, record_inputs
 
 #: Maximum calls and seconds of a turn: short, so that changes of the machine's load affect all variants alike.
 TURN_CALLS = 10
@@ -54,14 +54,14 @@ def take_turns(
     names, deadline = list(calls), time.perf_counter() + seconds
     while True:
         for index in order.permutation(len(names)):
-            nanoseconds = turn(calls[names[index]])
+            nanoseconds = time_turn(calls[names[index]])
             taken[names[index]].calls += nanoseconds
             taken[names[index]].medians[-1].append(float(np.median(nanoseconds)))
         if time.perf_counter() >= deadline:
             return
 
 
-def turn(run: Call, calls: int = TURN_CALLS, seconds: float = TURN_SECONDS) -> list[int]:
+def time_turn(run: Call, calls: int = TURN_CALLS, seconds: float = TURN_SECONDS) -> list[int]:
     """Run one turn and return the nanoseconds of every call.
 
     The first call does not count, because the caches still hold another variant's weights.
@@ -106,7 +106,7 @@ class Workload:
 
     def inputs(self, rows: int) -> tuple[np.ndarray, ...]:
         """Return the model's inputs for a batch of ``rows`` rows, repeating records if there are fewer."""
-        return inputs_of(self.signature, np.resize(self.records, rows))
+        return record_inputs(self.signature, np.resize(self.records, rows))
 
 
 def measure_latencies(
@@ -134,8 +134,8 @@ def measure_latencies(
     figures: dict[str, dict[str, LatencyFigures]] = {name: {} for name in loads}
     for rows, turns in taken.items():
         for name, own in turns.items():
-            speedup = ratio(own.against(turns[reference])) if name != reference else None
-            figures[name][str(rows)] = latency(np.array(own.calls), speedup)
+            speedup = speedup_estimate(own.against(turns[reference])) if name != reference else None
+            figures[name][str(rows)] = latency_figures(np.array(own.calls), speedup)
     return figures
 
 
@@ -150,7 +150,7 @@ def affordable_batches(
     with torch_threads(workload.threads):
         for rows in sorted(batches[1:]):
             inputs = workload.inputs(rows)
-            taken = turn(partial(run, inputs), calls=1)[0] / 1e9
+            taken = time_turn(partial(run, inputs), calls=1)[0] / 1e9
             if taken * FEWEST_CALLS > seconds:
                 break
             affordable.append(rows)
@@ -177,7 +177,7 @@ def screen_speedups(
             took = {}
             for index in order.permutation(len(names)):
                 call = partial(runs[names[index]], inputs)
-                took[names[index]] = float(np.median(turn(call, SCREENING_CALLS, SCREENING_SECONDS)))
+                took[names[index]] = float(np.median(time_turn(call, SCREENING_CALLS, SCREENING_SECONDS)))
             for name in names:
                 speedups[name].append(took[reference] / took[name])
             if time.perf_counter() > deadline:

@@ -51,34 +51,34 @@ def passes_gate(answer: str, when_in_doubt: Literal["keep", "take"]) -> bool:
     return answer == "passed" or (answer == "can't tell" and when_in_doubt == "take")
 
 
-def loss_of(
+def quality_loss(
     task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1
 ) -> QualityLoss:
-    """Return the loss of ``variant`` against ``fp32``, both as :func:`slipstream.models.predict.predict` returns.
+    """Return the loss of ``variant`` against ``fp32``, both as :func:`.predict.predict_records` returns.
 
     ``most`` is the allowed loss. ``judged`` variants are tested on the same rows: by Bonferroni's correction each may
     err with ``ERROR / judged``.
     """
-    return paired_loss(task, truth, answers_of(task, fp32), answers_of(task, variant), most, judged)
+    return paired_loss(task, truth, predicted_answers(task, fp32), predicted_answers(task, variant), most, judged)
 
 
-def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:
+def predicted_answers(task: str, outputs: np.ndarray) -> np.ndarray:
     """Return predicted classes or values ``[rows]``; for tokens True where right, bool ``[rows, length]``."""
     if task == "next token":
         return outputs[..., 0] > 0
     return outputs.argmax(axis=1) if task == "classification" else outputs[:, 0].astype(np.float64)
 
 
-def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def correct_predictions(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Return True where a prediction is right: ``[rows]`` for classes, ``[targets]`` for tokens with a target."""
-    answers = answers_of(task, outputs)
+    answers = predicted_answers(task, outputs)
     return answers[truth >= 0] if task == "next token" else answers == truth
 
 
 def paired_loss(
     task: str, truth: np.ndarray, before: np.ndarray, after: np.ndarray, most: float, judged: int = 1
 ) -> QualityLoss:
-    """Return the loss of ``after`` against ``before``, both from :func:`answers_of`, given ``truth``."""
+    """Return the loss of ``after`` against ``before``, both from :func:`predicted_answers`, given ``truth``."""
     error, rows = ERROR / judged, len(before)
     if task == "next token":
         # Tokens that are not learned are right in neither.
@@ -93,7 +93,7 @@ def paired_loss(
         enough = rows_enough(b, c, rows, most / 100, error) if most else None
         return QualityLoss(100 * (b - c) / rows, 100 * low, 100 * high, 1 - error, rows, enough)
     then, now = ((answers - truth) ** 2 for answers in (before, after))
-    value = float(rmse.loss(then, now))
+    value = float(rmse.relative_rmse_growth(then, now))
     low, high = float(rmse.lower_limit(then, now, error)), float(rmse.upper_limit(then, now, error))
     return QualityLoss(100 * value, 100 * low, 100 * high, 1 - error, rows, None)
 

@@ -34,7 +34,7 @@ HALVINGS = 60
 MOST = 1e4
 
 
-def loss(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+def relative_rmse_growth(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Return the relative growth of the RMSE; both are squared errors ``[..., rows]``, float64."""
     then, now = before.sum(axis=-1), after.sum(axis=-1)
     ratio = np.divide(now, then, where=then > 0, out=np.where(now > 0, np.inf, 1.0))

@@ -34,34 +34,34 @@ class DriftTest:
     chance: float
 
 
-def found(drifts: Mapping[Place, DriftTest], matters: float = MATTERS) -> dict[Place, DriftTest]:
+def significant_drifts(drifts: Mapping[Place, DriftTest], matters: float = MATTERS) -> dict[Place, DriftTest]:
     """Return the significant drifts above ``matters``, corrected for the number of ``drifts``."""
     most = FALSE_ALARMS / max(len(drifts), 1)
     return {place: each for place, each in drifts.items() if each.index > matters and each.chance < most}
 
 
-def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> DriftTest:
+def drift_test(before: np.ndarray, now: np.ndarray, ordered: bool) -> DriftTest:
     """Return the drift from ``before`` to ``now``, non-empty counts in the same bins.
 
     Bins with few rows are merged: neighbours if ``ordered``, else the rarest.
     """
     from scipy.special import chdtrc
 
-    before, now = merged(before, now) if ordered else with_rare_ones_together(before, now)
+    before, now = merge_sparse_bins(before, now) if ordered else with_rare_ones_together(before, now)
     noise = 1 / before.sum() + 1 / now.sum()
     shares = [(counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (before, now)]
     index = float(np.sum((shares[1] - shares[0]) * np.log(shares[1] / shares[0])))
     return DriftTest(index, float(chdtrc(len(now) - 1, index / noise)) if len(now) > 1 else 1.0)
 
 
-def expected(before: np.ndarray, now: np.ndarray) -> np.ndarray:
+def expected_counts(before: np.ndarray, now: np.ndarray) -> np.ndarray:
     """Return the rows of the smaller sample expected per bin without drift."""
     return (before + now) * (min(before.sum(), now.sum()) / (before.sum() + now.sum()))
 
 
 def with_rare_ones_together(before: np.ndarray, now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge all bins with fewer than ``FEWEST`` expected rows, and the next rarest if their sum is still less."""
-    rows = expected(before, now)
+    rows = expected_counts(before, now)
     order = np.argsort(rows, kind="stable")
     rare = max(int(np.sum(rows < FEWEST)), 1)
     if rows[order[:rare]].sum() < FEWEST:
@@ -71,9 +71,9 @@ def with_rare_ones_together(before: np.ndarray, now: np.ndarray) -> tuple[np.nda
     return before, now
 
 
-def merged(before: np.ndarray, now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def merge_sparse_bins(before: np.ndarray, now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge neighbouring bins until each has enough expected rows of the smaller sample."""
-    rows = expected(before, now)
+    rows = expected_counts(before, now)
     least, starts, inside = max(FEWEST, rows.sum() / BINS), [0], 0.0
     for at, more in enumerate(rows.tolist()):
         if inside >= least:

@@ -1,6 +1,6 @@
 """Compression of a trained model: candidates, their losses, and the choice.
 
-The trainer trains a candidate between :func:`propose` and :func:`judge`.
+The trainer trains a candidate between :func:`propose_model` and :func:`evaluate_candidate`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.compression import Compression, CompressionTrial, ModelSize
 from slipstream.artifacts.results.export import Estimate
 from slipstream.comparison.latencies import Workload, measure_latencies
-from slipstream.comparison.quality import UNITS, QualityLoss, in_words, loss_of, passes_gate
+from slipstream.comparison.quality import UNITS, QualityLoss, in_words, passes_gate, quality_loss
 from slipstream.compress.config import MOST_CANDIDATES, CompressionConfig
-from slipstream.compress.groups import find_groups, united
-from slipstream.compress.importance import importance, strongest
-from slipstream.compress.students import described, students_of
+from slipstream.compress.groups import find_groups, unite_prunings
+from slipstream.compress.importance import unit_importance, units_to_keep
+from slipstream.compress.students import arguments_in_words, student_configs
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.metrics import HEADLINE, scores
-from slipstream.models.predict import ModelFunction, held_out_rows, model_function, predict, targets_of
-from slipstream.models.pruning import LAYERS, compose, prune, units
+from slipstream.models.factory import build_model
+from slipstream.models.metrics import HEADLINE, compute_scores
+from slipstream.models.predict import ModelFunction, held_out_rows, model_function, predict_records, record_targets
+from slipstream.models.pruning import LAYERS, compose_prunings, count_units, prune_model
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 
 #: Name of the trained model among the timed models; then seconds of the whole measurement, and rows per call.
@@ -61,18 +61,21 @@ class CompressionRun:
     def names(self) -> list[str]:
         """Return the names of the candidates, the least compressed first."""
         if self.config.method == "prune":
-            return [f"{100 * share:g} % fewer units" for share in shares_of(self.config)]
-        return [described(differing(student.arguments, self.trained.config.arguments)) for student in self.students()]
+            return [f"{100 * share:g} % fewer units" for share in removable_shares(self.config)]
+        return [
+            arguments_in_words(differing_arguments(student.arguments, self.trained.config.arguments))
+            for student in self.students()
+        ]
 
     def students(self) -> list[ModelConfig]:
-        return students_of(self.trained.config, self.trained.signature, self.config)
+        return student_configs(self.trained.config, self.trained.signature, self.config)
 
 
-def differing(arguments: Mapping[str, object], others: Mapping[str, object]) -> dict[str, object]:
+def differing_arguments(arguments: Mapping[str, object], others: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in arguments.items() if others.get(name) != value}
 
 
-def propose(
+def propose_model(
     directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, object]
 ) -> Artifact:
     """Write the next model to train, with its initial weights, as a trained model.
@@ -83,9 +86,9 @@ def propose(
     work.check()
     candidate = next_candidate(len(work.names()), tried, work.config)
     if work.config.method == "prune":
-        return write_pruned(directory, work, shares_of(work.config)[candidate], made_by)
+        return write_pruned(directory, work, removable_shares(work.config)[candidate], made_by)
     student = Architecture(work.students()[candidate], work.trained.signature)
-    weights = build(student.config, student.signature, work.seed).state_dict()
+    weights = build_model(student.config, student.signature, work.seed).state_dict()
     return write_trained(directory, student, weights, weights, made_by)
 
 
@@ -94,19 +97,21 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
     trained = work.trained
     model = trained.load()
     groups = find_groups(model)
-    scores_of_groups = importance(model, groups, work.data)
-    retained = united([g.retained(strongest(g, of, share)) for g, of in zip(groups, scores_of_groups, strict=True)])
-    prune(model.network, retained)
-    pruned = replace(trained.architecture, retained=compose(trained.architecture.retained, retained))
+    scores_of_groups = unit_importance(model, groups, work.data)
+    retained = unite_prunings(
+        [g.retained(units_to_keep(g, of, share)) for g, of in zip(groups, scores_of_groups, strict=True)]
+    )
+    prune_model(model.network, retained)
+    pruned = replace(trained.architecture, retained=compose_prunings(trained.architecture.retained, retained))
     pruned.empty()  # refuses a model that does not run with these units
     weights = model.state_dict()
     return write_trained(directory, pruned, weights, weights, made_by)
 
 
-def judge(
+def evaluate_candidate(
     work: CompressionRun, fine_tuned: TrainedModel, seconds: float, tried: Sequence[CompressionTrial]
 ) -> list[CompressionTrial]:
-    """Return ``tried`` with the result of ``fine_tuned``, the candidate of :func:`propose` after training."""
+    """Return ``tried`` with the result of ``fine_tuned``, the candidate of :func:`propose_model` after training."""
     candidate = next_candidate(len(work.names()), tried, work.config)
     if any(one.candidate == candidate for one in tried):
         return list(tried)
@@ -131,23 +136,23 @@ def judge(
 
 
 def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> np.ndarray:
-    return predict(model_function(model.load()), work.trained.signature, rows)
+    return predict_records(model_function(model.load()), work.trained.signature, rows)
 
 
 def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
     task = work.trained.signature.task
-    return cast(float, scores(task, outputs, targets_of(rows)).of(HEADLINE[task][0]))
+    return cast(float, compute_scores(task, outputs, record_targets(rows)).of(HEADLINE[task][0]))
 
 
 def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> QualityLoss:
     before = outputs_of(work, work.trained, rows)
-    return loss_of(work.trained.signature.task, targets_of(rows), before, outputs, work.config.max_loss)
+    return quality_loss(work.trained.signature.task, record_targets(rows), before, outputs, work.config.max_loss)
 
 
 def size_of(model: TrainedModel) -> ModelSize:
     network = model.load()
     layers = [module for module in network.modules() if type(module) in LAYERS and "in" in LAYERS[type(module)]]
-    return ModelSize(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
+    return ModelSize(sum(p.numel() for p in network.parameters()), [count_units(layer, "out") for layer in layers[:-1]])
 
 
 def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Estimate]:
@@ -161,13 +166,13 @@ def load_anew(model: TrainedModel) -> ModelFunction:
     return model_function(model.load())
 
 
-def choose(
+def choose_model(
     work: CompressionRun, fine_tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
 ) -> tuple[TrainedModel, Compression]:
     """Return the model to continue with, and the record of the compression.
 
-    ``fine_tuned`` are the trained candidates in the order of ``tried``, then candidates that :func:`propose` repeated
-    after the search. The test rows are used once, for the best candidate.
+    ``fine_tuned`` are the trained candidates in the order of ``tried``, then candidates that :func:`propose_model`
+    repeated after the search. The test rows are used once, for the best candidate.
     """
     config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
     metric, _ = HEADLINE[signature.task]
@@ -182,7 +187,7 @@ def choose(
         speeds_of(work, models, rows[:TIMED_ROWS]),
         TIMED_ROWS,
     )
-    winner = tried[0] if given else best(tried, config)
+    winner = tried[0] if given else smallest_passing(tried, config)
     if winner is None:
         why = (
             f"none of {len(tried)} models was shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} "
@@ -202,13 +207,13 @@ def choose(
     return work.trained, replace(compression, why=f"{winner.name}: {words}")
 
 
-def shares_of(config: CompressionConfig) -> list[float]:
+def removable_shares(config: CompressionConfig) -> list[float]:
     """Return the fractions of units that pruning may remove, one per candidate."""
     steps = MOST_CANDIDATES + 1
     return [config.share] if config.share else [step / steps for step in range(1, steps)]
 
 
-def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
+def smallest_passing(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
     """Return the most compressed passing candidate."""
     passed = [one for one in tried if passes_gate(one.answer, config.when_in_doubt)]
     return max(passed, key=lambda one: one.candidate, default=None)

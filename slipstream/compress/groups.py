@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.errors import UserError
-from slipstream.models.factory import Predictor, zeros
-from slipstream.models.pruning import LAYERS, Side, can_be_pruned, prune, units
+from slipstream.models.factory import Predictor, zero_inputs
+from slipstream.models.pruning import LAYERS, Side, can_be_pruned, count_units, prune_model
 from slipstream.models.transformer import Transformer
 
 #: Rows of random inputs on which exchanging units must not change the outputs, and the rounding tolerance as a share of
@@ -52,7 +52,7 @@ class PruningGroup:
         return self.members[0].name
 
     def retained(self, chosen: Sequence[int]) -> dict[str, dict[str, list[int]]]:
-        """Return the argument of :func:`.pruning.prune` that keeps the units ``chosen``, in this order."""
+        """Return the argument of :func:`.pruning.prune_model` that keeps the units ``chosen``, in this order."""
         kept_units: dict[str, dict[str, list[int]]] = {}
         for member in self.members:
             picked = member.indices[torch.tensor(chosen)]
@@ -62,7 +62,7 @@ class PruningGroup:
         return kept_units
 
 
-def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
+def unite_prunings(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
     together: dict[str, dict[str, list[int]]] = {}
     for part in parts:
         for name, sides in part.items():
@@ -77,7 +77,7 @@ def find_groups(model: Predictor) -> list[PruningGroup]:
     """
     if isinstance(model.network, Transformer):
         return feed_forward(model.network)
-    traced = trace(model)
+    traced = trace_groups(model)
     shared = {id(p) for p, number in Counter(uses_of_parameters(model.network)).items() if number > 1}
     groups = (group_of(model.network, members, shared) for members in traced)
     prunable = [group for group in groups if group and exchangeable(model, group)]
@@ -97,7 +97,7 @@ def feed_forward(network: Transformer) -> list[PruningGroup]:
     pairs = []
     for number in network.model.layers:
         name = f"model.layers.{number}.mlp"
-        hidden = torch.arange(units(network.get_submodule(f"{name}.down_proj"), "in"))[:, None]
+        hidden = torch.arange(count_units(network.get_submodule(f"{name}.down_proj"), "in"))[:, None]
         sides: dict[str, Side] = {"gate_proj": "out", "up_proj": "out", "down_proj": "in"}
         members = (PruningGroupMember(f"{name}.{layer}", side, hidden) for layer, side in sides.items())
         pairs.append(PruningGroup(len(hidden), 1, tuple(members)))
@@ -108,11 +108,11 @@ def uses_of_parameters(network: nn.Module) -> list[nn.Parameter]:
     return [p for module in network.modules() for p in module.parameters(recurse=False)]
 
 
-def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[int]]]]:
+def trace_groups(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[int]]]]:
     """Return the traced groups as lists of layer, side, indices, and the unit of every index."""
     from torch_pruning import DependencyGraph
 
-    inputs = standardised(model, example(model))
+    inputs = standardised(model, example_inputs(model))
     try:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
@@ -132,12 +132,12 @@ def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[
         ) from error
 
 
-def example(model: Predictor) -> list[Tensor]:
+def example_inputs(model: Predictor) -> list[Tensor]:
     """Return valid inputs of :data:`ROWS` rows, random where they are floating-point."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x
-        for x in zeros(model.signature, ROWS)
+        for x in zero_inputs(model.signature, ROWS)
     ]
 
 
@@ -165,7 +165,7 @@ def group_of(
         if module not in names or not can_be_pruned(module) or any(id(p) in shared for p in module.parameters()):
             return None
         side = side if side in LAYERS[type(module)] else "out"
-        if len(indices) != units(module, side) or len(indices) % count or len(roots) != len(indices):
+        if len(indices) != count_units(module, side) or len(indices) % count or len(roots) != len(indices):
             return None
         by_unit = torch.tensor(indices)[torch.argsort(torch.tensor(roots), stable=True)].reshape(count, -1)
         members.append(PruningGroupMember(names[module], side, by_unit))
@@ -185,7 +185,7 @@ def exchangeable(model: Predictor, group: PruningGroup) -> bool:
     generator = torch.Generator().manual_seed(1)
     inputs = [
         x + torch.randn(x.shape, generator=generator) if x.is_floating_point() else x
-        for x in standardised(model, example(model))
+        for x in standardised(model, example_inputs(model))
     ]
     expected = outputs_with(model.network, group, places, inputs)
     moved = outputs_with(model.network, group, places.roll(1, dims=1), inputs)
@@ -203,7 +203,7 @@ def outputs_with(network: nn.Module, group: PruningGroup, places: Tensor, inputs
     """
     other = deepcopy(network)
     try:
-        prune(other, group.retained(places.flatten().tolist()))
+        prune_model(other, group.retained(places.flatten().tolist()))
         return other(*inputs)
     except Exception:
         return None

@@ -16,13 +16,13 @@ from torch.nn import functional
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.compress.groups import PruningGroup
 from slipstream.models.factory import Predictor
-from slipstream.models.predict import inputs_of, targets_of
+from slipstream.models.predict import record_inputs, record_targets
 
 #: Number of batches and rows per batch, evenly spaced in the training split.
 BATCHES, ROWS = 32, 64
 
 
-def importance(model: Predictor, groups: Sequence[PruningGroup], data: PreparedData) -> list[Tensor]:
+def unit_importance(model: Predictor, groups: Sequence[PruningGroup], data: PreparedData) -> list[Tensor]:
     """Return the estimates of every group's units, float64 ``[units]``. ``model`` is in evaluation mode."""
     records = data.sample("train", BATCHES * ROWS)
     sums = [torch.zeros(group.units, dtype=torch.float64) for group in groups]
@@ -32,8 +32,8 @@ def importance(model: Predictor, groups: Sequence[PruningGroup], data: PreparedD
 
 
 def add_batch(model: Predictor, groups: Sequence[PruningGroup], records: np.ndarray, sums: Sequence[Tensor]) -> None:
-    inputs = [torch.from_numpy(array) for array in inputs_of(model.signature, records)]
-    target = torch.from_numpy(targets_of(records))
+    inputs = [torch.from_numpy(array) for array in record_inputs(model.signature, records)]
+    target = torch.from_numpy(record_targets(records))
     model.zero_grad(set_to_none=True)
     outputs = model(*inputs)
     if model.signature.task == "regression":
@@ -64,7 +64,7 @@ def change_by_index(module: nn.Module, side: str) -> Tensor | None:
     return torch.stack(sums).sum(dim=0) if sums else None
 
 
-def strongest(group: PruningGroup, importance: Tensor, share: float) -> list[int]:
+def units_to_keep(group: PruningGroup, importance: Tensor, share: float) -> list[int]:
     """Return the units to keep, in order, if about ``share`` of all units are removed.
 
     The most important units of every block are kept, at least one.

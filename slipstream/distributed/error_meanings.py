@@ -38,7 +38,7 @@ MESSAGES: tuple[tuple[str, ErrorMeaning], ...] = (
 )
 
 
-def meaning_of(error: BaseException) -> ErrorMeaning | None:
+def error_meaning(error: BaseException) -> ErrorMeaning | None:
     """Return the meaning of an error; None if the error is unknown and most likely a bug."""
     import torch.distributed as dist
 

@@ -37,11 +37,11 @@ READ_WHEN_LOADED = (
 LONGEST_TMPDIR = 107 - 32
 SYSTEMS_OWN = "/tmp"
 
-#: Values of the variables with these prefixes when :func:`start` started the server; None before.
+#: Values of the variables with these prefixes when :func:`start_fork_server` started the server; None before.
 _started_with: dict[str, str] | None = None
 
 
-def start(modules: Sequence[str]) -> None:
+def start_fork_server(modules: Sequence[str]) -> None:
     """Start this process's server, which loads ``modules`` in the background.
 
     A running server is kept, whatever it has loaded, unless a variable that libraries read while loading has changed.
@@ -89,7 +89,7 @@ def read_when_loaded(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(READ_WHEN_LOADED)}
 
 
-def process(target: Callable[..., object], arguments: tuple[object, ...]) -> BaseProcess:
+def start_process(target: Callable[..., object], arguments: tuple[object, ...]) -> BaseProcess:
     """Start a child process that runs ``target(*arguments)`` with the current environment (:class:`ForkedCall`)."""
     child = CONTEXT.Process(target=ForkedCall(target), args=arguments)
     with no_main_module():

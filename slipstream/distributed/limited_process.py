@@ -74,12 +74,12 @@ class LimitedProcess(Generic[T]):
 
     def _start(self, limits: CallLimits) -> tuple[BaseProcess, Connection]:
         ours, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=serve, args=(theirs,), daemon=True)
+        process = SPAWN.Process(target=answer_calls, args=(theirs,), daemon=True)
         with no_main_module():
             process.start()
         theirs.close()
         self._child = process, ours
-        self._end = weakref.finalize(self, end, process, ours)
+        self._end = weakref.finalize(self, kill_child, process, ours)
         self._ask(process, ours, (limits, self._make, self._arguments, {}))
         return self._child
 
@@ -106,7 +106,7 @@ class LimitedProcess(Generic[T]):
         self._end()
 
 
-def end(process: BaseProcess, connection: Connection) -> None:
+def kill_child(process: BaseProcess, connection: Connection) -> None:
     """Kill a child process and close its connection."""
     connection.close()
     process.kill()
@@ -125,20 +125,20 @@ def why_ended(exitcode: int | None, limits: CallLimits) -> str:
 # In the child
 
 
-def serve(connection: Connection) -> None:
+def answer_calls(connection: Connection) -> None:
     """Answer calls, in the child, until the parent closes the connection.
 
     The first call makes the object that all other calls receive.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides whether its Ctrl-C ends this process.
-    silence()
+    silence_output()
     held: list[object] = []
     while True:
         try:
             limits, function, args, kwargs = connection.recv()
         except EOFError:
             return
-        keep(limits)
+        limit_next_call(limits)
         answer: tuple[bool, object]
         try:
             made = function(*held, *args, **kwargs)
@@ -147,16 +147,16 @@ def serve(connection: Connection) -> None:
         except ENDINGS:
             raise
         except BaseException as error:  # A panic of Rust is not an Exception.
-            answer = (True, describe(error))
+            answer = (True, error_text(error))
         connection.send(answer)
 
 
-def describe(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error as text, since pickling the error itself may fail."""
     return str(error) or type(error).__name__
 
 
-def silence() -> None:
+def silence_output() -> None:
     """Redirect stdout and stderr to null (libraries print panics and the like), and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -165,7 +165,7 @@ def silence() -> None:
     os.close(nowhere)
 
 
-def keep(limits: CallLimits) -> None:
+def limit_next_call(limits: CallLimits) -> None:
     """Have the kernel end this process if the next call exceeds its limits."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + limits.cpu_seconds

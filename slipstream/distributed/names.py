@@ -29,7 +29,7 @@ def names_of_this_machine(host: str) -> Iterator[None]:
     if configure is None:
         yield
         return
-    usual = sources().encode()
+    usual = host_name_sources().encode()
     configure(b"hosts", b"files")
     try:
         if not is_here(host):
@@ -39,7 +39,7 @@ def names_of_this_machine(host: str) -> Iterator[None]:
         configure(b"hosts", usual)
 
 
-def sources() -> str:
+def host_name_sources() -> str:
     """Return the sources of host names configured in ``nsswitch.conf``, such as "files dns"."""
     text = SOURCES.read_text(encoding="utf-8") if SOURCES.exists() else ""
     match = re.search(r"^\s*hosts:([^#\n]*)", text, re.M)

@@ -45,20 +45,20 @@ class WorkerLost(UserError):
     """Raised if a worker process was killed; results yielded so far are valid."""
 
 
-def begin(parent: int, module: str) -> None:
+def initialise_worker(parent: int, module: str) -> None:
     """Initialise a worker process: end with the ``parent``, and import ``module`` before the first job."""
     end_with_parent(parent)
     importlib.import_module(module)
     # Arrow imports pandas with its first array, in case it receives pandas data: 340 modules and half a second in every
     # process. If the import fails, Arrow works without pandas until it must make something for pandas.
-    with importing_nothing_of("pandas"):
+    with imports_blocked("pandas"):
         pa.array([0])
     # Imported objects are never freed, so garbage collection need not visit them.
     gc.freeze()
 
 
 @contextmanager
-def importing_nothing_of(package: str) -> Iterator[None]:
+def imports_blocked(package: str) -> Iterator[None]:
     """Make importing ``package`` fail within the block, unless it is already imported."""
     absent = AbsentPackage(package)
     sys.meta_path.insert(0, absent)
@@ -103,7 +103,7 @@ class WorkerPool:
         if count > 1:
             # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would break.
             spawned = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(), module))
+            self._pool = ProcessPoolExecutor(count, spawned, initialise_worker, (os.getpid(), module))
             with variables_for_children(FOR_LIBRARIES), no_main_module():
                 for _ in range(count):
                     # Makes the pool start all workers now, while this process examines the data.

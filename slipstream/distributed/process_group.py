@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.distributed.names import names_of_this_machine
-from slipstream.distributed.user_errors import backend_of, check_gpus
+from slipstream.distributed.user_errors import check_gpus, resolve_backend
 from slipstream.errors import Agreed
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def process_group(
     """
     gpus = torch.cuda.device_count()
     check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), gpus)
-    backend = backend_of(backend, gpus)
+    backend = resolve_backend(backend, gpus)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -99,9 +99,9 @@ def process_group(
         yield group
     except BaseException as error:
         if group.world == 1 or isinstance(error, Agreed):
-            destroy()
+            destroy_process_group()
         raise
-    destroy()
+    destroy_process_group()
 
 
 def host_group(group: RankContext) -> dist.ProcessGroup | None:
@@ -112,7 +112,7 @@ def host_group(group: RankContext) -> dist.ProcessGroup | None:
     return dist.group.WORLD if group.backend == "gloo" else dist.new_group(backend="gloo")
 
 
-def destroy() -> None:
+def destroy_process_group() -> None:
     """Destroy the process group, which waits for the peers."""
     _destroyed.append(dist.group.WORLD)
     dist.destroy_process_group()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
 from slipstream.errors import Agreed, UserError
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ class AgreedUserError(Agreed, UserError):
 def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Run the block on every rank; if any fails, raise the lowest failed rank's error on all ranks.
 
-    ``UserError``, and errors that :func:`explained` converts, become ``AgreedUserError``. If only one raised, the
-    others would wait in their next collective. Costs one small collective in ``group``, which must be a gloo group if
-    GPU memory may be exhausted, since NCCL needs some.
+    ``UserError``, and errors that :func:`torch_user_error` converts, become ``AgreedUserError``. If only one raised,
+    the others would wait in their next collective. Costs one small collective in ``group``, which must be a gloo group
+    if GPU memory may be exhausted, since NCCL needs some.
     """
     import torch.distributed as dist
 
@@ -38,7 +38,7 @@ def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[
     try:
         yield
     except Exception as error:
-        mistake = error if isinstance(error, UserError) else explained(error)
+        mistake = error if isinstance(error, UserError) else torch_user_error(error)
         if mistake is None:
             raise
         mine = mistake.message
@@ -58,17 +58,17 @@ def check_gpus(processes: int, gpus: int) -> None:
         )
 
 
-def backend_of(wanted: str, gpus: int) -> str:
+def resolve_backend(wanted: str, gpus: int) -> str:
     """Return ``nccl`` or ``gloo``, given ``wanted`` or "auto"; raises ``UserError`` for nccl without GPUs."""
     if wanted == "nccl" and not gpus:
         raise UserError("training.backend: nccl needs a GPU for each process, and there is none; expected auto or gloo")
     return ("nccl" if gpus else "gloo") if wanted == "auto" else wanted
 
 
-def explained(error: BaseException) -> UserError | None:
+def torch_user_error(error: BaseException) -> UserError | None:
     """Convert a torch error to a user error with the setting to change; None if no setting helps."""
     message = str(error)
-    if meaning_of(error) is ErrorMeaning.MEMORY:
+    if error_meaning(error) is ErrorMeaning.MEMORY:
         return UserError(f"training.accumulation: out of memory ({message}); raise it, or lower training.batch_size")
     if not isinstance(error, RuntimeError):
         return None

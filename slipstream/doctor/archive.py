@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
 from slipstream.profiles.placement import NVIDIA
-from slipstream.settings import Settings, settings, unknown, whole
+from slipstream.settings import Settings, integral_as_integer, settings, unknown_setting
 from slipstream.toml_file import BadToml, read_toml
 
 KINDS = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
@@ -54,16 +54,16 @@ class RegistrationArchive:
 
     def uses(self) -> list[TaskUse]:
         """Return every task as declared, and once more for every node that overrides a compared property."""
-        uses = [TaskUse(short(name), template) for name, template in self.tasks.items()]
+        uses = [TaskUse(short_task_name(name), template) for name, template in self.tasks.items()]
         for name, workflow in self.workflows.items():
-            for identity, node in nodes_of(workflow):
+            for identity, node in workflow_nodes(workflow):
                 task = self.tasks.get(node.task_node.reference_id.name)
                 if task is not None and (use := TaskUse(f"{name}/{identity}", task, node)).differs:
                     uses.append(use)
         return uses
 
 
-def short(task: str) -> str:
+def short_task_name(task: str) -> str:
     """Return a task's name such as ``tasks.train.train``; a mapped task loses its digest."""
     return MAPPED.sub(r"\1 (mapped)", task)
 
@@ -137,11 +137,11 @@ class TaskUse:
 
     def _resources(self, kind: str) -> dict[str, str]:
         """Return quantities by resource name; a GPU requested under Flyte's name is ``gpu``."""
-        declared = named(getattr(self.task.container.resources, kind)) or {
+        declared = amounts_by_resource(getattr(self.task.container.resources, kind)) or {
             name: str(value) for name, value in (self.container.get("resources", {}).get(kind) or {}).items()
         }
         own = getattr(self.node.task_node.overrides.resources, kind) if self.node else ()
-        return {**declared, **named(own)}
+        return {**declared, **amounts_by_resource(own)}
 
     @property
     def accelerator(self) -> str:
@@ -154,11 +154,11 @@ class TaskUse:
         return next((self.limits[name] for name in (GPU, NVIDIA) if self.limits.get(name, "0") != "0"), "")
 
 
-def named(entries: Iterable[Resources.ResourceEntry]) -> dict[str, str]:
+def amounts_by_resource(entries: Iterable[Resources.ResourceEntry]) -> dict[str, str]:
     return {Resources.ResourceName.Name(entry.name).lower().replace("_", "-"): entry.value for entry in entries}
 
 
-def nodes_of(workflow: WorkflowTemplate) -> Iterator[tuple[str, Node]]:
+def workflow_nodes(workflow: WorkflowTemplate) -> Iterator[tuple[str, Node]]:
     """Yield all nodes of a workflow with their paths, including nodes in conditionals and array nodes."""
     nodes = list(workflow.nodes)
     if workflow.HasField("failure_node"):
@@ -189,7 +189,7 @@ def read_package(path: Path) -> RegistrationArchive:
     workflows: dict[str, WorkflowTemplate] = {}
     plans: dict[str, LaunchPlanSpec] = {}
     try:
-        for message in messages(path):
+        for message in read_protobufs(path):
             if isinstance(message, TaskSpec):
                 tasks[message.template.id.name] = message.template
             elif isinstance(message, WorkflowSpec):
@@ -248,7 +248,7 @@ class UnpackedArchive(io.BufferedIOBase):
         return self._file.read(size)
 
 
-def messages(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]:
+def read_protobufs(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]:
     with path.open("rb") as file, tarfile.open(fileobj=UnpackedArchive(file), mode="r:") as archive:
         for member in archive:
             if not 0 <= member.size <= MOST_UNPACKED:  # tarfile would seek back by a negative size and read again
@@ -274,7 +274,7 @@ class Limits(Settings):
     def check(self) -> None:
         for resource in LIMITED:
             name = resource.replace("-", "_")
-            if quantity(getattr(self, name) or "0") is None:
+            if parse_kubernetes_quantity(getattr(self, name) or "0") is None:
                 raise self.reject(name, 'a quantity of Kubernetes, as "96" or "1000Gi"')
 
     def of(self, resource: str) -> str:
@@ -284,7 +284,7 @@ class Limits(Settings):
         """
         name = limit_name(resource)
         limit = getattr(self, name.replace("-", "_")) if name in LIMITED else ""
-        return limit if quantity(limit or "0") else ""
+        return limit if parse_kubernetes_quantity(limit or "0") else ""
 
 
 #: Resources that Flyte limits, under its names.
@@ -295,7 +295,7 @@ def limit_name(resource: str) -> str:
     return "gpu" if resource == NVIDIA else resource
 
 
-def quantity(text: str) -> float | None:
+def parse_kubernetes_quantity(text: str) -> float | None:
     """Return a quantity as a number; ``500m`` is 0.5, ``1Gi`` 1073741824; None if invalid."""
     try:
         return parse_quantity(text)
@@ -312,7 +312,7 @@ def read_limits(path: Path) -> Limits:
         data = read_toml(path)
         for name in data:
             if name != Limits.section:
-                raise UserError(unknown("", name, [Limits.section]))
+                raise UserError(unknown_setting("", name, [Limits.section]))
         return Limits.from_dict(with_quantities_as_text(data.get(Limits.section, {})))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected TOML with a table [limits]") from None
@@ -326,4 +326,6 @@ def with_quantities_as_text(table: object) -> object:
     """Return a TOML table with its numbers as text, such as ``cpu = "2"`` for ``cpu = 2``."""
     if not isinstance(table, dict):
         return table
-    return {name: str(whole(value)) if type(value) in (int, float) else value for name, value in table.items()}
+    return {
+        name: str(integral_as_integer(value)) if type(value) in (int, float) else value for name, value in table.items()
+    }

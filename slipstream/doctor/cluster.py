@@ -11,9 +11,9 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from slipstream.doctor.archive import RegistrationArchive, TaskUse, quantity
+from slipstream.doctor.archive import RegistrationArchive, TaskUse, parse_kubernetes_quantity
 from slipstream.doctor.findings import DoctorReport, Finding
-from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items, kubectl
+from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, kubectl, list_objects
 from slipstream.doctor.propeller import check_propeller
 
 CRD = "pytorchjobs.kubeflow.org"
@@ -52,7 +52,7 @@ def check_operator(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
     jobs = [use.where for use in uses if use.is_job]
     if not jobs:
         return DoctorReport()
-    definitions = {each["metadata"]["name"]: each for each in items(ask, "customresourcedefinitions")}
+    definitions = {each["metadata"]["name"]: each for each in list_objects(ask, "customresourcedefinitions")}
     fix = "install training-operator 1.8 or 1.9"
     if CRD not in definitions:
         what = f"the cluster has no {CRD}"
@@ -66,7 +66,7 @@ def check_operator(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
         findings = (Finding("warning", "the cluster", what, "its elastic jobs behave differently", fix),)
     containers = [
         container
-        for deployment in items(ask, "deployments", "--all-namespaces")
+        for deployment in list_objects(ask, "deployments", "--all-namespaces")
         for container in deployment["spec"]["template"]["spec"]["containers"]
         if OPERATOR in container.get("image", "")
     ]
@@ -97,7 +97,7 @@ def check_priorities(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
     wanted = {use.where: use.pod["priorityClassName"] for use in uses if use.pod.get("priorityClassName")}
     if not wanted:
         return DoctorReport()
-    there = {each["metadata"]["name"] for each in items(ask, "priorityclasses")}
+    there = {each["metadata"]["name"] for each in list_objects(ask, "priorityclasses")}
     findings = [
         Finding(
             "error",
@@ -116,8 +116,8 @@ def check_priorities(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
 
 
 def check_nodes(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
-    nodes = items(ask, "nodes")
-    allocatable = {name: sum(amount(node, name) for node in nodes) for name in GPUS}
+    nodes = list_objects(ask, "nodes")
+    allocatable = {name: sum(allocatable_amount(node, name) for node in nodes) for name in GPUS}
     gpus = ", ".join(f"{total:g} {name}" for name, total in allocatable.items() if total) or "no GPUs"
     checked = f"selectors, tolerations and requests against {len(nodes)} nodes with {gpus} allocatable"
     affine = any("affinity" in use.pod for use in uses)
@@ -127,8 +127,8 @@ def check_nodes(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
 
 def unschedulable(use: TaskUse, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
     """Yield a finding if the nodes, even when empty, cannot hold all pods of a task at once."""
-    obstacles = Counter(obstacle(use, node) for node in nodes)
-    room = sum(pods_on(use, node) for node in nodes if not obstacle(use, node))
+    obstacles = Counter(scheduling_obstacle(use, node) for node in nodes)
+    room = sum(pods_on(use, node) for node in nodes if not scheduling_obstacle(use, node))
     if room >= use.pods or not use.image:
         return
     reasons = ", ".join(f"{number} {why}" for why, number in obstacles.items() if why)
@@ -141,7 +141,7 @@ def unschedulable(use: TaskUse, nodes: Sequence[KubeObject]) -> Iterator[Finding
     )
 
 
-def obstacle(use: TaskUse, node: KubeObject) -> str:
+def scheduling_obstacle(use: TaskUse, node: KubeObject) -> str:
     """Return why an empty node cannot hold a pod of the task; "" if it can."""
     labels = node["metadata"].get("labels", {})
     for name, value in (use.pod.get("nodeSelector") or {}).items():
@@ -153,7 +153,7 @@ def obstacle(use: TaskUse, node: KubeObject) -> str:
         if taint["effect"] in REPELS and not any(tolerates(each, taint) for each in use.pod.get("tolerations") or []):
             return f"with taint {taint['key']} that is not tolerated"
     for name, text in use.requests.items():
-        if amount(node, name) < (quantity(text) or 0):
+        if allocatable_amount(node, name) < (parse_kubernetes_quantity(text) or 0):
             return f"with less than {text} {name}"
     if node["spec"].get("unschedulable"):
         return "cordoned"
@@ -170,15 +170,15 @@ def tolerates(toleration: KubeObject, taint: KubeObject) -> bool:
 
 def pods_on(use: TaskUse, node: KubeObject) -> int:
     """Return how many pods of the task fit on an empty node."""
-    each = {name: value for name, text in use.requests.items() if (value := quantity(text))}
-    return min((int(amount(node, name) // value) for name, value in each.items()), default=use.pods)
+    each = {name: value for name, text in use.requests.items() if (value := parse_kubernetes_quantity(text))}
+    return min((int(allocatable_amount(node, name) // value) for name, value in each.items()), default=use.pods)
 
 
-def amount(node: KubeObject, resource: str) -> float:
+def allocatable_amount(node: KubeObject, resource: str) -> float:
     """Return the allocatable amount of a resource on a node.
 
     ``gpu`` means any vendor's GPUs, as Flyte is configured for one kind.
     """
     given = node["status"].get("allocatable", {})
     names = GPUS if resource == "gpu" else (resource,)
-    return max(quantity(given.get(name, "0")) or 0.0 for name in names)
+    return max(parse_kubernetes_quantity(given.get(name, "0")) or 0.0 for name in names)

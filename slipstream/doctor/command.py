@@ -76,7 +76,7 @@ def check_directory(directory: Path, profile: str, of_package: bool) -> DoctorRe
     """
     from slipstream.doctor.manifests import check_manifests
     from slipstream.doctor.objects import read_manifests
-    from slipstream.profiles.profile import load
+    from slipstream.profiles.profile import load_profile
 
     if not directory.is_dir():
         raise UserError(f"{directory}: no directory of manifests; expected one with --profile, or leave --profile out")
@@ -86,4 +86,4 @@ def check_directory(directory: Path, profile: str, of_package: bool) -> DoctorRe
         )
     if of_package:
         raise UserError("--profile: is for a directory of manifests; remove --limits and --trained")
-    return check_manifests(read_manifests(directory), load(profile))
+    return check_manifests(read_manifests(directory), load_profile(profile))

@@ -48,17 +48,19 @@ class DoctorReport:
         """Return a table of ``width`` columns, or without a terminal (None) one line per finding."""
         findings = merge_across_places(self.findings)
         if width is None:
-            lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.fix}" for f in map(escaped, findings)]
+            lines = [
+                f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.fix}" for f in map(escape_finding, findings)
+            ]
         else:
             cells = (
                 (f.severity, (f"{f.what}: {f.consequence}", f"in {f.where}", f"fix: {f.fix}"))
-                for f in map(escaped, findings)
+                for f in map(escape_finding, findings)
             )
             rows = [("" if index else severity, part) for severity, parts in cells for index, part in enumerate(parts)]
-            lines = table(rows, width)
+            lines = wrapped_table(rows, width)
         lines += [f"checked: {one_line(line)}" for line in self.checked]
         lines += [f"not checked: {one_line(line)}" for line in self.unchecked]
-        return "\n".join([*lines, counted(findings)])
+        return "\n".join([*lines, count_findings(findings)])
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,10 @@ def readings_text(readings: Iterable[NodeReading], width: int | None) -> str:
     rows = [tuple(map(one_line, (reading.what, reading.found, reading.problem))) for reading in readings]
     if width is None:
         return "\n".join(f"{what}: {found}{f'; {problem}' if problem else ''}" for what, found, problem in rows)
-    return "\n".join(table([("what", "found", "problem"), *rows], width))
+    return "\n".join(wrapped_table([("what", "found", "problem"), *rows], width))
 
 
-def escaped(finding: Finding) -> Finding:
+def escape_finding(finding: Finding) -> Finding:
     """Return the finding on one line, without control characters from untrusted names."""
     where, what, consequence, fix = map(one_line, (finding.where, finding.what, finding.consequence, finding.fix))
     return Finding(finding.severity, where, what, consequence, fix)
@@ -102,13 +104,13 @@ def named(places: Sequence[str]) -> str:
     return ", ".join(unique[:NAMED]) + more
 
 
-def counted(findings: Sequence[Finding]) -> str:
+def count_findings(findings: Sequence[Finding]) -> str:
     numbers = [sum(finding.severity == severity for finding in findings) for severity in ("error", "warning")]
     words = [f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in zip(numbers, ("error", "warning"), strict=True) if n]
     return ", ".join(words) or "nothing found"
 
 
-def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+def wrapped_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return aligned columns, wrapped to at most ``width``."""
     if not rows:
         return []

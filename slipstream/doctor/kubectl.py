@@ -41,6 +41,6 @@ def kubectl(*arguments: str) -> Any:
         raise KubectlError(f"kubectl {' '.join(arguments)}: its answer is not JSON") from None
 
 
-def items(ask: Ask, *arguments: str) -> list[KubeObject]:
+def list_objects(ask: Ask, *arguments: str) -> list[KubeObject]:
     answer = ask("get", *arguments, "--output", "json")
     return answer.get("items", []) if isinstance(answer, dict) else []

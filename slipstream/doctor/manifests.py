@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slipstream.doctor.archive import quantity
+from slipstream.doctor.archive import parse_kubernetes_quantity
 from slipstream.doctor.findings import DoctorReport, Finding
-from slipstream.doctor.objects import KubernetesManifest, mappings
+from slipstream.doctor.objects import KubernetesManifest, mappings_in
 from slipstream.doctor.scalers import check_autoscaler, check_scaled_object
-from slipstream.profiles.needs import NOTICE_S, asked_by, cloud_of, placements, tolerates
-from slipstream.profiles.needs import quantity as written
+from slipstream.profiles.needs import NOTICE_S, asked_by, pod_placements, profile_cloud, tolerates_taint
+from slipstream.profiles.needs import format_quantity as written
 from slipstream.profiles.placement import TYPE_LABEL, Placement
 from slipstream.profiles.profile import Profile
 from slipstream.stages import DISTRIBUTED
@@ -33,7 +33,7 @@ COUNTING = ("requests.", "count/")
 
 def check_manifests(manifests: Sequence[KubernetesManifest], profile: Profile) -> DoctorReport:
     """Compare manifests with a profile."""
-    stages = placements(profile)
+    stages = pod_placements(profile)
     findings = list(check_taints(manifests, stages))
     for manifest in manifests:
         findings += check_quotas(manifest, stages)
@@ -43,7 +43,7 @@ def check_manifests(manifests: Sequence[KubernetesManifest], profile: Profile) -
     findings += [finding for manifest in manifests for finding in check_autoscaler(manifest, served)]
     checked = f"taints, quotas, consolidation and scalers of {len(manifests)} objects against profile {profile.name}"
     report = DoctorReport(tuple(findings), (checked,))
-    cloud = cloud_of(profile) or ("aws" if any(is_amazons(manifest) for manifest in manifests) else "")
+    cloud = profile_cloud(profile) or ("aws" if any(is_amazons(manifest) for manifest in manifests) else "")
     if not cloud:
         return report + DoctorReport(
             unchecked=("grace periods against the notice: the cloud of these nodes is unknown",)
@@ -84,7 +84,7 @@ def fewest_taints(manifest: KubernetesManifest, stages: Mapping[str, Placement])
     wanted = [each for each in stages.values() if bool(int(each.gpu)) is has_gpus(manifest, stages)]
     if manifest.kind == "ResourceFlavor" or not wanted:
         wanted = list(stages.values())
-    return min(([taint for taint in taints if not tolerates(each, taint)] for each in wanted), key=len)
+    return min(([taint for taint in taints if not tolerates_taint(each, taint)] for each in wanted), key=len)
 
 
 def sort_of(manifest: KubernetesManifest, stages: Mapping[str, Placement]) -> tuple[str, bool]:
@@ -121,31 +121,31 @@ def check_quotas(manifest: KubernetesManifest, stages: Mapping[str, Placement]) 
         yield from check_keys(manifest)
         if str(manifest.at("metadata", "namespace") or "").endswith(FLYTE_DOMAINS):
             hard = manifest.mapping("spec", "hard")
-            yield from below(manifest, [hard], ("requests.", "limits.", ""), stages, "its pods are refused")
+            yield from unmet_requests(manifest, [hard], ("requests.", "limits.", ""), stages, "its pods are refused")
     elif manifest.kind == "ClusterQueue":
         waits = "its job waits until it may borrow, possibly without end"
-        yield from below(manifest, flavours(manifest), ("",), groups, waits, missing="0")
+        yield from unmet_requests(manifest, flavours(manifest), ("",), groups, waits, missing="0")
     elif manifest.kind == "Queue":
         capability = manifest.mapping("spec", "capability")
-        yield from below(manifest, [capability], ("",), groups, "its pods wait as Pending")
+        yield from unmet_requests(manifest, [capability], ("",), groups, "its pods wait as Pending")
     elif manifest.kind == "NodePool":
         wanted = has_gpus(manifest, stages)
         fitting = {name: each for name, each in stages.items() if bool(int(each.gpu)) is wanted}
         limits = manifest.mapping("spec", "limits")
-        for finding in below(manifest, [limits], ("",), fitting, "the pool makes no more nodes for its pods"):
+        for finding in unmet_requests(manifest, [limits], ("",), fitting, "the pool makes no more nodes for its pods"):
             yield replace(finding, severity="warning")  # other pools may suffice
 
 
 def flavours(queue: KubernetesManifest) -> list[dict[str, Any]]:
     """Return a queue's quotas by resource name, for every flavour."""
     return [
-        {str(each.get("name")): each.get("nominalQuota") for each in mappings(flavour.get("resources"))}
+        {str(each.get("name")): each.get("nominalQuota") for each in mappings_in(flavour.get("resources"))}
         for group in queue.listed("spec", "resourceGroups")
-        for flavour in mappings(group.get("flavors"))
+        for flavour in mappings_in(group.get("flavors"))
     ]
 
 
-def below(
+def unmet_requests(
     manifest: KubernetesManifest,
     quotas: Sequence[Mapping[str, Any]],
     prefixes: Sequence[str],
@@ -178,7 +178,7 @@ def shortages(
     for name in sorted(asked, key=lambda name: "/" not in name):
         for prefix in prefixes:
             given = str(quota.get(f"{prefix}{name}", missing))
-            amount = quantity(given) if given else None
+            amount = parse_kubernetes_quantity(given) if given else None
             if amount is not None and amount < asked[name]:
                 yield f"{prefix}{name}", given, written(name, asked[name])
 
@@ -217,11 +217,11 @@ def check_consolidation(manifest: KubernetesManifest) -> Iterator[Finding]:
 
 def check_grace(manifest: KubernetesManifest, notice_s: int) -> Iterator[Finding]:
     if manifest.kind == "NodePool":
-        key, grace = "terminationGracePeriod", seconds(manifest.at(*NODE, "terminationGracePeriod"))
+        key, grace = "terminationGracePeriod", parse_duration(manifest.at(*NODE, "terminationGracePeriod"))
         spot = "spot" in capacities(manifest)
     else:
         pod = pod_of(manifest)
-        key, grace = "terminationGracePeriodSeconds", seconds(pod.get("terminationGracePeriodSeconds"))
+        key, grace = "terminationGracePeriodSeconds", parse_duration(pod.get("terminationGracePeriodSeconds"))
         selector = pod.get("nodeSelector")
         spot = not isinstance(selector, Mapping) or selector.get(CAPACITY_LABEL) != "on-demand"
     if spot and grace > notice_s:
@@ -251,7 +251,7 @@ def pod_of(manifest: KubernetesManifest) -> Mapping[str, Any]:
     return manifest.mapping("spec", "template", "spec")
 
 
-def seconds(value: object) -> float:
+def parse_duration(value: object) -> float:
     """Return seconds from 30, "90s", "5m" or "1h30m"; 0 if invalid."""
     if isinstance(value, int):
         return float(value)

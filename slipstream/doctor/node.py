@@ -23,7 +23,7 @@ from typing import Any
 
 from slipstream.doctor.findings import NodeReading
 from slipstream.machine.limits import cpu_quota, memory_limit, visible_cores
-from slipstream.machine.nvml import handles, in_time, memory_info
+from slipstream.machine.nvml import in_time, memory_info, nvml_handles
 from slipstream.storage import STORES, ConditionIgnored, check_conditional_writes, storage_for, store_time
 
 ROOT = Path("/")
@@ -48,27 +48,27 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[No
     import pynvml
 
     gpus = [
-        *readings("NVIDIA driver", lambda: in_time(lambda: list(nvidia(root, pynvml, torch_cuda())))),
-        *readings("AMD driver", lambda: amd(root)),
+        *safe_readings("NVIDIA driver", lambda: in_time(lambda: list(nvidia_readings(root, pynvml, torch_cuda())))),
+        *safe_readings("AMD driver", lambda: amd_readings(root)),
     ]
     there = any(" free" in reading.found for reading in gpus)
     return [
         NodeReading("host", socket.gethostname()),
         *gpus,
-        *readings("torch", lambda: libraries(there)),
-        *readings("/dev/shm", lambda: shared_memory(root)),
-        *readings("CPU", lambda: processors(root, visible_cores())),
-        *readings("memory", lambda: memory(root)),
-        *readings("NUMA", lambda: numa(root)),
-        *readings("network", lambda: interfaces(root)),
-        *readings("InfiniBand, EFA", lambda: fabric(root)),
-        *readings("store", lambda: store_speed(store)),
-        *readings("conditional writes", lambda: conditional_writes(store)),
-        *readings("clock", lambda: clock(store, endpoint)),
+        *safe_readings("torch", lambda: library_readings(there)),
+        *safe_readings("/dev/shm", lambda: shared_memory(root)),
+        *safe_readings("CPU", lambda: processor_readings(root, visible_cores())),
+        *safe_readings("memory", lambda: memory_readings(root)),
+        *safe_readings("NUMA", lambda: numa_readings(root)),
+        *safe_readings("network", lambda: interface_readings(root)),
+        *safe_readings("InfiniBand, EFA", lambda: fabric_readings(root)),
+        *safe_readings("store", lambda: store_speed(store)),
+        *safe_readings("conditional writes", lambda: conditional_writes(store)),
+        *safe_readings("clock", lambda: clock_readings(store, endpoint)),
     ]
 
 
-def readings(what: str, look: Callable[[], Iterable[NodeReading]]) -> Iterator[NodeReading]:
+def safe_readings(what: str, look: Callable[[], Iterable[NodeReading]]) -> Iterator[NodeReading]:
     """Yield the readings of ``look``, and its error if it fails."""
     try:
         yield from look()
@@ -84,7 +84,7 @@ def shared_memory(root: Path) -> Iterator[NodeReading]:
     yield NodeReading("/dev/shm", f"{gib(free)} of {gib(total)} free", problem)
 
 
-def processors(root: Path, visible: int) -> Iterator[NodeReading]:
+def processor_readings(root: Path, visible: int) -> Iterator[NodeReading]:
     """Yield the visible cores, the cgroup's CPU limit and OMP_NUM_THREADS."""
     quota, told = cpu_quota(root), os.environ.get("OMP_NUM_THREADS")
     text = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
@@ -94,7 +94,7 @@ def processors(root: Path, visible: int) -> Iterator[NodeReading]:
     yield NodeReading("CPU", f"{text}, OMP_NUM_THREADS {told or 'not set'}", problem)
 
 
-def memory(root: Path) -> Iterator[NodeReading]:
+def memory_readings(root: Path) -> Iterator[NodeReading]:
     """Yield the machine's memory and the cgroup's limit."""
     lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
@@ -103,7 +103,7 @@ def memory(root: Path) -> Iterator[NodeReading]:
     yield NodeReading("memory", f"{available}, cgroup limit {gib(int(limit)) if limit else 'none'}")
 
 
-def numa(root: Path) -> Iterator[NodeReading]:
+def numa_readings(root: Path) -> Iterator[NodeReading]:
     nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
     if not nodes:
         yield NodeReading("NUMA", "not read: the kernel shows no NUMA nodes")
@@ -112,7 +112,7 @@ def numa(root: Path) -> Iterator[NodeReading]:
     yield NodeReading("NUMA", f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}: {'; '.join(cpus)}")
 
 
-def interfaces(root: Path) -> Iterator[NodeReading]:
+def interface_readings(root: Path) -> Iterator[NodeReading]:
     for interface in sorted((root / "sys/class/net").iterdir()):
         state = (interface / "operstate").read_text(encoding="utf-8").strip()
         text = f"{state}, MTU {(interface / 'mtu').read_text(encoding='utf-8').strip()}"
@@ -125,7 +125,7 @@ def interfaces(root: Path) -> Iterator[NodeReading]:
         )
 
 
-def fabric(root: Path) -> Iterator[NodeReading]:
+def fabric_readings(root: Path) -> Iterator[NodeReading]:
     """Yield the InfiniBand, RoCE and EFA devices."""
     devices = sorted((root / "sys/class/infiniband").glob("*"))
     if not devices:
@@ -174,7 +174,7 @@ def conditional_writes(uri: str) -> Iterator[NodeReading]:
         yield NodeReading("conditional writes", f"{uri}: the second write of a key was refused, as it must be")
 
 
-def clock(store: str, endpoint: str) -> Iterator[NodeReading]:
+def clock_readings(store: str, endpoint: str) -> Iterator[NodeReading]:
     """Compare this machine's clock with an HTTP(S) endpoint's Date header, or with the store."""
     if not endpoint and not store.startswith(STORES):
         why = "a directory has this machine's clock" if store else "there is no store to compare with"
@@ -205,7 +205,7 @@ def date_of(endpoint: str) -> str:
         return refusal.headers.get("Date", "")
 
 
-def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[NodeReading]:
+def nvidia_readings(root: Path, nvml: Any, needed: str) -> Iterator[NodeReading]:
     """Yield the driver and the GPUs.
 
     ``nvml`` is the module ``pynvml``; ``needed`` is the CUDA version that torch was built for ("": none).
@@ -219,21 +219,21 @@ def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[NodeReading]:
         supported = nvml.nvmlSystemGetCudaDriverVersion_v2()
         found = f"{nvml.nvmlSystemGetDriverVersion()}, CUDA up to {supported // 1000}.{supported % 1000 // 10}"
         yield NodeReading("NVIDIA driver", found, driver_problem(supported // 1000, needed))
-        for index, handle in enumerate(handles(nvml)):
+        for index, handle in enumerate(nvml_handles(nvml)):
             name, memory = nvml.nvmlDeviceGetName(handle), memory_info(nvml, handle)
             if memory is None:
                 yield NodeReading(f"GPU {index}", f"{name}, the driver does not report its memory")
                 continue
             holders = [
-                f"{holder(root, process.pid)} ({gib(process.usedGpuMemory or 0)})"
+                f"{process_holding_gpu(root, process.pid)} ({gib(process.usedGpuMemory or 0)})"
                 for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
             ]
-            yield gpu(f"GPU {index}", name, memory.total, memory.used, holders)
+            yield gpu_reading(f"GPU {index}", name, memory.total, memory.used, holders)
     finally:
         nvml.nvmlShutdown()
 
 
-def amd(root: Path) -> Iterator[NodeReading]:
+def amd_readings(root: Path) -> Iterator[NodeReading]:
     """Yield the driver and the GPUs from sysfs."""
     module = root / "sys/module/amdgpu"
     if not module.exists():
@@ -249,19 +249,19 @@ def amd(root: Path) -> Iterator[NodeReading]:
         for process in processes
         if any(int(file.read_text(encoding="utf-8")) for file in process.glob("vram_*"))
     ]
-    holders = [holder(root, int(process.name)) for process in holding]
+    holders = [process_holding_gpu(root, int(process.name)) for process in holding]
     for total in sorted((root / "sys/class/drm").glob("card*/device/mem_info_vram_total")):
         used = int((total.parent / "mem_info_vram_used").read_text(encoding="utf-8"))
-        yield gpu(total.parent.parent.name, "AMD", int(total.read_text(encoding="utf-8")), used, holders)
+        yield gpu_reading(total.parent.parent.name, "AMD", int(total.read_text(encoding="utf-8")), used, holders)
 
 
-def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> NodeReading:
+def gpu_reading(what: str, name: str, total: int, used: int, holders: list[str]) -> NodeReading:
     found = f"{name}, {gib(total - used)} of {gib(total)} free, held by {', '.join(holders) or 'no process'}"
     busy = used > HELD * total
     return NodeReading(what, found, "in use already: a training may not find the memory that it needs" if busy else "")
 
 
-def holder(root: Path, pid: int) -> str:
+def process_holding_gpu(root: Path, pid: int) -> str:
     """Return a process's name and id; it may be in another container."""
     name = root / "proc" / str(pid) / "comm"
     if not name.exists():
@@ -288,7 +288,7 @@ def torch_cuda() -> str:
     return torch.version.cuda or ""
 
 
-def libraries(gpus_there: bool) -> Iterator[NodeReading]:
+def library_readings(gpus_there: bool) -> Iterator[NodeReading]:
     """Yield the versions of torch and NCCL (RCCL on AMD)."""
     import torch
     import torch.distributed as dist
@@ -303,10 +303,10 @@ def libraries(gpus_there: bool) -> Iterator[NodeReading]:
         yield NodeReading("NCCL", "none (this torch has no NCCL; process groups use gloo)")
         return
     loaded = ".".join(str(part) for part in torch.cuda.nccl.version())
-    yield nccl("RCCL" if hip else "NCCL", loaded, requires("torch") or [])
+    yield nccl_reading("RCCL" if hip else "NCCL", loaded, requires("torch") or [])
 
 
-def nccl(name: str, loaded: str, requirements: list[str]) -> NodeReading:
+def nccl_reading(name: str, loaded: str, requirements: list[str]) -> NodeReading:
     """Compare the loaded version with the installed package and torch's requirement."""
     found = f"{loaded} loaded"
     pinned = [match for line in requirements if (match := re.match(r"(nvidia-nccl-cu\d+)\s*==\s*([\w.]+)", line))]

@@ -51,10 +51,10 @@ class KubernetesManifest:
 
     def listed(self, *path: str) -> list[Mapping[str, Any]]:
         """Return the mappings in the list at a path."""
-        return mappings(self.at(*path))
+        return mappings_in(self.at(*path))
 
 
-def mappings(found: object) -> list[Mapping[str, Any]]:
+def mappings_in(found: object) -> list[Mapping[str, Any]]:
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
 
 

@@ -18,8 +18,17 @@ from flyteidl.core.types_pb2 import LiteralType, OutputReference
 from flyteidl.core.workflow_pb2 import Node, WorkflowTemplate
 
 from slipstream.artifacts.results.training import read_attempt
-from slipstream.cron import flaw
-from slipstream.doctor.archive import GPU, LIMITED, Limits, RegistrationArchive, TaskUse, limit_name, nodes_of, quantity
+from slipstream.cron import cron_error
+from slipstream.doctor.archive import (
+    GPU,
+    LIMITED,
+    Limits,
+    RegistrationArchive,
+    TaskUse,
+    limit_name,
+    parse_kubernetes_quantity,
+    workflow_nodes,
+)
 from slipstream.doctor.findings import DoctorReport, Finding
 from slipstream.errors import UserError
 from slipstream.profiles.placement import NVIDIA
@@ -107,7 +116,7 @@ def over_limits(use: TaskUse, limits: Limits) -> Iterator[Finding]:
     """
     for name, requested in use.requests.items():
         limit = use.limits.get(name)
-        values = [quantity(text) for text in (requested, limit or "0")]
+        values = [parse_kubernetes_quantity(text) for text in (requested, limit or "0")]
         if None in values:
             fix = 'write it as Kubernetes does: "4", "500m", "16Gi"'
             yield Finding("error", use.where, f"{name} {requested} is not a quantity", REFUSED, fix)
@@ -118,8 +127,8 @@ def over_limits(use: TaskUse, limits: Limits) -> Iterator[Finding]:
             what = f"{name}: the request {requested} does not fit its limit {limit}"
             yield Finding("error", use.where, what, REFUSED, "make them equal")
         allowed = limits.of(name)
-        if allowed and max(asked, most) > (quantity(allowed) or 0):
-            what = f"{name} {max(requested, limit or '', key=size)} is over the platform's {allowed}"
+        if allowed and max(asked, most) > (parse_kubernetes_quantity(allowed) or 0):
+            what = f"{name} {max(requested, limit or '', key=size_in_bytes)} is over the platform's {allowed}"
             fix = f"raise task_resources.limits.{limit_name(name)} in FlyteAdmin's configuration, or ask for less"
             # Admin checks neither node overrides nor GPUs by the name that a pod template has to use.
             unseen = use.node is not None or name == NVIDIA
@@ -138,8 +147,8 @@ def started_one_by_one(uses: list[TaskUse]) -> list[str]:
     ]
 
 
-def size(text: str) -> float:
-    return float(quantity(text or "0") or 0)
+def size_in_bytes(text: str) -> float:
+    return float(parse_kubernetes_quantity(text or "0") or 0)
 
 
 def spot_without_retries(use: TaskUse) -> Iterator[Finding]:
@@ -272,7 +281,7 @@ def timeout_of_all_attempts(use: TaskUse) -> Iterator[Finding]:
 
 def never_fires(name: str, schedule: Schedule) -> Iterator[Finding]:
     cron = TIME_ZONE.sub("", schedule.cron_schedule.schedule or schedule.cron_expression)
-    if cron and not cron.startswith(INTERVAL) and (why := flaw(cron)):
+    if cron and not cron.startswith(INTERVAL) and (why := cron_error(cron)):
         fix = 'write it as "0 2 * * *": 2:00 UTC every day'
         yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or never runs", fix)
 
@@ -284,7 +293,7 @@ def attribute_paths(package: RegistrationArchive) -> Iterator[Finding]:
     that depend on them, differ in every execution.
     """
     for name, workflow in package.workflows.items():
-        for identity, node in nodes_of(workflow):
+        for identity, node in workflow_nodes(workflow):
             for binding in node.inputs:
                 for promise in promises(binding.binding):
                     if reaches_in(package, workflow, promise):
@@ -298,7 +307,7 @@ def attribute_paths(package: RegistrationArchive) -> Iterator[Finding]:
 def about(
     package: RegistrationArchive, where: str, variable: str, promise: OutputReference, node: Node | None
 ) -> Finding:
-    what = f"{variable} is bound to {written(promise)}"
+    what = f"{variable} is bound to {promise_text(promise)}"
     task = package.tasks.get(node.task_node.reference_id.name) if node is not None else None
     if task is not None and task.metadata.discoverable:
         return Finding("error", where, what, "its cache never hits: it computes again in every execution", REMEDY)
@@ -315,7 +324,7 @@ def promises(data: BindingData) -> Iterator[OutputReference]:
         yield from promises(inner)
 
 
-def written(promise: OutputReference) -> str:
+def promise_text(promise: OutputReference) -> str:
     """Return a promise as text, such as ``n0.config.data[2]``."""
     steps = [
         f".{step.string_value}" if step.WhichOneof("value") == "string_value" else f"[{step.int_value}]"

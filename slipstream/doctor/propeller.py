@@ -16,7 +16,7 @@ from itertools import pairwise
 import yaml
 
 from slipstream.doctor.findings import DoctorReport, Finding
-from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items
+from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, list_objects
 
 #: Parsed YAML of a configuration file.
 Settings = Mapping[object, object]
@@ -60,7 +60,7 @@ class Propeller:
 def check_propeller(ask: Ask) -> DoctorReport:
     """Report every propeller of the cluster that ends executions after few failed rounds."""
     try:
-        deployments = items(ask, "deployments", "--all-namespaces")
+        deployments = list_objects(ask, "deployments", "--all-namespaces")
     except KubectlError as error:
         return unchecked(str(error))
     all_propellers = [propeller for deployment in deployments for propeller in propellers(deployment)]
@@ -78,10 +78,10 @@ def check_retries(propeller: Propeller, ask: Ask) -> DoctorReport:
         return unchecked(f"{propeller.where} has its configuration from no ConfigMap")
     try:
         files = read_files(propeller, ask)
-        retries = allowed(setting(files, "propeller", RETRIES))
+        retries = node_limit(last_setting(files, "propeller", RETRIES))
     except (KubectlError, UnreadableConfig) as error:
         return unchecked(f"{propeller.where}: {error}")
-    if setting(files, "flyte", "propeller", "disabled") is True:  # flyte-binary as a control plane
+    if last_setting(files, "flyte", "propeller", "disabled") is True:  # flyte-binary as a control plane
         return unchecked(f"{propeller.where} has propeller disabled")
     findings = () if retries is not None and retries >= ENOUGH else (too_few(propeller, retries),)
     number = f"{DEFAULT}, the default," if retries is None else str(retries)
@@ -118,10 +118,10 @@ def propellers(deployment: KubeObject) -> Iterator[Propeller]:
     pod = deployment["spec"]["template"]["spec"]
     for container in pod["containers"]:
         words = [*(container.get("command") or []), *(container.get("args") or [])]
-        directory, _, pattern = option(words, "--config").rpartition("/")
+        directory, _, pattern = command_line_option(words, "--config").rpartition("/")
         if container["name"] not in CONTAINERS or not directory:
             continue
-        sources = mounted(pod, container, directory)
+        sources = mounted_volumes(pod, container, directory)
         yield Propeller(
             namespace=deployment["metadata"]["namespace"],
             deployment=deployment["metadata"]["name"],
@@ -132,7 +132,7 @@ def propellers(deployment: KubeObject) -> Iterator[Propeller]:
         )
 
 
-def option(words: Sequence[str], name: str) -> str:
+def command_line_option(words: Sequence[str], name: str) -> str:
     """Return the value of a command line option, after a space or "="; "" if missing."""
     for word, following in pairwise([*words, ""]):
         if word == name:
@@ -142,7 +142,7 @@ def option(words: Sequence[str], name: str) -> str:
     return ""
 
 
-def mounted(pod: KubeObject, container: KubeObject, directory: str) -> list[KubeObject]:
+def mounted_volumes(pod: KubeObject, container: KubeObject, directory: str) -> list[KubeObject]:
     """Return the volume sources of a container's directory.
 
     Both charts use a projected volume; flyte-core did not before 1.16.
@@ -163,10 +163,10 @@ def read_files(propeller: Propeller, ask: Ask) -> list[Settings]:
         answer = ask("get", "configmap", name, "--namespace", propeller.namespace, "--output", "json")
         data = answer.get("data") if isinstance(answer, dict) else None
         texts |= data if isinstance(data, dict) else {}
-    return [parse(name, texts[name]) for name in sorted(texts) if fnmatchcase(name, propeller.pattern)]
+    return [parse_propeller_config(name, texts[name]) for name in sorted(texts) if fnmatchcase(name, propeller.pattern)]
 
 
-def parse(name: str, text: str) -> Settings:
+def parse_propeller_config(name: str, text: str) -> Settings:
     try:
         content = yaml.safe_load(text)
     except Exception:  # for odd scalars and depths PyYAML raises more than its own errors
@@ -176,7 +176,7 @@ def parse(name: str, text: str) -> Settings:
     return content or {}
 
 
-def setting(files: Sequence[Settings], *path: str) -> object:
+def last_setting(files: Sequence[Settings], *path: str) -> object:
     """Return the value in the last file that sets it; None if null or in no file."""
     values = [value for content in files for value in values_at(content, path)]
     return values[-1] if values else None
@@ -192,7 +192,7 @@ def values_at(content: object, path: Sequence[str]) -> Iterator[object]:
                 yield from values_at(below, path[1:])
 
 
-def allowed(value: object) -> int | None:
+def node_limit(value: object) -> int | None:
     """Return the limit that propeller reads from ``value``; None if it is not set."""
     if value is None:
         return None

@@ -11,7 +11,7 @@ from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.results.evaluation import BaselineScores
 from slipstream.machine.limits import usable_cores
 from slipstream.models.metrics import classification_scores, regression_scores
-from slipstream.models.predict import targets_of
+from slipstream.models.predict import record_targets
 
 NAME = "HistGradientBoosting"
 #: Limits on the cost of training: rows, pixels of an image, and rows x features x trees per boosting round.
@@ -26,7 +26,7 @@ STOP_EARLY_ABOVE = 10_000
 MOST_CATEGORIES = 255
 
 
-def features_of(signature: Signature, records: np.ndarray) -> np.ndarray:
+def feature_table(signature: Signature, records: np.ndarray) -> np.ndarray:
     """Return the inputs as one table, float32 ``[rows, features]``.
 
     Images keep every k-th line and column, with the smallest k for at most ``MOST_PIXELS``. Texts become counts of
@@ -34,7 +34,7 @@ def features_of(signature: Signature, records: np.ndarray) -> np.ndarray:
     """
     named = {spec.name: np.asarray(records[spec.name]) for spec in signature.inputs}
     return np.concatenate(
-        [word_counts(values) if name == "tokens" else flattened(values) for name, values in named.items()], axis=1
+        [word_counts(values) if name == "tokens" else flatten_inputs(values) for name, values in named.items()], axis=1
     )
 
 
@@ -50,7 +50,7 @@ def word_counts(tokens: np.ndarray) -> np.ndarray:
     return counts.reshape(rows, -1)
 
 
-def flattened(values: np.ndarray) -> np.ndarray:
+def flatten_inputs(values: np.ndarray) -> np.ndarray:
     """Return any input but tokens as float32 ``[rows, features]``.
 
     Images ``[rows, channels, height, width]`` are thinned.
@@ -63,7 +63,7 @@ def flattened(values: np.ndarray) -> np.ndarray:
 
 
 def categorical_columns(signature: Signature) -> list[int]:
-    """Return the columns of :func:`features_of` with few enough categories for boosting to split on directly."""
+    """Return the columns of :func:`feature_table` with few enough categories for boosting to split on directly."""
     start = 0
     for spec in signature.inputs:
         if spec.name == "categorical":
@@ -83,7 +83,7 @@ class Baseline:
     outputs: np.ndarray
 
 
-def baseline(data: PreparedData, test: np.ndarray) -> Baseline:
+def train_baseline(data: PreparedData, test: np.ndarray) -> Baseline:
     """Train on a sample of the training split, within the limits of this module, and predict ``test``.
 
     Early stopping uses the validation split, as for our model. scikit-learn would hold out training rows by a
@@ -94,27 +94,27 @@ def baseline(data: PreparedData, test: np.ndarray) -> Baseline:
 
     signature = data.signature
     classes = len(signature.classes)
-    width = features_of(signature, np.zeros(1, signature.record)).shape[1]
+    width = feature_table(signature, np.zeros(1, signature.record)).shape[1]
     trees = classes if classes > 2 else 1
     most = min(MOST_ROWS, max(FEWEST_ROWS, MOST_CELLS // (width * trees)))
     rows, validation = data.sample("train", most), data.sample("validation", most)
-    x, y, truth = features_of(signature, rows), targets_of(rows), targets_of(test)
+    x, y, truth = feature_table(signature, rows), record_targets(rows), record_targets(test)
     settings: dict[str, Any] = {"categorical_features": categorical_columns(signature) or None, "random_state": 0}
     if signature.task == "classification":
-        validation = validation[np.isin(targets_of(validation), y)]
+        validation = validation[np.isin(record_targets(validation), y)]
     validation_data: dict[str, np.ndarray] = {}
     settings["early_stopping"] = len(rows) > STOP_EARLY_ABOVE and len(validation) > 0
     if settings["early_stopping"]:
-        validation_data = {"X_val": features_of(signature, validation), "y_val": targets_of(validation)}
+        validation_data = {"X_val": feature_table(signature, validation), "y_val": record_targets(validation)}
     # With a thread per core, one core busy elsewhere makes all others spin: 80 s instead of 3 s were measured.
     with threadpool_limits(max(1, usable_cores() // 2), user_api="openmp"):
         if signature.task == "classification":
             model = HistGradientBoostingClassifier(**settings).fit(x, y, **validation_data)
             outputs = np.zeros((len(test), classes))
-            outputs[:, model.classes_] = model.predict_proba(features_of(signature, test))
+            outputs[:, model.classes_] = model.predict_proba(feature_table(signature, test))
             scores = classification_scores(outputs, truth)
         else:
             model = HistGradientBoostingRegressor(**settings).fit(x, y, **validation_data)
-            outputs = model.predict(features_of(signature, test))[:, None]
+            outputs = model.predict(feature_table(signature, test))[:, None]
             scores = regression_scores(outputs[:, 0], truth)
     return Baseline(BaselineScores(name=NAME, rows_trained=len(rows), **vars(scores)), outputs)

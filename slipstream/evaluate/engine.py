@@ -19,9 +19,9 @@ from slipstream.artifacts.results.evaluation import (
     Scatter,
     write_evaluation,
 )
-from slipstream.comparison.quality import loss_of
+from slipstream.comparison.quality import quality_loss
 from slipstream.errors import UserError
-from slipstream.evaluate.baseline import baseline
+from slipstream.evaluate.baseline import train_baseline
 from slipstream.evaluate.language import (
     DocumentGrades,
     LanguageScores,
@@ -30,7 +30,7 @@ from slipstream.evaluate.language import (
     held_out_documents,
 )
 from slipstream.models import metrics
-from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
+from slipstream.models.predict import held_out_rows, model_function, predict_records, record_targets
 
 if TYPE_CHECKING:
     from slipstream.models.trained import TrainedModel
@@ -55,11 +55,11 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
         return write_evaluation(directory, of_language(found, data), made_by)
     run = model_function(trained.load())
     records = held_out_rows(data)
-    outputs = predict(run, trained.signature, records)
-    truth = targets_of(records)
+    outputs = predict_records(run, trained.signature, records)
+    truth = record_targets(records)
     name, _ = metrics.HEADLINE[task]
-    scores = metrics.scores(task, outputs, truth)
-    beside = baseline(data, records)
+    scores = metrics.compute_scores(task, outputs, truth)
+    beside = train_baseline(data, records)
     evaluation = Evaluation(
         task=task,
         rows=len(records),
@@ -97,7 +97,7 @@ def of_language(found: LanguageScores, data: PreparedData) -> Evaluation:
 
 def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndarray) -> Gain:
     """Return the gain over the baseline, in points of accuracy or % of RMSE, with a two-sided 95 % interval."""
-    loss = loss_of(task, truth, baseline, model, most=0.0, judged=2)
+    loss = quality_loss(task, truth, baseline, model, most=0.0, judged=2)
     return Gain(0.0 - loss.loss, 0.0 - loss.high, 0.0 - loss.low)  # and not -0.0
 
 

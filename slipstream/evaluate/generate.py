@@ -10,7 +10,7 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.models.predict import ModelFunction
 
 
-def continued(
+def sample_continuations(
     run: ModelFunction,
     signature: Signature,
     prompts: Sequence[Sequence[int]],

@@ -49,7 +49,7 @@ class KneserNey:
         orders = [order_of(grams, counts)]
         for length in range(context - 1, -1, -1):
             # A shorter one counts once per distinct symbol before it.
-            grams, counts = np.unique(grams & mask(length + 1), return_counts=True)
+            grams, counts = np.unique(grams & symbols_mask(length + 1), return_counts=True)
             orders.append(order_of(grams, counts))
         #: Models by context length, from 0 bytes on.
         self.orders = orders[::-1]
@@ -59,12 +59,12 @@ class KneserNey:
         grams = all_grams(documents, len(self.orders) - 1)
         probabilities = np.full(len(grams), 1 / SYMBOLS)
         for length, order in enumerate(self.orders):
-            probabilities = interpolated(order, grams & mask(length + 1), probabilities)
+            probabilities = interpolated_probabilities(order, grams & symbols_mask(length + 1), probabilities)
         ends = np.cumsum([len(document) + 1 for document in documents])
         return np.add.reduceat(-np.log2(probabilities), np.concatenate([[0], ends[:-1]]))
 
 
-def mask(symbols: int) -> np.uint64:
+def symbols_mask(symbols: int) -> np.uint64:
     return np.uint64((1 << BITS * symbols) - 1)
 
 
@@ -110,7 +110,7 @@ def discounts_of(counts: np.ndarray) -> np.ndarray:
     return np.array([0.0, *found]) if good else FALLBACK
 
 
-def interpolated(order: ContextModel, grams: np.ndarray, shorter: np.ndarray) -> np.ndarray:
+def interpolated_probabilities(order: ContextModel, grams: np.ndarray, shorter: np.ndarray) -> np.ndarray:
     """Return the probabilities of ``grams``, interpolated with ``shorter``, those for a shorter context.
 
     For an unseen context they are ``shorter``.

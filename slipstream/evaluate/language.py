@@ -14,12 +14,12 @@ from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.prepared.documents import Document, read_documents
 from slipstream.artifacts.prepared.token_rows import FILES, TOKENIZER
 from slipstream.artifacts.results.evaluation import BaselineScores, Continuation, Gain, LanguageFigures, Scores
-from slipstream.comparison.bits import bits_per_byte, gain
+from slipstream.comparison.bits import bits_per_byte, bits_per_byte_gain
 from slipstream.errors import UserError
-from slipstream.evaluate.generate import continued
+from slipstream.evaluate.generate import sample_continuations
 from slipstream.evaluate.kneser_ney import KneserNey
 from slipstream.language.tokenizer import Tokenizer
-from slipstream.models.predict import ModelFunction, predict
+from slipstream.models.predict import ModelFunction, predict_records
 
 #: Bytes of context of the count-based baseline.
 CONTEXT = 5
@@ -75,12 +75,12 @@ def evaluate_language(run: ModelFunction, data: PreparedData, base: DocumentGrad
     return LanguageScores(
         model=scores_of(graded, sizes, learned),
         baseline=beside,
-        gain=gain(theirs, graded.bits, sizes),
+        gain=bits_per_byte_gain(theirs, graded.bits, sizes),
         figures=LanguageFigures(
             documents=len(documents),
             bytes=int(sizes.sum()),
             tokens=learned,
-            continuations=continuations(run, signature, documents, tokenizer_of(data)),
+            continuations=document_continuations(run, signature, documents, tokenizer_of(data)),
         ),
     )
 
@@ -109,7 +109,7 @@ def graded_documents(run: ModelFunction, signature: Signature, documents: list[D
         rows.append(np.lib.stride_tricks.sliding_window_view(filled, length + 1)[::length])
         counts.append(count)
     records = np.ascontiguousarray(np.concatenate(rows)).view(signature.record).reshape(-1)
-    of_rows = predict(run, signature, records).sum(axis=1, dtype=np.float64)
+    of_rows = predict_records(run, signature, records).sum(axis=1, dtype=np.float64)
     right, likelihood = np.add.reduceat(of_rows, starts_of(counts), axis=0).T
     return DocumentGrades(right, -likelihood / math.log(2))
 
@@ -130,13 +130,13 @@ def tokenizer_of(data: PreparedData) -> Tokenizer:
     return Tokenizer({name: data.artifact.read_bytes(f"{TOKENIZER}/{name}").decode() for name in stored})
 
 
-def continuations(
+def document_continuations(
     run: ModelFunction, signature: Signature, documents: list[Document], tokenizer: Tokenizer
 ) -> list[Continuation]:
     """Return the starts (or questions) of some evenly spaced documents, with the model's continuations."""
     chosen = [documents[place] for place in np.unique(np.linspace(0, len(documents) - 1, CONTINUATIONS).astype(int))]
     prompts = [prompt_of(document, signature.inputs[0].shape[0]) for document in chosen]
-    drawn = continued(run, signature, prompts, MOST_TOKENS, tokenizer.special_ids)
+    drawn = sample_continuations(run, signature, prompts, MOST_TOKENS, tokenizer.special_ids)
     return [
         Continuation(document.name, tokenizer.decode(prompt), tokenizer.decode(ids))
         for document, prompt, ids in zip(chosen, prompts, drawn, strict=True)

@@ -10,10 +10,10 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
-from slipstream.export.weights_alone import parameters_of
+from slipstream.export.weights_alone import parameters_without_adapters
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.hugging_face.files import config_of
+from slipstream.models.factory import build_model
+from slipstream.models.hugging_face.files import transformer_config
 from slipstream.models.transformer import Transformer
 
 #: For every built-in model, the data signature that gives it the fewest parameters. The transformer is missing because
@@ -34,7 +34,7 @@ SMALLEST = {
 def check_for_any_data(model: ModelConfig, name: str, config: ExportConfig) -> None:
     """Raise ``UserError`` if the built-in model ``name`` exceeds ``most_parameters`` whatever the data."""
     if name in SMALLEST:
-        network = build(model, SMALLEST[name], seed=0, shapes_alone=True).network
+        network = build_model(model, SMALLEST[name], seed=0, shapes_alone=True).network
         refuse_too_large(network, name, config.most_parameters, "at least ")
 
 
@@ -46,15 +46,15 @@ def check_exportable(prepared: Path, model: ModelConfig, most_parameters: int) -
     """
     signature = open_prepared(prepared).signature
     try:
-        network = build(model, signature, seed=0, shapes_alone=True).network
+        network = build_model(model, signature, seed=0, shapes_alone=True).network
     except UserError:
         return
-    if not isinstance(network, Transformer) or config_of(network) is None:
+    if not isinstance(network, Transformer) or transformer_config(network) is None:
         refuse_too_large(network, model.name, most_parameters)
 
 
 def refuse_too_large(network: nn.Module, name: str, most: int, bound: str = "") -> None:
-    count = parameters_of(network)
+    count = parameters_without_adapters(network)
     if count > most:
         raise UserError(
             f"export.most_parameters: {most:,} is too small for {name}, which has {bound}{count:,} parameters and can "

@@ -40,7 +40,7 @@ Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
 {licence}
 ## Variants
 
-{measured(report) if report.variants else f"There is no ONNX model: {report.why}."}
+{measurements_section(report) if report.variants else f"There is no ONNX model: {report.why}."}
 """
 
 
@@ -80,11 +80,11 @@ def libraries(directories: Sequence[LibraryFiles]) -> str:
     )
 
 
-def measured(report: ExportReport) -> str:
+def measurements_section(report: ExportReport) -> str:
     """Return the card's section about the variants, the choice and the measuring machine."""
     machine = report.machine
     flags = ", ".join(machine.flags) or "unknown instruction sets"
-    return f"""{variants(report.variants)}
+    return f"""{variants_table(report.variants)}
 
 {report.why}.
 
@@ -113,7 +113,7 @@ def tensors(kind: str, specs: Sequence[DeployedTensor]) -> str:
     return "\n".join(f"| {kind} | `{s.name}` | {s.dtype} | [{', '.join(map(str, s.shape))}] |" for s in specs)
 
 
-def variants(all_variants: list[VariantFigures]) -> str:
+def variants_table(all_variants: list[VariantFigures]) -> str:
     """Return a table of the timed variants, and one line per variant with its gate result."""
     timed = [(v, v.metrics) for v in all_variants if v.metrics]
     names = [name for name, value in vars(timed[0][1]).items() if value is not None]

@@ -50,7 +50,7 @@ def digest_line(manifest: bytes) -> str:
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
 
 
-def check(directory: Path, key: Path | None = None) -> list[str]:
+def check_package(directory: Path, key: Path | None = None) -> list[str]:
     """Return one line per passed check, and a final line.
 
     Raises ``BadPackage`` at the first failed check.
@@ -59,7 +59,7 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
     lines = [f"digest     {hashlib.sha256(read_file(directory, MANIFEST)).hexdigest()}"]
     lines += check_signature(directory, key)
     lines.append(check_files(directory))
-    with malformed(directory / DEPLOYED):
+    with errors_as_bad_package(directory / DEPLOYED):
         deployed = parse_json(read_file(directory, DEPLOYED))
         if not deployed["model"]:
             lines.append(f"outputs    not compared, because there is no ONNX model: {deployed['no_onnx']}")
@@ -72,7 +72,7 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
 
 
 @contextmanager
-def malformed(path: Path) -> Iterator[None]:
+def errors_as_bad_package(path: Path) -> Iterator[None]:
     """Raise ``BadPackage`` if the block cannot read ``path`` or finds unexpected content.
 
     A correct digest does not exclude this: another version may have written the package.
@@ -124,7 +124,7 @@ def check_no_link(path: Path) -> None:
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Return the manifest; raise ``BadPackage`` unless it is an export's and matches its digest."""
     path = directory / MANIFEST
-    with malformed(path):
+    with errors_as_bad_package(path):
         if not path.is_file():
             raise BadPackage(f"{directory}: not an exported model; expected a directory with a {MANIFEST}")
         raw, digest = read_file(directory, MANIFEST), directory / DIGEST
@@ -159,10 +159,10 @@ def check_files(directory: Path) -> str:
     Raises ``BadPackage`` for a missing, changed or additional file.
     """
     records = read_manifest(directory)["files"]
-    with malformed(directory / MANIFEST):
+    with errors_as_bad_package(directory / MANIFEST):
         compare_files(directory, records)
     if DEPLOYED in records:
-        with malformed(directory / DEPLOYED):
+        with errors_as_bad_package(directory / DEPLOYED):
             check_deployed(directory, records)
     return f"files      {len(records)}, each with its SHA-256"
 
@@ -237,22 +237,24 @@ def load_key(path: Path) -> Ed25519PublicKey:
 
 def check_opset(directory: Path, model: str, expected: int) -> str:
     with open_file(directory, model) as file:
-        written = next((version for domain, version in opsets(file.read()) if domain in ("", "ai.onnx")), None)
+        written = next(
+            (version for domain, version in operator_set_versions(file.read()) if domain in ("", "ai.onnx")), None
+        )
     if written != expected:
         raise BadPackage(f"{directory / model}: is written in opset {written}, but {DEPLOYED} says {expected}")
     return f"opset      {written}"
 
 
-def opsets(model: bytes) -> Iterator[tuple[str, int]]:
+def operator_set_versions(model: bytes) -> Iterator[tuple[str, int]]:
     """Yield domain and version of every operator set (field 8) of a serialised ``ModelProto``."""
-    for number, value in fields(model):
+    for number, value in protobuf_fields(model):
         if number == 8 and isinstance(value, bytes):
-            parts = dict(fields(value))
+            parts = dict(protobuf_fields(value))
             domain, version = parts.get(1, b""), parts.get(2, 0)
             yield domain.decode() if isinstance(domain, bytes) else "", version if isinstance(version, int) else 0
 
 
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def protobuf_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield field numbers and values of a protobuf message.
 
     Varints become integers, length-delimited fields bytes; others are skipped.
@@ -280,7 +282,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             at += 8 if tag & 7 == 1 else 4
 
 
-def providers() -> list[str]:
+def runtime_providers() -> list[str]:
     """Return the ONNX Runtime providers to use: the GPU if available, then the CPU."""
     import onnxruntime
 
@@ -293,7 +295,7 @@ def session_of(path: Path) -> InferenceSession:
 
     onnxruntime.set_default_logger_severity(3)
     try:
-        return onnxruntime.InferenceSession(path, providers=providers())
+        return onnxruntime.InferenceSession(path, providers=runtime_providers())
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadPackage(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {reason}") from None
@@ -306,9 +308,11 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
     with open_file(directory, TENSORS) as file, np.load(file, allow_pickle=False) as samples:
         inputs = {spec["name"]: samples[spec["name"]] for spec in deployed["inputs"]}
         expected = samples[OUTPUT]
-    singly = [run(path, session, {name: rows[[row]] for name, rows in inputs.items()}) for row in range(len(expected))]
+    singly = [
+        run_session(path, session, {name: rows[[row]] for name, rows in inputs.items()}) for row in range(len(expected))
+    ]
     allowed = deployed["samples"]["tolerance"]
-    for outputs in (run(path, session, inputs), np.concatenate(singly)):
+    for outputs in (run_session(path, session, inputs), np.concatenate(singly)):
         difference = float(np.abs(outputs.astype(np.float64) - expected).max())
         if not difference <= allowed:
             raise BadPackage(
@@ -326,13 +330,13 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
     raw = deployed["raw"]
     path, samples = directory / raw["model"], parse_json(read_file(directory, RAW))
     session = session_of(path)
-    feed = {spec["name"]: column_of(samples["inputs"][spec["name"]], spec["dtype"]) for spec in raw["inputs"]}
-    outputs = run(path, session, feed, raw["outputs"][-1]["name"])
+    feed = {spec["name"]: raw_column(samples["inputs"][spec["name"]], spec["dtype"]) for spec in raw["inputs"]}
+    outputs = run_session(path, session, feed, raw["outputs"][-1]["name"])
     expected, allowed = np.array(samples["outputs"]), raw["tolerance"]
     if not (difference := float(np.abs(outputs.astype(np.float64) - expected).max())) <= allowed:
         raise BadPackage(f"{path}: its outputs on raw sample rows differ by {difference:.3g}, more than {allowed:.3g}")
     if samples["labels"]:
-        labels = run(path, session, feed, raw["outputs"][0]["name"])[:, 0]
+        labels = run_session(path, session, feed, raw["outputs"][0]["name"])[:, 0]
         ranked = np.sort(expected, axis=1)
         clear = ranked[:, -1] - ranked[:, -2] > 2 * allowed
         if wrong := [row for row in np.flatnonzero(clear) if labels[row] != samples["labels"][row]]:
@@ -340,14 +344,16 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
     return f"raw model  {len(expected)} sample rows, within {allowed:.3g}"
 
 
-def column_of(values: Sequence[object], dtype: str) -> np.ndarray:
+def raw_column(values: Sequence[object], dtype: str) -> np.ndarray:
     """Return a column of raw values ``[rows, 1]``; None becomes NaN."""
     if dtype == "string":
         return np.array(values, object)[:, None]
     return np.array([np.nan if value is None else value for value in values], np.float64)[:, None]
 
 
-def run(path: Path, session: InferenceSession, feed: dict[str, np.ndarray], output: str | None = None) -> np.ndarray:
+def run_session(
+    path: Path, session: InferenceSession, feed: dict[str, np.ndarray], output: str | None = None
+) -> np.ndarray:
     try:
         return session.run([output or session.get_outputs()[0].name], feed)[0]
     except Exception as error:
@@ -364,7 +370,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--key", type=Path, help="file of the signer's Ed25519 public key (PEM)")
     arguments = parser.parse_args(argv)
     try:
-        print("\n".join(check(arguments.directory, arguments.key)))
+        print("\n".join(check_package(arguments.directory, arguments.key)))
     except BadPackage as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1

@@ -32,7 +32,7 @@ def output_name(signature: Signature) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def exporters_silenced() -> Iterator[None]:
     """Suppress log messages, warnings and printed output of the exporters."""
     import contextlib
     import io
@@ -72,7 +72,7 @@ def to_onnx(model: nn.Module, signature: Signature, example: Sequence[np.ndarray
     tensors = tuple(torch.from_numpy(array) for array in example)
     batch = torch.export.Dim("batch")
     try:
-        with quiet(), torch.inference_mode():
+        with exporters_silenced(), torch.inference_mode():
             program = torch.onnx.export(
                 Positional().eval(),
                 tensors,
@@ -136,12 +136,12 @@ def with_lists_of_axes(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def opset_of(model: onnx.ModelProto) -> int:
+def model_opset(model: onnx.ModelProto) -> int:
     return next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
 
 
 def check_opset(model: onnx.ModelProto, asked: int) -> None:
-    if (written := opset_of(model)) != asked:
+    if (written := model_opset(model)) != asked:
         raise UserError(
             f"export.opset: {asked} was requested, but torch wrote {written}; set export.opset to {written}"
         )

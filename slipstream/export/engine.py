@@ -25,35 +25,35 @@ from slipstream.artifacts.results.export import (
     ModelSignature,
 )
 from slipstream.artifacts.results.training import code_versions_of
-from slipstream.artifacts.versions import installed
+from slipstream.artifacts.versions import installed_version
 from slipstream.comparison.latencies import Workload, affordable_batches, measure_latencies
-from slipstream.comparison.quality import QualityLoss, loss_of
+from slipstream.comparison.quality import QualityLoss, quality_loss
 from slipstream.errors import UserError
 from slipstream.export.card import model_card
-from slipstream.export.choose import Contender, GateResult, decide
+from slipstream.export.choose import Contender, GateResult, choose_variant
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import PARITY_BATCHES, output_name
 from slipstream.export.gpu_files import gpu_files
-from slipstream.export.package.assemble import LOGITS, assemble, finish
-from slipstream.export.package.distributions import distributions_of
+from slipstream.export.package.assemble import LOGITS, assemble_package, finish_package
+from slipstream.export.package.distributions import model_distributions
 from slipstream.export.package.libraries import write_libraries
 from slipstream.export.package.metadata import ModelProvenance
-from slipstream.export.quantize.search import BATCHES, search
+from slipstream.export.quantize.search import BATCHES, search_recipes
 from slipstream.export.session import check_provider, operator_times
 from slipstream.export.variants import (
     FP32,
     TORCH,
     TORCH_BF16,
     Variant,
-    figures,
     fp32_variant,
     onnx_variant,
     torch_variants,
+    variant_figures,
 )
 from slipstream.export.weights_alone import export_weights, too_large
 from slipstream.machine.description import ClusterMachine, this_machine
 from slipstream.machine.limits import usable_cores
-from slipstream.models.predict import held_out_rows, predict, targets_of
+from slipstream.models.predict import held_out_rows, predict_records, record_targets
 
 if TYPE_CHECKING:
     from slipstream.models.trained import TrainedModel
@@ -81,7 +81,7 @@ def export(
     be made is reported in ``export.json``, without an error. Raises ``UserError`` if the model cannot be exported to
     ONNX, if its ONNX outputs differ from torch's, or if no variant is within the budget.
     """
-    from slipstream.models.adapters.merge import merge
+    from slipstream.models.adapters.merge import merge_adapters
 
     writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
     if config.target == "vnni" and machine.saturates:
@@ -93,8 +93,8 @@ def export(
     code = code_versions_of(trained.artifact)
     libraries = write_libraries(writer, network, trained.config, data)
     if why := too_large(model, config):
-        return export_weights(writer, libraries, data, config, made_by, describe(machine, config), why, code)
-    merge(network)
+        return export_weights(writer, libraries, data, config, made_by, machine_figures(machine, config), why, code)
+    merge_adapters(network)
     test = held_out_rows(data)
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
@@ -104,14 +104,14 @@ def export(
     workload = Workload(signature, test, config.threads)
     batches = affordable_batches(fp32.load(), workload, TIMING * config.seconds, deciding_first)
     profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
-    searched = search(directory, directory / str(fp32.file), data, config, started, batches)
+    searched = search_recipes(directory, directory / str(fp32.file), data, config, started, batches)
     finalists = [onnx_variant(each.name, each.path, signature, test, config, each.code) for each in searched.finalists]
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
     timed_variants = [*torch, fp32, *finalists]
     loads = {variant.name: variant.load for variant in timed_variants}
     timed = measure_latencies(loads, FP32, workload, left, batches)
-    losses = judge(fp32, finalists, data, test, config)
-    decision = decide(
+    losses = finalist_losses(fp32, finalists, data, test, config)
+    decision = choose_variant(
         signature.task,
         Contender(FP32, fp32.bytes, timed[FP32]),
         [Contender(each.name, each.bytes, timed[each.name], losses[each.name]) for each in finalists],
@@ -121,7 +121,7 @@ def export(
     quality = {name: loss.figures(config.max_loss, config.evidence) for name, loss in losses.items()}
     variants = [
         replace(
-            figures(v, torch[0], signature.task, test, timed[v.name], config),
+            variant_figures(v, torch[0], signature.task, test, timed[v.name], config),
             chosen=v.name == decision.chosen,
             verdict=verdicts[v.name].short,
             reason=verdicts[v.name].reason,
@@ -139,7 +139,7 @@ def export(
         max_loss=config.max_loss,
         weight_bits=8 if config.target == "vnni" else 7,
         profile=profiled,
-        machine=describe(machine, config),
+        machine=machine_figures(machine, config),
         licence=config.licence,
         libraries=libraries,
     )
@@ -148,16 +148,16 @@ def export(
     origin = ModelProvenance(made_by, config.licence, config.target if quantised else "portable")
     on_tensors = deployed_signature(signature, config.opset, str(chosen.file))
     file = directory / str(chosen.file)
-    deployed = assemble(writer, file, on_tensors, data, origin, config.sample_rows == "real")
+    deployed = assemble_package(writer, file, on_tensors, data, origin, config.sample_rows == "real")
     write_record(writer, REPORT, report)
     write_record(writer, SIGNATURE, deployed)
-    if distributions := distributions_of(chosen.load(), data):
+    if distributions := model_distributions(chosen.load(), data):
         write_record(writer, DISTRIBUTIONS, distributions)
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
     writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
-    return finish(writer, made_by)
+    return finish_package(writer, made_by)
 
 
 def check_inputs(model: Signature, data: Signature) -> None:
@@ -180,20 +180,20 @@ def shortened(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def judge(
+def finalist_losses(
     fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
 ) -> dict[str, QualityLoss]:
     """Return every finalist's loss against FP32 on the rows of the splits in ``config.evidence``."""
-    task, truth = data.signature.task, targets_of(test)
+    task, truth = data.signature.task, record_targets(test)
     validation = data.split("validation") if config.evidence == "test+validation" else test[:0]
-    truth = np.concatenate([truth, targets_of(validation)])
+    truth = np.concatenate([truth, record_targets(validation)])
 
     def outputs(variant: Variant) -> np.ndarray:
-        more = [predict(variant.load(), data.signature, validation)] if len(validation) else []
+        more = [predict_records(variant.load(), data.signature, validation)] if len(validation) else []
         return np.concatenate([variant.outputs, *more])
 
     before, allowed, number = outputs(fp32), config.max_loss, len(finalists)
-    return {each.name: loss_of(task, truth, before, outputs(each), allowed, number) for each in finalists}
+    return {each.name: quality_loss(task, truth, before, outputs(each), allowed, number) for each in finalists}
 
 
 def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSignature:
@@ -218,7 +218,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
     )
 
 
-def describe(machine: ClusterMachine, config: ExportConfig) -> MachineFigures:
+def machine_figures(machine: ClusterMachine, config: ExportConfig) -> MachineFigures:
     """Return machine, threads per call and library versions for ``export.json``."""
     import onnxruntime
     import torch
@@ -231,6 +231,6 @@ def describe(machine: ClusterMachine, config: ExportConfig) -> MachineFigures:
         cores=usable_cores(),
         threads=config.threads,
         onnxruntime=onnxruntime.__version__,  # of either distribution
-        onnx=installed("onnx"),
-        torch=installed("torch"),
+        onnx=installed_version("onnx"),
+        torch=installed_version("torch"),
     )

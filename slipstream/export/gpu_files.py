@@ -15,11 +15,11 @@ from slipstream.artifacts.results.export import VariantFigures
 from slipstream.errors import UserError
 from slipstream.export.choose import GateResult
 from slipstream.export.config import ExportConfig
-from slipstream.export.convert import quiet, without_provenance
-from slipstream.export.quantize.half_precision import TRIED_ROWS, Half, error_of, write_half
+from slipstream.export.convert import exporters_silenced, without_provenance
+from slipstream.export.quantize.half_precision import TRIED_ROWS, Half, largest_output_error, write_half
 from slipstream.export.quantize.quantise import Quantiser, calibration_rows, stacked_products
 from slipstream.export.quantize.recipes import CONVOLUTIONS
-from slipstream.export.quantize.search import calibration, creation_failure
+from slipstream.export.quantize.search import calibration_inputs, creation_failure
 from slipstream.export.session import default_threads
 from slipstream.export.variants import left_out
 from slipstream.machine.limits import usable_cores
@@ -35,15 +35,15 @@ SHAPES = (("min", 1), ("opt", 32), ("max", 256))
 def write_tensorrt(prepared: Path, target: Path, inputs: Sequence[np.ndarray]) -> None:
     """Quantise the file ``prepared`` for TensorRT, calibrated by ``inputs``.
 
-    ``prepared`` comes from :meth:`.quantise.Quantiser.prepared`. Raises ``UserError`` if a zero point is not 0, and the
-    errors of ONNX Runtime's tool.
+    ``prepared`` comes from :meth:`.quantise_weight.Quantiser.prepared`. Raises ``UserError`` if a zero point is not 0,
+    and the errors of ONNX Runtime's tool.
     """
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     model = onnx.load(prepared)
     options = {"ActivationSymmetric": True, "WeightSymmetric": True, "AddQDQPairToWeight": True, "QuantizeBias": False}
-    with quiet(), default_threads(usable_cores()):
+    with exporters_silenced(), default_threads(usable_cores()):
         quantize_static(
             prepared,
             target,
@@ -74,7 +74,7 @@ def check_symmetric(model: onnx.ModelProto) -> None:
                 raise UserError(f"export.tensorrt: the zero point of {node.name} is not an int8 0, as TensorRT asks")
 
 
-def trtexec(signature: Signature) -> str:
+def trtexec_command(signature: Signature) -> str:
     """Return the command that builds a TensorRT engine on the target GPU."""
 
     def shapes(rows: int) -> str:
@@ -94,14 +94,14 @@ def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: Ex
     """
     if not (config.tensorrt or config.half):
         return []
-    figures, inputs = list[VariantFigures](), calibration(data, config)
+    figures, inputs = list[VariantFigures](), calibration_inputs(data, config)
     with TemporaryDirectory(dir=writer.directory) as scratch:
         prepared = Quantiser(fp32, inputs, Path(scratch), 8).prepared(smooth=False)
         for kind in get_args(Half) if config.half else ():
             target = writer.directory / f"model.{kind}.onnx"
             try:
                 write_half(prepared, target, kind)
-                error = error_of(target, prepared, inputs)
+                error = largest_output_error(target, prepared, inputs)
             except Exception as problem:
                 target.unlink(missing_ok=True)
                 figures.append(left_out(kind, creation_failure(problem)))
@@ -113,7 +113,7 @@ def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: Ex
                 figures.append(left_out(kind, GateResult(VERDICT, reason), target))
         if config.tensorrt:
             write_tensorrt(prepared, writer.directory / FILE, inputs)
-            writer.write_bytes(COMMAND, f"{trtexec(data.signature)}\n".encode())
+            writer.write_bytes(COMMAND, f"{trtexec_command(data.signature)}\n".encode())
             reason = (
                 f"not timed on a CPU; symmetric, all zero points 0; {COMMAND} has the command that builds its engine"
             )

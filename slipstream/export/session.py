@@ -14,10 +14,10 @@ import numpy as np
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.results.export import ProfileFigures
-from slipstream.artifacts.versions import installed
+from slipstream.artifacts.versions import installed_version
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
-from slipstream.models.predict import ModelFunction, inputs_of
+from slipstream.models.predict import ModelFunction, record_inputs
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -71,7 +71,7 @@ def check_provider(provider: str) -> None:
     """Raise ``UserError`` if ONNX Runtime lacks the provider, or, for "cuda", is installed twice."""
     import onnxruntime
 
-    if provider == "cuda" and "absent" not in map(installed, ONNX_RUNTIMES):
+    if provider == "cuda" and "absent" not in map(installed_version, ONNX_RUNTIMES):
         raise UserError(
             f'export.provider: "{provider}" expects one ONNX Runtime, and {" and ".join(ONNX_RUNTIMES)} are installed '
             f"over each other; keep only one: pip uninstall --yes {' '.join(ONNX_RUNTIMES)}, then pip install "
@@ -138,7 +138,7 @@ def at_batch(path: Path, signature: Signature, records: np.ndarray, config: Expo
         options.profile_file_prefix = str(Path(directory) / "profile")
         session = session_on(path, options, config.provider)
         names = [value.name for value in session.get_inputs()]
-        feed = dict(zip(names, inputs_of(signature, np.resize(records, rows)), strict=True))
+        feed = dict(zip(names, record_inputs(signature, np.resize(records, rows)), strict=True))
         for _ in range(CALLS):
             session.run(None, feed)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))

@@ -18,8 +18,8 @@ from slipstream.export.config import ExportConfig
 from slipstream.export.convert import EXAMPLE_ROWS, check_parity, check_rows, largest_difference, to_onnx
 from slipstream.export.session import onnx_predictor
 from slipstream.machine.description import ClusterMachine
-from slipstream.models.metrics import scores
-from slipstream.models.predict import ModelFunction, inputs_of, model_function, predict, targets_of
+from slipstream.models.metrics import compute_scores
+from slipstream.models.predict import ModelFunction, model_function, predict_records, record_inputs, record_targets
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +49,10 @@ def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, mac
     runs = {TORCH: model_function(model)}
     if set(BF16) & set(machine.flags):
         runs[TORCH_BF16] = in_bf16(model)
-    return [Variant(name, None, size, already_loaded(run), predict(run, signature, test)) for name, run in runs.items()]
+    return [
+        Variant(name, None, size, already_loaded(run), predict_records(run, signature, test))
+        for name, run in runs.items()
+    ]
 
 
 def already_loaded(run: ModelFunction) -> Load:
@@ -80,8 +83,8 @@ def fp32_variant(
     Raises ``UserError`` if its outputs differ from torch's at a tried batch size.
     """
     path = directory / FP32_FILE
-    to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
-    run, inputs = onnx_predictor(path, config.threads, config.provider), inputs_of(data.signature, test[:32])
+    to_onnx(model, data.signature, record_inputs(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
+    run, inputs = onnx_predictor(path, config.threads, config.provider), record_inputs(data.signature, test[:32])
     check_parity(reference, run, inputs)
     check_rows(run, inputs)
     return onnx_variant(FP32, path, data.signature, test, config)
@@ -91,10 +94,10 @@ def onnx_variant(
     name: str, path: Path, signature: Signature, test: np.ndarray, config: ExportConfig, recipe: str = ""
 ) -> Variant:
     load = partial(onnx_predictor, path, config.threads, config.provider)
-    return Variant(name, path.name, path.stat().st_size, load, predict(load(), signature, test), recipe)
+    return Variant(name, path.name, path.stat().st_size, load, predict_records(load(), signature, test), recipe)
 
 
-def figures(
+def variant_figures(
     variant: Variant,
     reference: Variant,
     task: str,
@@ -118,7 +121,7 @@ def figures(
         latency_ms=latency_ms,
         rows_per_second=rates,
         cost_per_million={rows: price / 3600 / rate * 1e6 for rows, rate in rates.items()} if price else {},
-        metrics=scores(task, variant.outputs, targets_of(test)),
+        metrics=compute_scores(task, variant.outputs, record_targets(test)),
         largest_difference=largest_difference(reference.outputs, variant.outputs),
         mean_difference=float(difference.mean()),
     )

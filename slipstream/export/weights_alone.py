@@ -26,7 +26,7 @@ from slipstream.artifacts.results.export import (
 from slipstream.errors import UserError
 from slipstream.export.card import model_card
 from slipstream.export.config import ExportConfig
-from slipstream.export.package.assemble import LOGITS, finish, holdout_of
+from slipstream.export.package.assemble import LOGITS, finish_package, holdout_rule
 from slipstream.export.package.libraries import HUGGING_FACE
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ def too_large(model: nn.Module, config: ExportConfig) -> str:
 
     Parameters of adapters do not count.
     """
-    count, most = parameters_of(model), config.most_parameters
+    count, most = parameters_without_adapters(model), config.most_parameters
     return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
 
 
-def parameters_of(model: nn.Module) -> int:
+def parameters_without_adapters(model: nn.Module) -> int:
     """Return the number of parameters without adapters."""
     from slipstream.models.adapters.network import plain_shapes
 
@@ -89,7 +89,7 @@ def export_weights(  # noqa: PLR0913 - all that the artifact holds
     for name in deployed.preprocessing:
         writer.write_bytes(name, data.artifact.read_bytes(name))
     writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
-    return finish(writer, made_by)
+    return finish_package(writer, made_by)
 
 
 def as_called(data: PreparedData, why: str) -> DeployedSignature:
@@ -111,6 +111,6 @@ def as_called(data: PreparedData, why: str) -> DeployedSignature:
         samples=None,
         raw=None,
         no_raw="its inputs are tokens",
-        holdout=holdout_of(data),
+        holdout=holdout_rule(data),
         no_onnx=why,
     )

@@ -14,14 +14,14 @@ import torch.distributed as dist
 
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import Fingerprint, Host, Topology
-from slipstream.interconnect.topology import device_name, gather_from_ranks, interfaces, rdma_devices, this_host
-from slipstream.machine.limits import read
+from slipstream.interconnect.topology import device_name, gather_from_ranks, network_interfaces, rdma_devices, this_host
+from slipstream.machine.limits import read_or_empty
 
 #: Environment variable that selects network interfaces, by backend.
 CHOICES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
-def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") -> Fingerprint:
+def interconnect_fingerprint(topology: Topology, device: torch.device, backend: str = "") -> Fingerprint:
     """Return the fingerprint for ``backend`` (default: the group's), the same on all ranks.
 
     Names and addresses of machines are not part of it.
@@ -40,7 +40,7 @@ def fingerprint_on_cpu(processes: int) -> Fingerprint:
 
 
 def interfaces_for(backend: str) -> list[str]:
-    return interfaces(os.environ.get("GLOO_SOCKET_IFNAME", "") if backend == "gloo" else "")
+    return network_interfaces(os.environ.get("GLOO_SOCKET_IFNAME", "") if backend == "gloo" else "")
 
 
 def fingerprint_from(hosts: Sequence[Host], used: set[str], device: torch.device, backend: str) -> Fingerprint:
@@ -56,11 +56,11 @@ def fingerprint_from(hosts: Sequence[Host], used: set[str], device: torch.device
         devices=tuple(devices),
         interfaces=tuple(sorted(lines)),
         driver=driver_of(device),
-        libraries=libraries(backend),
+        libraries=library_versions(backend),
     )
 
 
-def libraries(backend: str) -> dict[str, str]:
+def library_versions(backend: str) -> dict[str, str]:
     versions = {"torch": str(torch.__version__)}
     if backend == "nccl":
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -71,7 +71,7 @@ def driver_of(device: torch.device) -> str:
     """Return the version of the GPU driver, or of Linux if its kernel does the networking."""
     if device.type == "cuda":
         versions = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
-        return next((version for path in versions if (version := read(path))), "unknown")
+        return next((version for path in versions if (version := read_or_empty(path))), "unknown")
     return f"Linux {'.'.join(platform.release().split('.')[:2])}"
 
 

@@ -21,7 +21,7 @@ PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (?P<provider>[\w;-]+)")
 BETWEEN_HOSTS = "NET/"
 
 
-def environment(directory: str, present: Mapping[str, str]) -> dict[str, str]:
+def nccl_log_environment(directory: str, present: Mapping[str, str]) -> dict[str, str]:
     """Return variables that make NCCL log into ``directory``, except those ``present`` already."""
     chosen = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH", FILE: f"{directory}/nccl-%h-%p.log"}
     return {name: value for name, value in chosen.items() if name not in present}
@@ -34,11 +34,11 @@ def transports_in_use(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, 
         return (), ()
     path = Path(pattern)
     logs = path.parent.glob(path.name.replace("%h", "*").replace("%p", str(os.getpid())))
-    transports = parse("\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs))
-    return transports, fallbacks(transports, rdma)
+    transports = parse_nccl_log("\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs))
+    return transports, transport_fallbacks(transports, rdma)
 
 
-def parse(log: str) -> tuple[str, ...]:
+def parse_nccl_log(log: str) -> tuple[str, ...]:
     """Return the transports between GPUs and between hosts, one line each, as NCCL names them."""
     transports: list[str] = []
     for line in log.splitlines():
@@ -54,7 +54,7 @@ def parse(log: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(transports))
 
 
-def fallbacks(transports: Sequence[str], rdma: Sequence[str]) -> tuple[str, ...]:
+def transport_fallbacks(transports: Sequence[str], rdma: Sequence[str]) -> tuple[str, ...]:
     """Return findings: sockets despite EFA, InfiniBand or RoCE; RDMA through host memory."""
     findings = []
     devices = ", ".join(rdma)

@@ -295,7 +295,7 @@ def bus_factor(operation: str, world: int) -> float:
     return LINK_SHARES[operation] * (world - 1) / world if operation in LINK_SHARES else 1.0
 
 
-def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
+def merge_profiles(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
     """Return the profiles of several launches of one group as one profile.
 
     Measurements of the same case become one, with the launches of all profiles. Fields without measurements come from

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from slipstream.interconnect import nccl_log
 from slipstream.interconnect.profile import Host, Topology
 from slipstream.machine.description import this_machine
-from slipstream.machine.limits import read, usable_cores
+from slipstream.machine.limits import read_or_empty, usable_cores
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def gather_from_ranks(mine: T) -> list[T]:
     return everyones
 
 
-def topology_of(device: torch.device) -> Topology:
+def group_topology(device: torch.device) -> Topology:
     """Return the group's topology, the same on all ranks."""
     backend = dist.get_backend()
     rdma = rdma_devices()
@@ -43,7 +43,7 @@ def topology_of(device: torch.device) -> Topology:
         transports, findings = nccl_log.transports_in_use(rdma)
     else:
         transports, findings = gloo_transports(), ()
-    by_rank = gather_from_ranks((machine(), device_name(device), this_host(rdma), transports, findings))
+    by_rank = gather_from_ranks((machine_identity(), device_name(device), this_host(rdma), transports, findings))
     ranks_of: dict[tuple[str, int, int], list[int]] = {}
     for rank, (its_machine, *_) in enumerate(by_rank):
         ranks_of.setdefault(its_machine, []).append(rank)
@@ -57,7 +57,7 @@ def topology_of(device: torch.device) -> Topology:
     )
 
 
-def machine() -> tuple[str, int, int]:
+def machine_identity() -> tuple[str, int, int]:
     """Return values that identify the machine or pod of this process."""
     root = Path("/").stat()
     return socket.gethostname(), root.st_dev, root.st_ino
@@ -70,9 +70,9 @@ def this_host(rdma: Sequence[str]) -> Host:
         cpu=this_machine().cpu,
         cores=usable_cores(),
         numa_nodes=numa_nodes(),
-        interfaces=tuple(interfaces()),
+        interfaces=tuple(network_interfaces()),
         rdma=tuple(rdma),
-        links=tuple(links()),
+        links=tuple(gpu_links()),
     )
 
 
@@ -84,7 +84,7 @@ def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:
     return max(1, len(list(root.glob("node[0-9]*"))))
 
 
-def interfaces(named: str = "") -> list[str]:
+def network_interfaces(named: str = "") -> list[str]:
     """Return the network interfaces that are up, or those ``named`` (comma-separated), one line each."""
     wanted = [name for name in named.split(",") if name]
     lines = []
@@ -105,7 +105,7 @@ def rdma_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
     lines = []
     for device in sorted(root.glob("*")):
         driver = (device / "device/driver").resolve().name
-        layer, rate = read(device / "ports/1/link_layer"), read(device / "ports/1/rate")
+        layer, rate = read_or_empty(device / "ports/1/link_layer"), read_or_empty(device / "ports/1/rate")
         kind = "EFA" if driver == "efa" else {"Ethernet": "RoCE"}.get(layer, layer or driver)
         lines.append(f"{device.name}: {kind}" + (f", {rate}" if rate else ""))
     return lines
@@ -146,7 +146,7 @@ NVIDIA = {
 SECONDS = 20
 
 
-def links() -> list[str]:
+def gpu_links() -> list[str]:
     """Return one line per kind of link between GPUs, like ``NVLink (NV18): 28 pairs``.
 
     Empty without the vendor's tool.

@@ -12,7 +12,7 @@ from typing import Any
 from slipstream.errors import UserError
 from slipstream.language.template_process import TemplateFailed, template_process
 from slipstream.language.template_worker import MOST_TEXT
-from slipstream.language.tokenizer import SETTINGS, SPECIAL, TEMPLATE, TURN, TURN_ENDS, entry
+from slipstream.language.tokenizer import SETTINGS, SPECIAL, TEMPLATE, TURN, TURN_ENDS, tokenizer_json_entry
 
 #: Template for tokenizers that this project builds: every turn between two special tokens.
 OWN_TEMPLATE = (
@@ -90,11 +90,11 @@ class ChatTemplate:
                 continue
             spans = list(zip(found.spans[::2], found.spans[1::2], strict=True))
             answers = [message for message in messages if message["role"] == ANSWERS]
-            said = [learned(*each) for each in zip(answers, (found.text[a:b] for a, b in spans), strict=True)]
+            said = [learned_text(*each) for each in zip(answers, (found.text[a:b] for a, b in spans), strict=True)]
             yield RenderedConversation(found.text, spans, said, found.asked_for_date)
 
 
-def learned(answer: Mapping[str, str], shown: str) -> str:
+def learned_text(answer: Mapping[str, str], shown: str) -> str:
     """Return the learned text of an answer: its content, preceded by its reasoning if ``shown`` contains that."""
     reasoning = next((answer[name].strip() for name in REASONING if name in answer), "")
     return reasoning + answer["content"] if reasoning and reasoning in shown else answer["content"]
@@ -114,9 +114,9 @@ def until_last_answer(messages: Messages) -> Messages:
     return messages[: last + 1]
 
 
-def template_of(files: Mapping[str, str], date: str) -> ChatTemplate:
+def load_chat_template(files: Mapping[str, str], date: str) -> ChatTemplate:
     """Return a tokenizer's chat template; raises ``UserError`` if it is missing or unusable."""
-    source: object = files.get(TEMPLATE) or entry(files, SETTINGS, "chat_template")
+    source: object = files.get(TEMPLATE) or tokenizer_json_entry(files, SETTINGS, "chat_template")
     if isinstance(source, list):  # Several by name.
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default")
@@ -133,14 +133,14 @@ def special_tokens(files: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in SPECIAL_TOKENS:
         for file in (SETTINGS, SPECIAL):
-            token = entry(files, file, name)
+            token = tokenizer_json_entry(files, file, name)
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str) and name not in found:
                 found[name] = token
     return found
 
 
-def messages_of(values: Mapping[str, Any]) -> Messages:
+def row_messages(values: Mapping[str, Any]) -> Messages:
     """Return the messages of a row: its ``messages``, or its ``prompt`` and ``completion``.
 
     Messages have the fields role, content and :data:`REASONING`. Raises :class:`CannotRender` for an invalid row.

@@ -29,7 +29,7 @@ SECONDS, CHARACTERS_PER_SECOND = 60, 32 << 10
 MEMORY, MEMORY_PER_CHARACTER = 4 << 30, 1 << 10
 
 
-def library() -> Any:
+def tokenizers_library() -> Any:
     """Return the tokenizers library; raises ``UserError`` if it is not installed."""
     try:
         import tokenizers
@@ -53,7 +53,7 @@ class TokenizerEngine:
 
     @classmethod
     def read(cls, text: str) -> TokenizerEngine:
-        return cls(library().Tokenizer.from_str(text))
+        return cls(tokenizers_library().Tokenizer.from_str(text))
 
     def largest_id(self) -> int:
         """Return the largest token id, or -1 for an empty vocabulary; ids may have gaps."""
@@ -99,7 +99,7 @@ class TokenizerProcess:
     """Child process, with limits, that holds the :class:`TokenizerEngine` of a ``tokenizer.json``."""
 
     def __init__(self, text: str) -> None:
-        library()  # A missing library has its own message.
+        tokenizers_library()  # A missing library has its own message.
         self._text = text
         self._process = LimitedProcess(TokenizerEngine.read, text)
 
@@ -132,7 +132,7 @@ def engine_process(text: str) -> TokenizerProcess:
 
 def bytes_bpe(specials: Sequence[str]) -> str:
     """Return the ``tokenizer.json`` with one id per byte, in byte order, then the special tokens."""
-    models = library().models
+    models = tokenizers_library().models
     alphabet = byte_characters()
     engine = byte_level(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
     engine.add_special_tokens(list(specials))
@@ -145,7 +145,7 @@ def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) 
     The same texts give the same file on any number of threads. Raises ``UserError`` if the library fails, and errors of
     the iterator ``texts``.
     """
-    tokenizers = library()
+    tokenizers = tokenizers_library()
     engine = byte_level(tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -164,7 +164,7 @@ def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) 
 
 def byte_level(model: object) -> Library:
     """Return a tokenizer with the given model that splits text as GPT-2 does."""
-    tokenizers = library()
+    tokenizers = tokenizers_library()
     engine: Library = tokenizers.Tokenizer(model)
     engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = tokenizers.decoders.ByteLevel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.errors import UserError
-from slipstream.language.chat_template import ANSWERS, PROBE, RenderedConversation, template_of
+from slipstream.language.chat_template import ANSWERS, PROBE, RenderedConversation, load_chat_template
 from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import Tokenizer
 
@@ -14,7 +14,7 @@ ANY_DAY = "2000-01-01"
 CONVERSATION = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": PROBE}]
 
 
-def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
+def stop_token_ids(files: Mapping[str, str], *, answers: bool) -> list[int]:
     """Return the stop token ids of a model that was trained with the tokenizer in ``files``.
 
     They are the end token and, with ``answers``, the special token that its chat template puts after an answer. Empty
@@ -35,7 +35,7 @@ def text_after_an_answer(files: Mapping[str, str]) -> str:
     Raises ``TemplateStopped`` if the template exceeds a limit.
     """
     try:
-        (found,) = template_of(files, ANY_DAY).render([CONVERSATION])
+        (found,) = load_chat_template(files, ANY_DAY).render([CONVERSATION])
     except TemplateStopped:
         raise
     except UserError:

@@ -14,7 +14,15 @@ from typing import Any
 from slipstream.distributed.child_processes import no_main_module
 from slipstream.distributed.pool import FOR_LIBRARIES, variables_for_children
 from slipstream.errors import UserError
-from slipstream.language.template_worker import FAILED, MEMORY, MOST_TEXT, STOPPED, Message, RenderedText, serve
+from slipstream.language.template_worker import (
+    FAILED,
+    MEMORY,
+    MOST_TEXT,
+    STOPPED,
+    Message,
+    RenderedText,
+    serve_templates,
+)
 
 #: Limit in seconds for a batch of conversations and, if the batch exceeds it, for every single conversation.
 SECONDS = 10.0
@@ -110,7 +118,9 @@ class TemplateProcess:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, os.getpid()), daemon=True, name="chat template")
+        self._process = context.Process(
+            target=serve_templates, args=(theirs, os.getpid()), daemon=True, name="chat template"
+        )
         with no_main_module(), variables_for_children(FOR_LIBRARIES):
             self._process.start()
         theirs.close()

@@ -55,7 +55,7 @@ class AnswerChanges(Exception):
     """Error for an answer whose text is empty or depends on later messages."""
 
 
-def serve(connection: Connection, parent: int) -> None:
+def serve_templates(connection: Connection, parent: int) -> None:
     """Reply to requests of the process ``parent`` until it closes the connection.
 
     A request is a JSON object with one key: "template" (the arguments of :class:`SandboxedTemplate`), "prompt"
@@ -70,7 +70,7 @@ def serve(connection: Connection, parent: int) -> None:
     time.tzset()
     template: SandboxedTemplate | None = None
     try:
-        reply(connection, load)
+        reply(connection, load_compiler)
         while True:
             request = json.loads(connection.recv_bytes())
             if "template" in request:
@@ -86,7 +86,7 @@ def serve(connection: Connection, parent: int) -> None:
         return
 
 
-def load() -> None:
+def load_compiler() -> None:
     """Import the template compiler, without torch, then limit the memory."""
     from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template  # noqa: F401
 

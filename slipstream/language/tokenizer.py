@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.artifacts.hugging_face import CONFIG, LONGEST_JSON
 from slipstream.artifacts.prepared.token_rows import read_files
-from slipstream.artifacts.prepared.tokenizer_json import FAST, MOST_IDS, reset
+from slipstream.artifacts.prepared.tokenizer_json import FAST, MOST_IDS, disable_padding_and_truncation
 from slipstream.errors import UserError
 from slipstream.language.engine import TokenizerEngine, bytes_bpe, engine_process, trained_bpe
 from slipstream.storage import STORES, MissingObject, open_below
@@ -60,7 +60,7 @@ class Tokenizer:
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids (int64) of every text; text that spells a special token is plain text."""
         ids, counts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_texts, list(texts))
-        return divided(ids, counts)
+        return split_by_counts(ids, counts)
 
     def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
         """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens not in the loss.
@@ -69,20 +69,20 @@ class Tokenizer:
         before an answer is not covered.
         """
         ids, counts, starts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_with_specials, list(texts))
-        rows = zip(divided(ids, counts), divided(starts, counts), spans, strict=True)
-        return [marked(tokens, begins, answers) for tokens, begins, answers in rows]
+        rows = zip(split_by_counts(ids, counts), split_by_counts(starts, counts), spans, strict=True)
+        return [mark_learned_tokens(tokens, begins, answers) for tokens, begins, answers in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._engine.call(len(ids), TokenizerEngine.decode, list(ids))
 
 
-def divided(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:
+def split_by_counts(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:
     """Split ``values`` into one array (int64) per text; ``counts`` are their lengths."""
     whole = np.array(values, np.int64)
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(counts)])]
 
 
-def marked(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
+def mark_learned_tokens(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
     """Return the ids of tokens that start in one of the spans, and -1 - id for all others."""
     learned = np.zeros(len(ids), bool)
     for first, last in spans:
@@ -96,7 +96,7 @@ def with_reset(files: Mapping[str, str]) -> TokenizerFiles:
     Raises ``UserError`` unless ``tokenizer.json`` is a JSON object.
     """
     try:
-        return {**files, FAST: reset(files[FAST])}
+        return {**files, FAST: disable_padding_and_truncation(files[FAST])}
     except ValueError as error:
         raise UserError(f"data.tokenizer: {FAST} is not a tokenizer of Hugging Face's tokenizers: {error}") from None
 
@@ -156,14 +156,14 @@ def texts_of(contents: Mapping[str, bytes], address: str) -> TokenizerFiles:
 def end_token(files: Mapping[str, str]) -> str:
     """Return the text of the end token; raises ``UserError`` if none is named."""
     for name in (SETTINGS, SPECIAL):
-        token = entry(files, name, "eos_token")
+        token = tokenizer_json_entry(files, name, "eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str) and token:
             return token
     raise UserError(f"data.tokenizer: names no end token; expected eos_token in {SETTINGS}")
 
 
-def entry(files: Mapping[str, str], name: str, key: str) -> object:
+def tokenizer_json_entry(files: Mapping[str, str], name: str, key: str) -> object:
     """Return ``key`` in a JSON file of the tokenizer, or None; raises ``UserError`` unless it is a JSON object."""
     if name not in files:
         return None
@@ -178,7 +178,7 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
 
 def bytes_tokenizer(*, turns: bool) -> TokenizerFiles:
     """Return a tokenizer with one id per byte, then special tokens; ``turns`` adds those for turns."""
-    return made(bytes_bpe(specials(turns=turns)))
+    return made(bytes_bpe(special_texts(turns=turns)))
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, *, turns: bool) -> TokenizerFiles:
@@ -187,10 +187,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, *, turns: bool) -> To
     Sennrich, Haddow and Birch 2016; Radford et al. 2019, "GPT-2". The same texts give the same files on any number of
     threads.
     """
-    return made(trained_bpe(texts, vocabulary, specials(turns=turns)))
+    return made(trained_bpe(texts, vocabulary, special_texts(turns=turns)))
 
 
-def specials(*, turns: bool) -> list[str]:
+def special_texts(*, turns: bool) -> list[str]:
     return [END, TURN, TURN_ENDS] if turns else [END]
 
 

@@ -20,7 +20,7 @@ class MetadataUnavailable(Exception):
     """Error for a metadata server that gives no documented answer; must not stop a run."""
 
 
-def request(
+def http_request(
     url: str, headers: dict[str, str], *, method: str = "GET", timeout: float = TIMEOUT_S
 ) -> tuple[int, bytes, Message]:
     """Return status, body and headers of one HTTP exchange, whatever the status.
@@ -67,7 +67,7 @@ class AwsMetadata:
             if not self._token:
                 self.renew()
             headers = {"X-aws-ec2-metadata-token": self._token}
-            status, body, _headers = request(self._base + path, headers, timeout=self._timeout)
+            status, body, _headers = http_request(self._base + path, headers, timeout=self._timeout)
             if status == 404:
                 return None
             if status == 200:
@@ -81,7 +81,7 @@ class AwsMetadata:
         """Request a new token; raises ``MetadataUnavailable``."""
         seconds = {"X-aws-ec2-metadata-token-ttl-seconds": str(self.TOKEN_S)}
         url = self._base + "/latest/api/token"
-        status, body, _ = request(url, seconds, method="PUT", timeout=self._timeout)
+        status, body, _ = http_request(url, seconds, method="PUT", timeout=self._timeout)
         if status != 200 or not body.strip().isascii():
             raise MetadataUnavailable(f"/latest/api/token: status {status}")
         self._token = body.strip().decode()

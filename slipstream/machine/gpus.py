@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from slipstream.machine.nvml import DriverHangs, ask_nvml, handles, list_devices, named_devices, visible_devices
+from slipstream.machine.nvml import DriverHangs, ask_nvml, list_devices, named_devices, nvml_handles, visible_devices
 
 ROOT = Path("/")
 
@@ -29,7 +29,7 @@ def visible_gpus(root: Path = ROOT) -> int:
 
 def gpu_names() -> list[str]:
     """Return the names of this machine's NVIDIA GPUs; empty without any."""
-    return ask_nvml(lambda nvml: [str(nvml.nvmlDeviceGetName(handle)) for handle in handles(nvml)]) or []
+    return ask_nvml(lambda nvml: [str(nvml.nvmlDeviceGetName(handle)) for handle in nvml_handles(nvml)]) or []
 
 
 def largest_clocks() -> dict[str, float]:
@@ -41,7 +41,7 @@ def largest_clocks() -> dict[str, float]:
     def clocks(nvml: ModuleType) -> dict[str, float]:
         return {
             str(nvml.nvmlDeviceGetUUID(handle)): 1e6 * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
-            for handle in handles(nvml)
+            for handle in nvml_handles(nvml)
         }
 
     try:
@@ -53,7 +53,7 @@ def largest_clocks() -> dict[str, float]:
 def bf16_gpus() -> bool:
     """Return True if a GPU of this machine supports bfloat16: NVIDIA from compute capability 8.0 on, and AMD."""
     capabilities = ask_nvml(
-        lambda nvml: [tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles(nvml)]
+        lambda nvml: [tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in nvml_handles(nvml)]
     )
     return max(capabilities) >= (8, 0) if capabilities else amd_gpus() > 0
 

@@ -36,10 +36,10 @@ CPU = "SLIPSTREAM_CPU"
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the CPUs to which this process's group is limited, or None; ``root`` holds /proc and /sys."""
     quotas = []
-    for group in groups(root, "cpu"):
-        quota, _, period = read(group / "cpu.max").partition(" ")
+    for group in control_group_paths(root, "cpu"):
+        quota, _, period = read_or_empty(group / "cpu.max").partition(" ")
         if not quota:
-            quota, period = read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us")
+            quota, period = read_or_empty(group / "cpu.cfs_quota_us"), read_or_empty(group / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period) > 0:
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -48,29 +48,31 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 def memory_limit(root: Path = Path("/")) -> float | None:
     """Return the memory limit of this process's group in bytes, or None."""
     values = (
-        read(group / name) for group in groups(root, "memory") for name in ("memory.max", "memory.limit_in_bytes")
+        read_or_empty(group / name)
+        for group in control_group_paths(root, "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
     )
     return min((float(value) for value in values if value.isdigit() and int(value) < UNLIMITED_BYTES), default=None)
 
 
 def memory_used(root: Path = Path("/")) -> int:
     """Return the bytes used by this process's control group, without reclaimable file pages."""
-    for group in groups(root, "memory"):
+    for group in control_group_paths(root, "memory"):
         for name, pages in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
-            used = read(group / name)
+            used = read_or_empty(group / name)
             if used.isdigit():
-                return max(0, int(used) - numbers(group / "memory.stat").get(pages, 0))
+                return max(0, int(used) - parse_counters(group / "memory.stat").get(pages, 0))
     return 0
 
 
 def cpu_seconds(root: Path = Path("/")) -> float | None:
     """Return the CPU seconds of this process's control group; None if they are not counted."""
-    for group in groups(root, "cpuacct"):
-        nanoseconds = read(group / "cpuacct.usage")
+    for group in control_group_paths(root, "cpuacct"):
+        nanoseconds = read_or_empty(group / "cpuacct.usage")
         if nanoseconds.isdigit():
             return int(nanoseconds) / 1e9
-    for group in groups(root, "cpu"):
-        microseconds = numbers(group / "cpu.stat").get("usage_usec")
+    for group in control_group_paths(root, "cpu"):
+        microseconds = parse_counters(group / "cpu.stat").get("usage_usec")
         if microseconds is not None:
             return microseconds / 1e6
     return None
@@ -88,17 +90,17 @@ class Throttling:
 def cpu_throttling(root: Path = Path("/")) -> Throttling:
     """Return the longest throttling among this process's group and those above it; zeros without a quota."""
     found = [Throttling()]
-    for group in groups(root, "cpu"):
-        stat = numbers(group / "cpu.stat")
+    for group in control_group_paths(root, "cpu"):
+        stat = parse_counters(group / "cpu.stat")
         seconds = stat.get("throttled_usec", 0) / 1e6 or stat.get("throttled_time", 0) / 1e9
         found.append(Throttling(stat.get("nr_periods", 0), stat.get("nr_throttled", 0), seconds))
     return max(found, key=lambda throttling: (throttling.seconds, throttling.periods))
 
 
-def groups(root: Path, controller: str) -> Iterator[Path]:
+def control_group_paths(root: Path, controller: str) -> Iterator[Path]:
     """Yield the existing directories of this process's group and those above it, for both cgroup versions."""
     mounted = root / "sys/fs/cgroup"
-    for line in read(root / "proc/self/cgroup").splitlines():
+    for line in read_or_empty(root / "proc/self/cgroup").splitlines():
         _, controllers, group_path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -109,7 +111,7 @@ def groups(root: Path, controller: str) -> Iterator[Path]:
                 yield top / group
 
 
-def read(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
     """Return the file's text, stripped; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
@@ -117,9 +119,9 @@ def read(path: Path) -> str:
         return ""
 
 
-def numbers(path: Path) -> dict[str, int]:
+def parse_counters(path: Path) -> dict[str, int]:
     """Parse a file of lines ``name number``; other lines are skipped."""
-    lines = (line.split() for line in read(path).splitlines())
+    lines = (line.split() for line in read_or_empty(path).splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 
 

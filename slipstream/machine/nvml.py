@@ -112,7 +112,7 @@ def memory_info(nvml: ModuleType, handle: object) -> Any:
     return newer or answer(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
 
 
-def handles(nvml: ModuleType) -> Iterator[object]:
+def nvml_handles(nvml: ModuleType) -> Iterator[object]:
     return map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.machine.limits import groups, memory_limit, read
+from slipstream.machine.limits import control_group_paths, memory_limit, read_or_empty
 
 #: Fraction of the limit from which a peak counts as having met the limit, because pages are charged to a group in
 #: batches.
@@ -38,11 +38,11 @@ class MemoryCounters:
 
 def memory_counters(root: Path = Path("/")) -> MemoryCounters:
     """Return the group's current counters; ``root`` holds /proc and /sys."""
-    for group in groups(root, "memory"):
-        events = read(group / "memory.events") or read(group / "memory.oom_control")
+    for group in control_group_paths(root, "memory"):
+        events = read_or_empty(group / "memory.events") or read_or_empty(group / "memory.oom_control")
         counted = dict(line.split() for line in events.splitlines() if len(line.split()) == 2)
         if "oom_kill" in counted:
-            peaks = (read(group / name) for name in ("memory.peak", "memory.max_usage_in_bytes"))
+            peaks = (read_or_empty(group / name) for name in ("memory.peak", "memory.max_usage_in_bytes"))
             peak = next((int(value) for value in peaks if value.isdigit()), None)
             return MemoryCounters(int(counted["oom_kill"]), peak, memory_limit(root))
     return MemoryCounters()

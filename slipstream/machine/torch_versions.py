@@ -26,15 +26,15 @@ from slipstream.logs import logger
 OLDEST, NEWEST = (2, 11), (2, 13)
 
 
-def release(version: str) -> tuple[int, int]:
+def parse_release(version: str) -> tuple[int, int]:
     """Parse a version into numbers: ``(2, 13)`` for ``2.13.0a0+rocm7.1``; raises ``UserError`` if that fails."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
-        raise UserError(f"torch {version}: is no version; expected torch {dotted(OLDEST)} or newer")
+        raise UserError(f"torch {version}: is no version; expected torch {release_text(OLDEST)} or newer")
     return int(found[1]), int(found[2])
 
 
-def dotted(version: tuple[int, int]) -> str:
+def release_text(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
@@ -43,11 +43,11 @@ def check_torch(version: str = torch.__version__) -> str:
 
     Raises ``UserError`` if it is older than the supported versions.
     """
-    if release(version) < OLDEST:
-        raise UserError(f"torch {version}: is too old; expected {dotted(OLDEST)} or newer; upgrade torch")
-    if release(version) <= NEWEST:
+    if parse_release(version) < OLDEST:
+        raise UserError(f"torch {version}: is too old; expected {release_text(OLDEST)} or newer; upgrade torch")
+    if parse_release(version) <= NEWEST:
         return ""
-    oldest, newest = dotted(OLDEST), dotted(NEWEST)
+    oldest, newest = release_text(OLDEST), release_text(NEWEST)
     return f"torch {version}: is newer than the tested versions {oldest} to {newest}; if it fails, install {newest}"
 
 
@@ -69,12 +69,12 @@ def wrap_in_ddp(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, **{**settings, buffers: False})
 
 
-def collective(name: str, older_name: str) -> Callable[..., Any]:
+def find_collective(name: str, older_name: str) -> Callable[..., Any]:
     return getattr(dist, name, None) or getattr(dist, older_name)
 
 
-all_gather_single = collective("all_gather_single", "all_gather_into_tensor")
-reduce_scatter_single = collective("reduce_scatter_single", "reduce_scatter_tensor")
+all_gather_single = find_collective("all_gather_single", "all_gather_into_tensor")
+reduce_scatter_single = find_collective("reduce_scatter_single", "reduce_scatter_tensor")
 
 
 def accept_any_layout(stage: Any) -> None:

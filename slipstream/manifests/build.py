@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from slipstream.manifests.documents import ManifestFile
 from slipstream.manifests.gpu_operator import gpu_operator
-from slipstream.manifests.karpenter import karpenter
-from slipstream.manifests.queues import priorities, queues
-from slipstream.manifests.quota import namespaces, quota
+from slipstream.manifests.karpenter import karpenter_files
+from slipstream.manifests.queues import priority_classes_file, queue_files
+from slipstream.manifests.quota import namespaces_file, resource_quota_file
 from slipstream.manifests.site import ClusterSite
-from slipstream.manifests.triton import TritonService, triton
+from slipstream.manifests.triton import TritonService, triton_file
 
 
-def manifests(site: ClusterSite, serving: TritonService | None) -> list[ManifestFile]:
+def build_manifests(site: ClusterSite, serving: TritonService | None) -> list[ManifestFile]:
     """Return all files for a site in the order in which ``kubectl apply -f`` applies them.
 
     Files in folders come last; kubectl does not apply them.
     """
     operator = gpu_operator(site)
     applied = [
-        namespaces(site, serving is not None, bool(operator)),
-        *karpenter(site),
-        priorities(serving is not None),
-        *queues(site),
-        quota(site),
+        namespaces_file(site, serving is not None, bool(operator)),
+        *karpenter_files(site),
+        priority_classes_file(serving is not None),
+        *queue_files(site),
+        resource_quota_file(site),
         *operator,
-        *([triton(site, serving)] if serving else []),
+        *([triton_file(site, serving)] if serving else []),
     ]
     return sorted(applied, key=lambda file: ("/" in file.path, file.path))

@@ -10,17 +10,17 @@ from pathlib import Path
 import click
 
 from slipstream.errors import UserError
-from slipstream.manifests.build import manifests
+from slipstream.manifests.build import build_manifests
 from slipstream.manifests.documents import ManifestFile
 from slipstream.manifests.gpu_operator import SHARES, VALUES
 from slipstream.manifests.karpenter import static_pools
-from slipstream.manifests.pools import pools
-from slipstream.manifests.site import ClusterSite, site_of
+from slipstream.manifests.pools import node_pools
+from slipstream.manifests.site import ClusterSite, profile_site
 from slipstream.manifests.triton import IMAGE, PROMETHEUS, TritonService, needs_keda
-from slipstream.manifests.write import write
-from slipstream.profiles.needs import cloud_of
-from slipstream.profiles.profile import load
-from slipstream.text_table import aligned
+from slipstream.manifests.write import write_manifests
+from slipstream.profiles.needs import profile_cloud
+from slipstream.profiles.profile import load_profile
+from slipstream.text_table import aligned_table
 
 NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "existing nodes"}
 #: Allowed names: of a namespace, with room for Flyte's domain; of an EKS cluster, with room for the role's prefix.
@@ -56,17 +56,17 @@ def main(profile: str, out: Path, project: str, cluster: str, serve: bool, model
         raise UserError(f"--cluster: {cluster!r} is not allowed; expected letters, digits, '-' and '_', at most 46")
     if keda and not serve:
         raise UserError("--keda: applies to a served model only; expected --serve with it")
-    site = site_of(load(profile), project, cluster)
+    site = profile_site(load_profile(profile), project, cluster)
     serving = TritonService(models, keda) if serve else None
-    files = manifests(site, serving)
-    write(files, out, site.profile.name)
+    files = build_manifests(site, serving)
+    write_manifests(files, out, site.profile.name)
     click.echo(said(site, files, out))
     click.echo("\n".join([*assumed(site, serving), *left_out(site), *next_steps(site, profile, files, out)]))
 
 
 def said(site: ClusterSite, files: Sequence[ManifestFile], out: Path) -> str:
     rows = [[file.path, file.purpose] for file in files]
-    return f"{out}, for {site.profile.name} on {NODES[site.cloud]}:\n" + aligned(
+    return f"{out}, for {site.profile.name} on {NODES[site.cloud]}:\n" + aligned_table(
         ("file", "purpose"), rows, left=("file", "purpose")
     )
 
@@ -75,9 +75,9 @@ def assumed(site: ClusterSite, serving: TritonService | None) -> Iterator[str]:
     """Yield the assumptions that neither the profile nor the user stated."""
     yield f"assumed: Flyte's project {site.project} (--project), its domains development and production"
     if site.cloud == "aws":
-        why = "" if cloud_of(site.profile) else "Amazon's nodes, as the profile names no cloud; "
+        why = "" if profile_cloud(site.profile) else "Amazon's nodes, as the profile names no cloud; "
         yield f"assumed: {why}the cluster's name {site.cluster} (--cluster)"
-    if any(pool.has_gpus and not pool.instance_types for pool in pools(site) if site.cloud == "aws"):
+    if any(pool.has_gpus and not pool.instance_types for pool in node_pools(site) if site.cloud == "aws"):
         yield "assumed: any instance type with such GPUs, as the profile does not name the GPU"
     if any(placement.shared_gpu for placement in site.gpus.values()):
         yield f"assumed: {SHARES} pods share a GPU"

@@ -55,7 +55,7 @@ class ManifestDumper(yaml.SafeDumper):
 ManifestDumper.add_representer(str, ManifestDumper.represent_text)
 
 
-def kube(api_version: str, kind: str, name: str, namespace: str = "", **rest: Any) -> Tree:
+def kubernetes_object(api_version: str, kind: str, name: str, namespace: str = "", **rest: Any) -> Tree:
     """Return a Kubernetes object; ``rest`` are its other fields, omitted where they are None."""
     metadata: Tree = {"name": name, **({"namespace": namespace} if namespace else {})}
     metadata["labels"] = {"app.kubernetes.io/part-of": "slipstream"}
@@ -63,13 +63,13 @@ def kube(api_version: str, kind: str, name: str, namespace: str = "", **rest: An
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
 
 
-def text_of(tree: Mapping[str, Any]) -> str:
+def yaml_text(tree: Mapping[str, Any]) -> str:
     return yaml.dump(dict(tree), Dumper=ManifestDumper, sort_keys=False, width=math.inf, allow_unicode=True)
 
 
-def rendered(file: ManifestFile, profile: str) -> str:
+def render_file(file: ManifestFile, profile: str) -> str:
     """Return the text of the file; equal objects give equal bytes."""
-    parts = [f"{commented(document.why)}{text_of(document.tree)}" for document in file.documents]
+    parts = [f"{commented(document.why)}{yaml_text(document.tree)}" for document in file.documents]
     head = commented(f"{MARK.removeprefix('# ')} for the profile {profile}: {file.purpose}.")
     return head + commented(file.why) + "#\n" + "---\n".join(parts)
 

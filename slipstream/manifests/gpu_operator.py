@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kube, text_of
-from slipstream.manifests.partitions import partition
-from slipstream.manifests.pools import MIG_LABEL, SHARING_LABEL, mig_config, pools
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kubernetes_object, yaml_text
+from slipstream.manifests.partitions import find_partition
+from slipstream.manifests.pools import MIG_LABEL, SHARING_LABEL, mig_config, node_pools
 from slipstream.manifests.quota import OPERATOR_NAMESPACE
 from slipstream.manifests.site import ClusterSite
 from slipstream.profiles.placement import Placement
@@ -40,13 +40,13 @@ def gpu_operator(site: ClusterSite) -> list[ManifestFile]:
 
 
 def sharing(shared: list[Placement]) -> KubernetesObject:
-    data = {"none": text_of({"version": "v1"})}
-    data |= {placement.shared_gpu: text_of(sharing_of(placement)) for placement in shared}
+    data = {"none": yaml_text({"version": "v1"})}
+    data |= {placement.shared_gpu: yaml_text(sharing_of(placement)) for placement in shared}
     text = (
         f"Nodes with the label {SHARING_LABEL} share every GPU among {SHARES} pods; other nodes are unchanged. Time "
         "slicing does not isolate memory; MPS limits it per pod."
     )
-    return KubernetesObject(text, kube("v1", "ConfigMap", SHARING, OPERATOR_NAMESPACE, data=data))
+    return KubernetesObject(text, kubernetes_object("v1", "ConfigMap", SHARING, OPERATOR_NAMESPACE, data=data))
 
 
 def sharing_of(placement: Placement) -> Tree:
@@ -68,14 +68,14 @@ def sharing_of(placement: Placement) -> Tree:
 def partitions(divided: list[Placement]) -> KubernetesObject:
     configs: Tree = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
     for placement in divided:
-        devices = {placement.mig: partition(placement.mig).number}
+        devices = {placement.mig: find_partition(placement.mig).number}
         configs[mig_config(placement)] = [{"devices": "all", "mig-enabled": True, "mig-devices": devices}]
-    data = {"config.yaml": text_of({"version": "v1", "mig-configs": configs})}
+    data = {"config.yaml": yaml_text({"version": "v1", "mig-configs": configs})}
     text = (
         f"Nodes with the label {MIG_LABEL} partition all of their GPUs as in the entry of that name; GPUs of other "
         "nodes are not partitioned. No process may use a GPU while it is partitioned."
     )
-    return KubernetesObject(text, kube("v1", "ConfigMap", MIG, OPERATOR_NAMESPACE, data=data))
+    return KubernetesObject(text, kubernetes_object("v1", "ConfigMap", MIG, OPERATOR_NAMESPACE, data=data))
 
 
 # Chart
@@ -123,7 +123,7 @@ def values_text(shared: bool, divided: bool) -> str:
 
 def taints(site: ClusterSite) -> list[Tree]:
     found: list[Tree] = []
-    for pool in pools(site):
+    for pool in node_pools(site):
         found += [taint for taint in pool.taints if pool.has_gpus and taint not in found]
     return found
 

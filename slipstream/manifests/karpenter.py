@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kube
-from slipstream.manifests.node_class import GROUP, class_name, classes
-from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, SPOT, NodePool, pools
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kubernetes_object
+from slipstream.manifests.node_class import GROUP, class_name, node_classes
+from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, SPOT, NodePool, node_pools
 from slipstream.manifests.site import DOMAINS, ClusterSite
-from slipstream.profiles.needs import NOTICE_S, quantity
+from slipstream.profiles.needs import NOTICE_S, format_quantity
 from slipstream.profiles.placement import TYPE_LABEL
 
 #: Weights by which Karpenter orders the pools that a pod tolerates and fits on.
@@ -26,12 +26,12 @@ WHY = (
 )
 
 
-def karpenter(site: ClusterSite) -> list[ManifestFile]:
+def karpenter_files(site: ClusterSite) -> list[ManifestFile]:
     """Return the files of the NodePools; empty if nodes are not Amazon's."""
     if site.cloud != "aws":
         return []
-    made = pools(site)
-    documents = [*classes(site, made), *(node_pool(pool) for pool in made)]
+    made = node_pools(site)
+    documents = [*node_classes(site, made), *(node_pool(pool) for pool in made)]
     needs = "Karpenter"
     if uncounted(made):
         needs += " with its feature gate StaticCapacity"
@@ -45,7 +45,7 @@ def uncounted(made: list[NodePool]) -> list[str]:
 
 def static_pools(site: ClusterSite) -> list[NodePool]:
     """Return the pools whose nodes have to be requested by hand."""
-    return [pool for pool in pools(site) if pool.uncounted] if site.cloud == "aws" else []
+    return [pool for pool in node_pools(site) if pool.uncounted] if site.cloud == "aws" else []
 
 
 def node_pool(pool: NodePool) -> KubernetesObject:
@@ -63,7 +63,7 @@ def node_pool(pool: NodePool) -> KubernetesObject:
         },
         "template": template(pool),
     }
-    return KubernetesObject(why(pool), kube("karpenter.sh/v1", "NodePool", pool.name, spec=spec))
+    return KubernetesObject(why(pool), kubernetes_object("karpenter.sh/v1", "NodePool", pool.name, spec=spec))
 
 
 def why(pool: NodePool) -> str:
@@ -89,7 +89,7 @@ def limits(pool: NodePool) -> Tree:
     if pool.has_gpus:
         nodes = math.ceil(both[pool.placement.gpu_name] / pool.gpus_per_node)
         return {pool.placement.gpu_name: str(nodes * pool.gpus_per_node)}
-    return {"cpu": quantity("cpu", 2 * both["cpu"]), "memory": quantity("memory", 2 * both["memory"])}
+    return {"cpu": format_quantity("cpu", 2 * both["cpu"]), "memory": format_quantity("memory", 2 * both["memory"])}
 
 
 def template(pool: NodePool) -> Tree:

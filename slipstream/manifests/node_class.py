@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from slipstream.machine.limits import parse_quantity
-from slipstream.manifests.documents import KubernetesObject, Tree, kube, text_of
+from slipstream.manifests.documents import KubernetesObject, Tree, kubernetes_object, yaml_text
 from slipstream.manifests.pools import NodePool
 from slipstream.manifests.site import ClusterSite
 from slipstream.profiles.needs import GIB, MIB
@@ -21,7 +21,7 @@ def class_name(pool: NodePool) -> str:
     return f"slipstream-{pool.kind}"
 
 
-def classes(site: ClusterSite, made: list[NodePool]) -> Iterator[KubernetesObject]:
+def node_classes(site: ClusterSite, made: list[NodePool]) -> Iterator[KubernetesObject]:
     """Yield an EC2NodeClass for every kind of pool; spot and on-demand pools share it."""
     for pool in {pool.kind: pool for pool in made}.values():
         yield node_class(site, pool)
@@ -74,7 +74,7 @@ def node_class(site: ClusterSite, pool: NodePool) -> KubernetesObject:
         text += "CPUs are exclusive to one pod, on the NUMA node of its devices if possible. "
     if bytes_of_pages(pool):
         text += "Pages of 2 MiB are reserved before the kubelet counts them. "
-    return KubernetesObject(text, kube(f"{GROUP}/v1", "EC2NodeClass", class_name(pool), spec=spec))
+    return KubernetesObject(text, kubernetes_object(f"{GROUP}/v1", "EC2NodeClass", class_name(pool), spec=spec))
 
 
 def interfaces(adapters: int) -> list[Tree]:
@@ -104,7 +104,7 @@ def user_data(pool: NodePool) -> str:
         policies = {"cpuManagerPolicy": "static", "topologyManagerPolicy": "best-effort"}
         config: Tree = {"apiVersion": "node.eks.aws/v1alpha1", "kind": "NodeConfig"}
         config["spec"] = {"kubelet": {"config": policies}}
-        parts.append(("application/node.eks.aws", text_of(config)))
+        parts.append(("application/node.eks.aws", yaml_text(config)))
     if not parts:
         return ""
     mime = "".join(f"--{BOUNDARY}\nContent-Type: {kind}\n\n{text}\n" for kind, text in parts)

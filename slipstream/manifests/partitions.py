@@ -38,7 +38,7 @@ PARTITIONS = {
 }
 
 
-def partition(name: str, gpu: str = "") -> Partition:
+def find_partition(name: str, gpu: str = "") -> Partition:
     """Return the partition ``name`` of ``gpu``, or of any GPU if ``gpu`` is "".
 
     Raises ``UserError`` if it is unknown.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slipstream.manifests.documents import Tree
-from slipstream.manifests.partitions import partition
+from slipstream.manifests.partitions import find_partition
 from slipstream.manifests.site import ClusterSite
 from slipstream.profiles.needs import at_once
 from slipstream.profiles.placement import EFA, TYPE_LABEL, Placement, Toleration
@@ -83,7 +83,7 @@ class NodePool:
         known, placement = built_in_prices(), self.placement
         like = known.instances.get(known.accelerators.get(placement.accelerator, ""))
         gpu = like.gpu if like else ""
-        gpus = partition(placement.mig, gpu).gpus if placement.mig else (gpu,)
+        gpus = find_partition(placement.mig, gpu).gpus if placement.mig else (gpu,)
         return [
             name
             for name, each in known.instances.items()
@@ -129,7 +129,7 @@ def taint_of(toleration: Toleration) -> Tree:
     return {"key": toleration.key, **value, "effect": toleration.effect or "NoSchedule"}
 
 
-def pools(site: ClusterSite) -> list[NodePool]:
+def node_pools(site: ClusterSite) -> list[NodePool]:
     """Return the pools: GPUs first, and spot first within a kind.
 
     Stages whose node selector names one capacity type have no pool of the other.
@@ -139,7 +139,7 @@ def pools(site: ClusterSite) -> list[NodePool]:
 
 def each_pool(site: ClusterSite) -> Iterator[NodePool]:
     for kind, wanted in (("gpu", site.gpus), ("cpu", {k: v for k, v in site.stages.items() if k not in site.gpus})):
-        for number, stages in enumerate(alike(wanted), 1):
+        for number, stages in enumerate(group_alike_stages(wanted), 1):
             name = kind if number == 1 else f"{kind}-{number}"
             if site.cloud != "aws":
                 yield NodePool(name, "", stages)
@@ -153,7 +153,7 @@ def each_pool(site: ClusterSite) -> Iterator[NodePool]:
                 yield NodePool(name, ON_DEMAND, stages)
 
 
-def alike(stages: Mapping[str, Placement]) -> list[dict[str, Placement]]:
+def group_alike_stages(stages: Mapping[str, Placement]) -> list[dict[str, Placement]]:
     """Group stages whose pods may run on the same nodes."""
     found: dict[str, dict[str, Placement]] = {}
     for stage, placement in stages.items():

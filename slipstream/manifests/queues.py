@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kube
-from slipstream.manifests.pools import ON_DEMAND, SPOT, NodePool, pools
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kubernetes_object
+from slipstream.manifests.pools import ON_DEMAND, SPOT, NodePool, node_pools
 from slipstream.manifests.site import DOMAINS, PRODUCTION, RESEARCH, ClusterSite
-from slipstream.profiles.needs import at_once, quantity
+from slipstream.profiles.needs import at_once, format_quantity
 
 VOLCANO = "volcano"
 COHORT = "slipstream"
@@ -28,7 +28,7 @@ def queue_name(queue: str) -> str:
 # Priorities
 
 
-def priorities(serve: bool) -> ManifestFile:
+def priority_classes_file(serve: bool) -> ManifestFile:
     classes = [
         priority(queue_name(PRODUCTION), PRIORITIES[PRODUCTION], "Trainings and scoring that production waits for."),
         priority(queue_name(RESEARCH), PRIORITIES[RESEARCH], "Trials: they wait for capacity and preempt no pod."),
@@ -39,7 +39,7 @@ def priorities(serve: bool) -> ManifestFile:
 
 def priority(name: str, value: int, text: str) -> KubernetesObject:
     policy = "Never" if name == queue_name(RESEARCH) else "PreemptLowerPriority"
-    tree = kube(
+    tree = kubernetes_object(
         *("scheduling.k8s.io/v1", "PriorityClass", name),
         value=value,
         globalDefault=False,
@@ -52,7 +52,7 @@ def priority(name: str, value: int, text: str) -> KubernetesObject:
 # Queues
 
 
-def queues(site: ClusterSite) -> list[ManifestFile]:
+def queue_files(site: ClusterSite) -> list[ManifestFile]:
     """Return the files of Kueue's queues, or of Volcano's if the profile names that scheduler.
 
     With Kueue's queues, Volcano's are in a folder, as an alternative.
@@ -67,7 +67,7 @@ def queues(site: ClusterSite) -> list[ManifestFile]:
 
 def kueue(site: ClusterSite) -> tuple[KubernetesObject, ...]:
     # CPU pools first: a pod with a GPU has no quota there and gets the next flavour.
-    flavours = sorted(pools(site), key=lambda pool: pool.has_gpus)
+    flavours = sorted(node_pools(site), key=lambda pool: pool.has_gpus)
     documents = [flavour(site, pool) for pool in flavours]
     for queue in (PRODUCTION, RESEARCH):
         documents += [workload_priority(queue), cluster_queue(site, queue, flavours), local_queue(site, queue)]
@@ -82,12 +82,14 @@ def flavour(site: ClusterSite, pool: NodePool) -> KubernetesObject:
         f"Nodes for {', '.join(pool.stages)}: Kueue adds the labels to the node selector of the pods that it admits "
         "there."
     )
-    return KubernetesObject(text, kube(KUEUE_API, "ResourceFlavor", pool.name, spec=spec))
+    return KubernetesObject(text, kubernetes_object(KUEUE_API, "ResourceFlavor", pool.name, spec=spec))
 
 
 def workload_priority(queue: str) -> KubernetesObject:
     text = f"Priority of a job among those waiting in {queue}, set by its label kueue.x-k8s.io/priority-class."
-    tree = kube(KUEUE_API, "WorkloadPriorityClass", queue_name(queue), value=PRIORITIES[queue], description=text)
+    tree = kubernetes_object(
+        KUEUE_API, "WorkloadPriorityClass", queue_name(queue), value=PRIORITIES[queue], description=text
+    )
     return KubernetesObject(text, tree)
 
 
@@ -118,7 +120,7 @@ def cluster_queue(site: ClusterSite, queue: str, flavours: list[NodePool]) -> Ku
         " Pods that request a resource that is not covered are never admitted, so all resources of the profile are "
         "covered."
     )
-    return KubernetesObject(text, kube(KUEUE_API, "ClusterQueue", queue_name(queue), spec=spec))
+    return KubernetesObject(text, kubernetes_object(KUEUE_API, "ClusterQueue", queue_name(queue), spec=spec))
 
 
 def quotas(pool: NodePool, queue: str, covered: list[str]) -> list[Tree]:
@@ -126,19 +128,19 @@ def quotas(pool: NodePool, queue: str, covered: list[str]) -> list[Tree]:
     if queue == RESEARCH and pool.capacity == ON_DEMAND:
         stages = {name: placement for name, placement in stages.items() if not placement.interruptible}
     needs = at_once(stages)
-    return [{"name": name, "nominalQuota": quantity(name, needs.get(name, 0.0))} for name in covered]
+    return [{"name": name, "nominalQuota": format_quantity(name, needs.get(name, 0.0))} for name in covered]
 
 
 def local_queue(site: ClusterSite, queue: str) -> KubernetesObject:
     text = f"pyflyte run --remote --labels kueue.x-k8s.io/queue-name={QUEUE} …, in Flyte's domain {DOMAINS[queue]}."
     spec = {"clusterQueue": queue_name(queue)}
-    return KubernetesObject(text, kube(KUEUE_API, "LocalQueue", QUEUE, site.namespace(queue), spec=spec))
+    return KubernetesObject(text, kubernetes_object(KUEUE_API, "LocalQueue", QUEUE, site.namespace(queue), spec=spec))
 
 
 def volcano(site: ClusterSite) -> tuple[KubernetesObject, ...]:
     needs = at_once(site.stages)
-    both = {name: quantity(name, len(DOMAINS) * amount) for name, amount in needs.items()}
-    one = {name: quantity(name, amount) for name, amount in needs.items()}
+    both = {name: format_quantity(name, len(DOMAINS) * amount) for name, amount in needs.items()}
+    one = {name: format_quantity(name, amount) for name, amount in needs.items()}
     text = (
         "Flyte cannot name the queue of a PyTorchJob: Volcano uses the queue in the annotation of the namespace "
         "(00-namespaces.yaml). "
@@ -152,6 +154,8 @@ def volcano(site: ClusterSite) -> tuple[KubernetesObject, ...]:
             else "Production reclaims the resources that it lent."
         )
         documents.append(
-            KubernetesObject(text + also, kube("scheduling.volcano.sh/v1beta1", "Queue", queue_name(queue), spec=spec))
+            KubernetesObject(
+                text + also, kubernetes_object("scheduling.volcano.sh/v1beta1", "Queue", queue_name(queue), spec=spec)
+            )
         )
     return tuple(documents)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.errors import UserError
-from slipstream.profiles.needs import cloud_of, placements
+from slipstream.profiles.needs import pod_placements, profile_cloud
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import Profile
 
@@ -28,7 +28,7 @@ class ClusterSite:
 
     @property
     def stages(self) -> dict[str, Placement]:
-        return placements(self.profile)
+        return pod_placements(self.profile)
 
     @property
     def gpus(self) -> dict[str, Placement]:
@@ -42,13 +42,13 @@ class ClusterSite:
         return f"{self.project}-{DOMAINS[queue]}"
 
 
-def site_of(profile: Profile, project: str, cluster: str) -> ClusterSite:
+def profile_site(profile: Profile, project: str, cluster: str) -> ClusterSite:
     """Return the site of a profile.
 
     If the profile names no cloud, NVIDIA's GPUs are assumed to be on AWS, where Karpenter creates their nodes. Raises
     ``UserError`` if no stage requests a GPU.
     """
-    site = ClusterSite(profile, cloud_of(profile), project, cluster)
+    site = ClusterSite(profile, profile_cloud(profile), project, cluster)
     if not site.gpus:
         raise UserError(
             f"profile {profile.name}: no stage asks for a GPU; expected a profile with profile.gpu, such as a100-spot"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kube
+from slipstream.manifests.documents import KubernetesObject, ManifestFile, Tree, kubernetes_object
 from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, about_spot
 from slipstream.manifests.queues import SERVING
 from slipstream.manifests.site import ClusterSite
@@ -35,7 +35,7 @@ class TritonService:
     keda: bool
 
 
-def triton(site: ClusterSite, serving: TritonService) -> ManifestFile:
+def triton_file(site: ClusterSite, serving: TritonService) -> ManifestFile:
     # Variants were timed on this placement, so the model card's figures hold for such pods.
     placement = site.profile.asked("export")
     keda = needs_keda(site, serving)
@@ -44,7 +44,7 @@ def triton(site: ClusterSite, serving: TritonService) -> ManifestFile:
     account = KubernetesObject(
         "Account that reads the model repository: annotate it with a role of the cloud (on EKS "
         "eks.amazonaws.com/role-arn).",
-        kube("v1", "ServiceAccount", NAME, SERVING),
+        kubernetes_object("v1", "ServiceAccount", NAME, SERVING),
     )
     documents = (account, deployment(site, placement, serving), service(), scaler, budget())
     return ManifestFile("60-triton.yaml", f"the served model: Triton and its autoscaler{needs}", documents)
@@ -87,7 +87,7 @@ def deployment(site: ClusterSite, placement: Placement, serving: TritonService) 
         "After SIGTERM they have time to answer requests in progress. The autoscaler sets the replicas. The image "
         "was not tested: choose one whose ONNX Runtime supports the model's opset (slipstream check shows it)."
     )
-    return KubernetesObject(text, kube("apps/v1", "Deployment", NAME, SERVING, spec=spec))
+    return KubernetesObject(text, kubernetes_object("apps/v1", "Deployment", NAME, SERVING, spec=spec))
 
 
 def node_selector(site: ClusterSite, placement: Placement) -> dict[str, str]:
@@ -125,13 +125,15 @@ def service() -> KubernetesObject:
         "Connections are balanced, not requests: gRPC clients with one long-lived connection need a mesh, or several "
         "connections."
     )
-    return KubernetesObject(text, kube("v1", "Service", NAME, SERVING, spec={"selector": LABELS, "ports": ports}))
+    return KubernetesObject(
+        text, kubernetes_object("v1", "Service", NAME, SERVING, spec={"selector": LABELS, "ports": ports})
+    )
 
 
 def budget() -> KubernetesObject:
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": LABELS}}
     text = "Nodes are drained one pod at a time. A minimum would block the drain of a node with the only replica."
-    return KubernetesObject(text, kube("policy/v1", "PodDisruptionBudget", NAME, SERVING, spec=spec))
+    return KubernetesObject(text, kubernetes_object("policy/v1", "PodDisruptionBudget", NAME, SERVING, spec=spec))
 
 
 # Autoscalers
@@ -147,7 +149,9 @@ def autoscaler() -> KubernetesObject:
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
     }
     text = "Scales by the pods' CPU use from metrics-server: config.pbtxt runs models on CPUs."
-    return KubernetesObject(text, kube("autoscaling/v2", "HorizontalPodAutoscaler", NAME, SERVING, spec=spec))
+    return KubernetesObject(
+        text, kubernetes_object("autoscaling/v2", "HorizontalPodAutoscaler", NAME, SERVING, spec=spec)
+    )
 
 
 def scaled_object() -> KubernetesObject:
@@ -177,4 +181,4 @@ def scaled_object() -> KubernetesObject:
         "metric, so nothing would start the first one. A missing metric is an error, not 0: the number of replicas "
         "stays unchanged."
     )
-    return KubernetesObject(text, kube("keda.sh/v1alpha1", "ScaledObject", NAME, SERVING, spec=spec))
+    return KubernetesObject(text, kubernetes_object("keda.sh/v1alpha1", "ScaledObject", NAME, SERVING, spec=spec))

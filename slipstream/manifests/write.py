@@ -6,29 +6,29 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from slipstream.artifacts.workspaces import workspace
+from slipstream.artifacts.workspaces import temporary_workspace
 from slipstream.errors import UserError
-from slipstream.manifests.documents import MARK, ManifestFile, rendered
+from slipstream.manifests.documents import MARK, ManifestFile, render_file
 from slipstream.storage.local import writing_to
 
 
-def write(files: Sequence[ManifestFile], out: Path, profile: str) -> None:
+def write_manifests(files: Sequence[ManifestFile], out: Path, profile: str) -> None:
     """Write the files to the directory ``out`` in place of an earlier call's files.
 
     Raises ``UserError`` if it holds other files, or cannot be written.
     """
     refuse_others(out)
     out = out.absolute() if not out.is_symlink() else out.resolve()
-    with writing_to(out), workspace(out.parent) as scratch:
+    with writing_to(out), temporary_workspace(out.parent) as scratch:
         whole = scratch / "new"
         for file in files:
             path = whole / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(rendered(file, profile), encoding="utf-8")
-        exchange(whole, out, scratch / "old")
+            path.write_text(render_file(file, profile), encoding="utf-8")
+        exchange_directories(whole, out, scratch / "old")
 
 
-def exchange(whole: Path, out: Path, old: Path) -> None:
+def exchange_directories(whole: Path, out: Path, old: Path) -> None:
     """Rename ``out``, if present, to ``old``, and ``whole`` to ``out``."""
     had = out.exists()
     if had:

@@ -28,7 +28,7 @@ class DeviceCapability(NamedTuple):
     bf16: bool
 
 
-def ability_of(device: torch.device) -> DeviceCapability:
+def device_capability(device: torch.device) -> DeviceCapability:
     gpu = device.type == "cuda"
     return DeviceCapability(gpu, gpu and torch.cuda.is_bf16_supported(including_emulation=False))
 
@@ -37,19 +37,19 @@ def common_precision(wanted: str, ranks: Sequence[DeviceCapability]) -> str:
     """Resolve the precision ``wanted`` for all ranks, which must agree since their results are summed.
 
     "auto" gives bf16 if every GPU supports it, fp16 if some do not, and fp32 if not all ranks have a GPU. Raises
-    ``UserError`` like :func:`precision_of`.
+    ``UserError`` like :func:`choose_precision`.
     """
     gpus = [rank for rank in ranks if rank.gpu]
     mixed = wanted == "auto" and len(gpus) < len(ranks)
-    return precision_of(wanted, gpu=bool(gpus) and not mixed, bf16=all(gpu.bf16 for gpu in gpus))
+    return choose_precision(wanted, gpu=bool(gpus) and not mixed, bf16=all(gpu.bf16 for gpu in gpus))
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Resolve the precision for one device; see :func:`precision_of`."""
-    return common_precision(wanted, [ability_of(device)])
+    """Resolve the precision for one device; see :func:`choose_precision`."""
+    return common_precision(wanted, [device_capability(device)])
 
 
-def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:
+def choose_precision(wanted: str, *, gpu: bool, bf16: bool) -> str:
     """Resolve "auto" to bf16 on GPUs that support it (``bf16``), fp16 on other GPUs and fp32 on a CPU.
 
     Other values of ``wanted`` are returned; a CPU supports all. Raises ``UserError`` for bf16 on a GPU without support.
@@ -64,7 +64,7 @@ def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:
     return ("bf16" if bf16 else "fp16") if gpu else "fp32"
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+def autocast_context(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return the autocast context for forward passes in ``precision``; it does nothing in fp32."""
     if precision == "fp32":
         return nullcontext()
@@ -79,7 +79,7 @@ def autocast_type(x: Tensor) -> torch.dtype:
 
 
 @contextmanager
-def rounding(tf32: bool) -> Iterator[None]:
+def tf32_allowed(tf32: bool) -> Iterator[None]:
     """Allow or forbid TF32 in matmuls and convolutions; restore the previous setting on exit."""
     matrices, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")

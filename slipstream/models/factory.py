@@ -31,12 +31,12 @@ from slipstream.models.base.tensors import BaseValues, OpenedBase
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import import_from_working_directory
 from slipstream.models.initial.drawn import DrawnValues, StatesDeviations
-from slipstream.models.initial.values import InitialValues, fill
-from slipstream.models.pruning import Retained, prune
+from slipstream.models.initial.values import InitialValues, fill_parameters
+from slipstream.models.pruning import Retained, prune_model
 from slipstream.models.tables_and_images import MLP, ResNet
-from slipstream.models.token_rows import ids_of
+from slipstream.models.token_rows import token_ids
 from slipstream.models.transformer import Transformer
-from slipstream.settings import unknown
+from slipstream.settings import unknown_setting
 
 #: Default maximum bytes of all operations' results for an evaluation batch.
 BATCH_BYTES = 256 * 2**20
@@ -91,7 +91,7 @@ class Predictor(nn.Module):
 
     image_mean: Tensor
     image_std: Tensor
-    #: Bytes of all operations' results in a forward pass, per row; measured by :func:`build`.
+    #: Bytes of all operations' results in a forward pass, per row; measured by :func:`build_model`.
     row_bytes: int = 0
     first = last = True
     #: True if only adapters are trained; the other parameters are frozen and come from the base.
@@ -123,8 +123,8 @@ class Predictor(nn.Module):
             mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
             inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
         if self.narrow_tokens and self.first:
-            inputs = tuple(map(ids_of, inputs))
-        outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=ids_of(ids))
+            inputs = tuple(map(token_ids, inputs))
+        outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=token_ids(ids))
         if self.signature.task == "regression" and self.last:
             # Precision matters: a target of about 200,500 would be 200,704 in bfloat16, and infinite in float16.
             if outputs.dtype in HALF:
@@ -133,7 +133,7 @@ class Predictor(nn.Module):
         return outputs
 
 
-def resolve(config: ModelConfig, signature: Signature) -> str:
+def resolve_model_name(config: ModelConfig, signature: Signature) -> str:
     """Return the model's name with "auto" resolved.
 
     Raises ``UserError`` if a built-in model does not fit the data.
@@ -143,7 +143,7 @@ def resolve(config: ModelConfig, signature: Signature) -> str:
     return config.name_for("resnet" if signature.image_mean else "mlp")
 
 
-def build(
+def build_model(
     config: ModelConfig,
     signature: Signature,
     seed: int,
@@ -163,9 +163,9 @@ def build(
     ``StorageUnavailable`` if the base's store does not answer.
     """
     config = shaped_for(config, signature)
-    name = resolve(config, signature)
+    name = resolve_model_name(config, signature)
     built_in: dict[str, Callable[..., object]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
-    factory = built_in.get(name) or imported(name)
+    factory = built_in.get(name) or import_factory(name)
     check_arguments(name, factory, config.arguments)
     torch.manual_seed(seed)
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.arguments.items()}
@@ -182,7 +182,7 @@ def build(
     if not isinstance(model, nn.Module):
         raise UserError(f"model.name: {name} returned {type(model).__name__}; expected a torch.nn.Module")
     try:
-        prune(model, retained or {})
+        prune_model(model, retained or {})
     except ValueError as error:
         raise UserError(f"model.name: {name} is not the model that was pruned: {error}") from None
     if config.lora.rank:
@@ -192,7 +192,7 @@ def build(
     was_training = predictor.training
     try:
         with torch.no_grad(), ResultBytes() as results:
-            output = predictor.eval()(*zeros(signature, 2, device))
+            output = predictor.eval()(*zero_inputs(signature, 2, device))
     except Exception as error:
         takes = ", ".join(f"{spec.name} {spec.dtype} [batch, {str(spec.shape)[1:-1]}]" for spec in signature.inputs)
         raise UserError(
@@ -210,9 +210,9 @@ def build(
         check_without_constants(name, model)
         if not empty:
             values = initial_values(config, model, seed)
-            fill(model.to_empty(device="cpu"), values)
+            fill_parameters(model.to_empty(device="cpu"), values)
     elif isinstance(model, StatesDeviations):  # The model of a function is known only after the call.
-        fill(model, DrawnValues(model, seed))
+        fill_parameters(model, DrawnValues(model, seed))
     predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
 
@@ -252,7 +252,7 @@ def check_without_constants(name: str, model: nn.Module) -> None:
         )
 
 
-def zeros(signature: Signature, rows: int, device: torch.device | str = "cpu") -> list[Tensor]:
+def zero_inputs(signature: Signature, rows: int, device: torch.device | str = "cpu") -> list[Tensor]:
     """Return inputs of ``rows`` zero rows with the signature's dtypes and shapes."""
     return [
         torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in signature.inputs
@@ -269,13 +269,13 @@ def check_arguments(name: str, factory: Callable[..., object], given: Iterable[s
     named = {each.name: each for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
     takes_any = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
     if odd := next((key for key in given if key not in named and not takes_any), None):
-        raise UserError(unknown("model.arguments", odd, list(named)))
+        raise UserError(unknown_setting("model.arguments", odd, list(named)))
     needed = (key for key, each in named.items() if each.default is kinds.empty and key not in given)
     if missing := next(needed, None):
         raise UserError(f"model.arguments.{missing}: is missing; {name} takes no default for it")
 
 
-def imported(name: str) -> Callable[..., object]:
+def import_factory(name: str) -> Callable[..., object]:
     """Import the user's factory, with the working directory on the import path, as for ``python -m``.
 
     Importing and calling it runs code: ``name`` must come from the user's own configuration, even if a stored

@@ -163,11 +163,11 @@ def versions_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return " ".join(f"{name} {version(name)}" for name in sorted(set(distributions().get(package, ()))))
+        return " ".join(f"{name} {version(name)}" for name in sorted(set(installed_distributions().get(package, ()))))
 
 
 @cache
-def distributions() -> dict[str, list[str]]:
+def installed_distributions() -> dict[str, list[str]]:
     """Return the installed packages of every top-level module, cached because reading them takes half a second."""
     return dict(packages_distributions())
 

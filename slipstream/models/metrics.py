@@ -35,11 +35,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
-def scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
+def compute_scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
     """Compute the metrics of a model's raw ``outputs``.
 
     These are logits ``[rows, classes]``, or values ``[rows, 1]`` in target units. For tokens they are the results of
-    :func:`slipstream.models.predict.graded`, averaged over all learned tokens.
+    :func:`slipstream.models.predict.grade_tokens`, averaged over all learned tokens.
     """
     if task == "next token":
         right, likelihood = outputs.reshape(-1, 2).sum(axis=0, dtype=np.float64) / np.count_nonzero(targets >= 0)

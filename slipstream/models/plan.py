@@ -48,20 +48,20 @@ class ParallelPlan:
     takes_ids: bool = False
 
 
-def plan_of(model: nn.Module) -> ParallelPlan | None:
+def model_plan(model: nn.Module) -> ParallelPlan | None:
     """Return the model's plan; None if it has no method ``plan``."""
     stated = getattr(model, "plan", None)
     return stated() if callable(stated) else None
 
 
-def blocks_of(model: nn.Module) -> tuple[str, ...]:
+def block_names(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the model's blocks.
 
     Without a plan they are the outermost modules of the repeated class that holds most parameters; empty if no class
     repeats. A class is excluded if most of its modules are inside another repeated class, as linear layers are inside a
     decoder's layers.
     """
-    if plan := plan_of(model):
+    if plan := model_plan(model):
         return plan.blocks
     by_class: dict[type[nn.Module], list[str]] = {}
     for name, module in model.named_modules():

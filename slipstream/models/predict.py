@@ -32,26 +32,26 @@ def model_function(model: nn.Module) -> ModelFunction:
     return run
 
 
-def inputs_of(signature: Signature, records: np.ndarray) -> tuple[np.ndarray, ...]:
+def record_inputs(signature: Signature, records: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return the model's inputs from prepared records, as contiguous, writable copies."""
     return tuple(np.array(records[spec.name], dtype=spec.dtype, order="C") for spec in signature.inputs)
 
 
-def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np.ndarray:
+def predict_records(run: ModelFunction, signature: Signature, records: np.ndarray) -> np.ndarray:
     """Return the outputs for all ``records``, float32 ``[rows, outputs]``.
 
-    For rows of tokens, whose logits take too much memory, return ``[rows, length, 2]`` from :func:`graded`. Raises
-    ``UserError`` if an output is not finite or has another shape than the signature's.
+    For rows of tokens, whose logits take too much memory, return ``[rows, length, 2]`` from :func:`grade_tokens`.
+    Raises ``UserError`` if an output is not finite or has another shape than the signature's.
     """
     tokens = signature.task == "next token"
     step = max(1, min(BATCH, MOST_LOGITS // math.prod(signature.output_shape))) if tokens else BATCH
     parts = []
     for start in range(0, len(records), step):
         batch = records[start : start + step]
-        part, expected = run(inputs_of(signature, batch)), (len(batch), *signature.output_shape)
+        part, expected = run(record_inputs(signature, batch)), (len(batch), *signature.output_shape)
         if part.shape != expected:
             raise UserError(f"model: its outputs have the shape {part.shape}; expected {expected}, as in the data")
-        parts.append(graded(part, targets_of(batch)) if tokens else part)
+        parts.append(grade_tokens(part, record_targets(batch)) if tokens else part)
     outputs = np.concatenate(parts)
     if bad := int(np.sum(~np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))))):
         raise UserError(
@@ -61,7 +61,7 @@ def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np
     return outputs
 
 
-def graded(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def grade_tokens(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Return hit (1 or 0) and log-probability of every true token, float32 ``[rows, length, 2]``.
 
     ``logits`` are ``[rows, length, tokens]``, ``truth`` is ``[rows, length]``. A hit means that the true token is the
@@ -83,6 +83,6 @@ def held_out_rows(data: PreparedData) -> np.ndarray:
     return records
 
 
-def targets_of(records: np.ndarray) -> np.ndarray:
+def record_targets(records: np.ndarray) -> np.ndarray:
     """Return the targets ``[rows]``, int32 classes or float32 values; for tokens ``[rows, length]``."""
     return np.array(records[TARGET])

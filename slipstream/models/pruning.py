@@ -31,7 +31,7 @@ LAYERS: dict[type[nn.Module], dict[Side, str]] = {
 
 
 def can_be_pruned(module: nn.Module) -> bool:
-    """Return True if :func:`prune` supports the module.
+    """Return True if :func:`prune_model` supports the module.
 
     Grouped convolutions, and LayerNorm over several dimensions, are not supported.
     """
@@ -40,13 +40,13 @@ def can_be_pruned(module: nn.Module) -> bool:
     return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
 
 
-def units(module: nn.Module, side: Side) -> int:
+def count_units(module: nn.Module, side: Side) -> int:
     """Return the number of outputs or inputs of a layer."""
     size = getattr(module, LAYERS[type(module)][side])
     return size[0] if isinstance(size, tuple) else size
 
 
-def prune(model: nn.Module, retained: Retained) -> None:
+def prune_model(model: nn.Module, retained: Retained) -> None:
     """Remove all but the ``retained`` units, in place; works on the meta device, too.
 
     Raises ``ValueError`` if the model lacks a module or a unit, or if a module cannot be pruned.
@@ -61,8 +61,8 @@ def prune(model: nn.Module, retained: Retained) -> None:
         for side, indices in sides.items():
             if side not in ("out", "in") or side not in LAYERS[type(module)]:
                 raise ValueError(f"{name} has no side {side!r}")
-            if not indices or not 0 <= min(indices) <= max(indices) < units(module, side):
-                raise ValueError(f"{name} has {units(module, side)} units ({side}), not those that were kept")
+            if not indices or not 0 <= min(indices) <= max(indices) < count_units(module, side):
+                raise ValueError(f"{name} has {count_units(module, side)} units ({side}), not those that were kept")
             select_units(module, side, torch.tensor(indices))
 
 
@@ -81,7 +81,7 @@ def select_units(module: nn.Module, side: Side, indices: Tensor) -> None:
     setattr(module, LAYERS[type(module)][side], (size,) if isinstance(module, nn.LayerNorm) else size)
 
 
-def compose(before: Retained, after: Retained) -> dict[str, dict[str, list[int]]]:
+def compose_prunings(before: Retained, after: Retained) -> dict[str, dict[str, list[int]]]:
     """Combine two prunings in sequence: ``after`` indexes the units that ``before`` retained."""
     composed = {name: {side: list(indices) for side, indices in sides.items()} for name, sides in before.items()}
     for name, sides in after.items():

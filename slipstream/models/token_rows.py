@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 
-def ids_of(tokens: Tensor) -> Tensor:
+def token_ids(tokens: Tensor) -> Tensor:
     """Return the ids (int64) of stored tokens, in which -1 - id marks a token that is not learned."""
     tokens = tokens.long()
     return torch.where(tokens < 0, -1 - tokens, tokens)
 
 
-def attended(ids: Tensor, document_end: int) -> Tensor:
+def attention_mask(ids: Tensor, document_end: int) -> Tensor:
     """Return the attention mask, bool ``[batch, 1, length, length]``, of ids ``[batch, length]``.
 
     A position attends to itself and to earlier positions of its document. A document starts with the token

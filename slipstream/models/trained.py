@@ -30,7 +30,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.base.fingerprint import BaseRecord
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build, resolve
+from slipstream.models.factory import Predictor, build_model, resolve_model_name
 from slipstream.models.pruning import Retained
 
 MODEL = "model.json"
@@ -91,7 +91,7 @@ class Weights:
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Yield the bytes of a safetensors file."""
-        yield header({name: self.kinds[name] for name in in_file_order(self.kinds)})
+        yield safetensors_header({name: self.kinds[name] for name in in_file_order(self.kinds)})
         for tensor in self.tensors():
             yield raw_bytes(tensor.cpu())
 
@@ -106,7 +106,7 @@ def in_file_order(kinds: Mapping[str, TensorType]) -> list[str]:
     return sorted(kinds, key=lambda name: (-ORDER[kinds[name].dtype], name))
 
 
-def header(kinds: Mapping[str, TensorType], metadata: Mapping[str, str] | None = None) -> bytes:
+def safetensors_header(kinds: Mapping[str, TensorType], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return a safetensors header: its length (uint64, little-endian), metadata and the tensors' offsets.
 
     The tensors follow in the order of ``kinds``.
@@ -144,7 +144,7 @@ class Architecture:
 
         Raises ``UserError`` if it cannot be built or run.
         """
-        return build(self.config, self.signature, seed=0, empty=True, retained=self.retained)
+        return build_model(self.config, self.signature, seed=0, empty=True, retained=self.retained)
 
     def on_base(self) -> Predictor:
         """Build a model with adapters, and load its base's weights.
@@ -155,7 +155,7 @@ class Architecture:
         self.base.check()
         # The start adapter may be gone; its weights are overwritten anyway.
         config = replace(self.config, base=self.base.address, lora=replace(self.config.lora, start=""))
-        return build(config, self.signature, seed=0)
+        return build_model(config, self.signature, seed=0)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class TrainedModel:
             LOG.warning("%s; the evaluation continues without it", error.message)
             return None
         untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
-        return build(untouched, self.signature, seed=0).eval()
+        return build_model(untouched, self.signature, seed=0).eval()
 
     @property
     def history(self) -> History:
@@ -268,7 +268,7 @@ def write_trained(
             for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
                 file.write(chunk)
     config = architecture.config
-    named = replace(config, name=resolve(config, architecture.signature))
+    named = replace(config, name=resolve_model_name(config, architecture.signature))
     if not config.lora.rank:
         # A fully fine-tuned model has all its weights and no longer needs its base.
         named = ModelConfig(named.name, named.arguments)

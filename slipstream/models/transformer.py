@@ -21,11 +21,11 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
 from slipstream.models.arithmetic import autocast_type
 from slipstream.models.plan import ParallelPlan, Style
-from slipstream.models.token_rows import attended
+from slipstream.models.token_rows import attention_mask
 from slipstream.models.transformer_config import TransformerConfig, from_hugging_face
 
 
-def frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
+def rotary_frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
     """Return the rotary frequencies in radians per token, float32 ``[head size / 2]``."""
     exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=device) / config.head_size
     plain = 1.0 / config.rope_theta**exponents
@@ -39,9 +39,11 @@ def frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
     return (1 - mix) * plain / scaling.factor + mix * plain
 
 
-def tables(config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the rotary angles at positions 0 to ``length``, each ``[length, 1, head size]``."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies(config, device))
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), rotary_frequencies(config, device))
     angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -50,9 +52,9 @@ def tables(config: TransformerConfig, length: int, device: torch.device, dtype: 
 def kept_tables(
     config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cached :func:`tables`; they are held outside of modules, so that none is copied or saved."""
+    """Return cached :func:`rotary_tables`; they are held outside of modules, so that none is copied or saved."""
     with torch.inference_mode(False):  # Inference tensors could not be used in training later.
-        return tables(config, length, device, dtype)
+        return rotary_tables(config, length, device, dtype)
 
 
 def tables_for(config: TransformerConfig, length: int, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,10 +63,10 @@ def tables_for(config: TransformerConfig, length: int, x: Tensor) -> tuple[Tenso
     A traced pass computes fake tensors, which must not be cached.
     """
     traced = torch.compiler.is_compiling() or x.is_meta or is_fake(x)
-    return (tables if traced else kept_tables)(config, length, x.device, x.dtype)
+    return (rotary_tables if traced else kept_tables)(config, length, x.device, x.dtype)
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotate_heads(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate each pair of numbers ``(i, i + size / 2)`` of the heads ``[batch, length, heads, size]`` by its angle."""
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat([-second, first], dim=-1) * sine
@@ -112,7 +114,7 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_size)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         cosine, sine = cosine[: query.shape[1]], sine[: query.shape[1]]
-        query, key = rotate(self.q_norm(query), cosine, sine), rotate(self.k_norm(key), cosine, sine)
+        query, key = rotate_heads(self.q_norm(query), cosine, sine), rotate_heads(self.k_norm(key), cosine, sine)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         shared = query.shape[1] // key.shape[1]
         if shared > 1 and not kernel_shares_heads(query, masked=mask is not None):
@@ -214,7 +216,7 @@ class Transformer(nn.Module):
             # The residual stream has the dtype of the matmuls, as with sharded weights.
             x = x.to(autocast_type(x))
         cosine, sine = tables_for(self.config, self.length, x)
-        mask = attended(ids, self.document_end) if self.document_end >= 0 and ids is not None else None
+        mask = attention_mask(ids, self.document_end) if self.document_end >= 0 and ids is not None else None
         for block in model.layers.values():
             x = block(x, cosine, sine, mask)
         if self.lm_head is None:

@@ -32,7 +32,7 @@ class CapacityChoice:
         return f"{of}{option.instance.name}{part}{profile}, {self.outcome.way}"
 
 
-def choices(rows: Sequence[PlannedOption]) -> list[CapacityChoice]:
+def feasible_choices(rows: Sequence[PlannedOption]) -> list[CapacityChoice]:
     """Return all feasible choices, the cheapest first.
 
     Spot is included only if it costs less than the same option on demand.
@@ -47,7 +47,7 @@ def choices(rows: Sequence[PlannedOption]) -> list[CapacityChoice]:
     return sorted(found, key=lambda choice: (choice.outcome.mean_dollars, choice.outcome.hours.high))
 
 
-def pareto(found: Sequence[CapacityChoice]) -> list[CapacityChoice]:
+def pareto_optimal(found: Sequence[CapacityChoice]) -> list[CapacityChoice]:
     """Return the choices that are Pareto-optimal in mean dollars and 95 % quantile of hours, the cheapest first.
 
     A dearer choice must be faster by more than :data:`SOONER`.
@@ -60,7 +60,7 @@ def pareto(found: Sequence[CapacityChoice]) -> list[CapacityChoice]:
     return best
 
 
-def recommended(found: Sequence[CapacityChoice], wanted: TrainingRequirements) -> CapacityChoice | None:
+def recommended_choice(found: Sequence[CapacityChoice], wanted: TrainingRequirements) -> CapacityChoice | None:
     """Return the cheapest choice that keeps deadline and budget with 95 % probability, or None.
 
     Choices whose hours include the gradient exchange are preferred.
@@ -69,9 +69,9 @@ def recommended(found: Sequence[CapacityChoice], wanted: TrainingRequirements) -
     return next((choice for choice in sorted(kept, key=lambda one: not one.known)), None)
 
 
-def sentences(found: Sequence[CapacityChoice], wanted: TrainingRequirements) -> Iterator[str]:
+def advice_sentences(found: Sequence[CapacityChoice], wanted: TrainingRequirements) -> Iterator[str]:
     """Yield the recommendation, its savings, and what would change it."""
-    best = recommended(found, wanted)
+    best = recommended_choice(found, wanted)
     if best is None:
         near = min(found, key=lambda choice: choice.outcome.hours.high)
         yield (
@@ -92,22 +92,26 @@ def what_changes_it(
 ) -> Iterator[str]:
     on_spot, from_hours = best.outcome.way == SPOT, best.row.pays_from
     if on_spot and from_hours:
-        yield f"On demand is cheaper if a pod is interrupted more often than every {duration(from_hours)}."
+        yield f"On demand is cheaper if a pod is interrupted more often than every {duration_text(from_hours)}."
     if not on_spot and best.row.no_spot:
         yield f"Spot is not planned there: {best.row.no_spot}."
     elif not on_spot and from_hours:
-        yield f"Spot is cheaper from {duration(from_hours)} between interruptions of a pod on, if the deadline holds."
+        yield (
+            f"Spot is cheaper from {duration_text(from_hours)} between interruptions of a pod on, if the deadline "
+            "holds."
+        )
     if wanted.deadline is not None:
         slack = wanted.deadline - best.outcome.hours.high
         yield (
-            f"The deadline leaves {duration(slack)} at 95 % probability; {best.outcome.in_time:.1%} of the runs keep "
+            f"The deadline leaves {duration_text(slack)} at 95 % probability; {best.outcome.in_time:.1%} of the runs "
+            "keep "
             "it."
         )
         cheaper = [one for one in found if one.known and one.outcome.mean_dollars < best.outcome.mean_dollars]
         if cheaper:
             its = cheaper[0].outcome
-            yield f"With a deadline of {duration(its.hours.high)} it would be {cheaper[0]}, {dollars(its)}."
-    faster = [one for one in pareto(found) if one.outcome.hours.high < best.outcome.hours.high]
+            yield f"With a deadline of {duration_text(its.hours.high)} it would be {cheaper[0]}, {dollars(its)}."
+    faster = [one for one in pareto_optimal(found) if one.outcome.hours.high < best.outcome.hours.high]
     if faster:
         allows = "" if faster[0].known else ", if its gradient exchange, which was not measured, allows it"
         yield f"Faster: {faster[0]}, {hours(faster[0].outcome)}, {dollars(faster[0].outcome)}{allows}."
@@ -123,17 +127,17 @@ def what_changes_it(
 
 def limits(wanted: TrainingRequirements) -> str:
     given = [
-        duration(wanted.deadline) if wanted.deadline is not None else "",
+        duration_text(wanted.deadline) if wanted.deadline is not None else "",
         f"${wanted.budget:,.2f}" if wanted.budget is not None else "",
     ]
     return " and ".join(filter(None, given))
 
 
 def hours(outcome: SimulatedOutcome) -> str:
-    return f"{duration(outcome.hours.median)} ({duration(outcome.hours.high)} at 95 %)"
+    return f"{duration_text(outcome.hours.median)} ({duration_text(outcome.hours.high)} at 95 %)"
 
 
-def duration(hours_: float) -> str:
+def duration_text(hours_: float) -> str:
     """Return hours as text, such as "54 s", "12 min" or "3.4 h"; "never" if infinite."""
     if math.isinf(hours_):
         return "never"

@@ -89,8 +89,8 @@ class PodCapacity:
         if len(self.ups) >= ENOUGH:
             # Hours of uninterrupted attempts lengthen the times; more pods shorten them.
             unended = self.hours / sum(self.ups) if self.hours else 1.0
-            ups = resampled(np.array(self.ups) * unended / pods, random)
-        waits = resampled(np.array(self.waits), random) if len(self.waits) >= ENOUGH else None
+            ups = bootstrap_resamples(np.array(self.ups) * unended / pods, random)
+        waits = bootstrap_resamples(np.array(self.waits), random) if len(self.waits) >= ENOUGH else None
         return SampledPreemptions(random, 1 / (np.maximum(rates, 1e-12) * pods), mean_waits, ups, waits)
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class SampledPreemptions:
         return table[chosen % len(table), self.random.integers(table.shape[1], size=len(chosen))]
 
 
-def resampled(times: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def bootstrap_resamples(times: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Return bootstrap resamples of ``times``; ``[RESAMPLED, len(times)]``."""
     return times[random.integers(len(times), size=(RESAMPLED, len(times)))]
 

@@ -13,17 +13,23 @@ import click
 from click.core import ParameterSource
 
 from slipstream.errors import UserError
-from slipstream.plan.advice import CapacityChoice, choices, pareto, recommended, sentences
+from slipstream.plan.advice import (
+    CapacityChoice,
+    advice_sentences,
+    feasible_choices,
+    pareto_optimal,
+    recommended_choice,
+)
 from slipstream.plan.capacity import PodCapacity, from_attempts, from_file
-from slipstream.plan.decide import PlannedOption, SimulatedOutcome, TrainingRequirements, plan
+from slipstream.plan.decide import PlannedOption, SimulatedOutcome, TrainingRequirements, plan_options
 from slipstream.plan.measured import GivenMeasurements, MeasuredTraining, read_evidence
-from slipstream.plan.options import left_out, options
+from slipstream.plan.options import instance_options, left_out
 from slipstream.plan.serving.command import serve
-from slipstream.plan.table import chart, table
+from slipstream.plan.table import dollars_chart, options_table
 from slipstream.plan.times import TimeParam
-from slipstream.plan.write import planned_of, profile_of, write_profile
-from slipstream.profiles.profile import CHOICE, Profile, load, names
-from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
+from slipstream.plan.write import planned_figures, profile_toml, write_profile
+from slipstream.profiles.profile import CHOICE, Profile, load_profile, profile_names
+from slipstream.telemetry.prices import PriceList, built_in_prices, merge_prices, old_prices, read_prices
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class TrainingPlan:
 
     @property
     def found(self) -> list[CapacityChoice]:
-        return choices(self.rows)
+        return feasible_choices(self.rows)
 
 
 @click.group(invoke_without_command=True)
@@ -97,13 +103,15 @@ def main(  # noqa: PLR0913 - an argument for each option
         raise UserError(f"--budget {budget:g}: expected dollars above 0")
     known = from_file(capacity) if capacity else None
     evidence = read_evidence(measured)
-    listed = over(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
-    made = make(evidence, listed, TrainingRequirements(trials, parallel, deadline, budget, known, rows))
+    listed = merge_prices(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
+    made = make_training_plan(evidence, listed, TrainingRequirements(trials, parallel, deadline, budget, known, rows))
     if write:
-        best = recommended(made.found, made.wanted)
+        best = recommended_choice(made.found, made.wanted)
         if best is None:
-            raise UserError(f"--write {write}: {' '.join(sentences(made.found, made.wanted))} Expected more of either")
-        write_profile(profile_of(best, planned_of(best, made.planned, made.wanted)), write)
+            raise UserError(
+                f"--write {write}: {' '.join(advice_sentences(made.found, made.wanted))} Expected more of either"
+            )
+        write_profile(profile_toml(best, planned_figures(best, made.planned, made.wanted)), write)
     click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made))
 
 
@@ -119,7 +127,7 @@ def refuse_options_before(subcommand: str, ctx: click.Context) -> None:
             )
 
 
-def make(evidence: GivenMeasurements, prices: PriceList, wanted: TrainingRequirements) -> TrainingPlan:
+def make_training_plan(evidence: GivenMeasurements, prices: PriceList, wanted: TrainingRequirements) -> TrainingPlan:
     """Return the plan of the first training.
 
     Raises ``UserError`` if no option can be planned.
@@ -129,8 +137,8 @@ def make(evidence: GivenMeasurements, prices: PriceList, wanted: TrainingRequire
     recorded = from_attempts(evidence.attempts)
     if wanted.capacity is None and recorded and recorded.interruptions:
         wanted = replace(wanted, capacity=recorded)
-    rows = plan(planned, evidence.trainings, options(profiles, prices), evidence.networks, wanted)
-    notes = [*times(rows), *capacity_notes(wanted.capacity), *old(rows), *left_out(profiles, prices)]
+    rows = plan_options(planned, evidence.trainings, instance_options(profiles, prices), evidence.networks, wanted)
+    notes = [*times(rows), *capacity_notes(wanted.capacity), *old_price_warnings(rows), *left_out(profiles, prices)]
     return TrainingPlan(planned, wanted, rows, notes)
 
 
@@ -140,12 +148,12 @@ def known_profiles() -> list[Profile]:
     Raises ``UserError`` if the chosen one has no GPU.
     """
     chosen = os.environ.get(CHOICE, "")
-    if chosen in ("", *names()):
-        return [load(name) for name in names()]
-    own = load(chosen)
+    if chosen in ("", *profile_names()):
+        return [load_profile(name) for name in profile_names()]
+    own = load_profile(chosen)
     if not int(own.asked("train").gpu):
         raise UserError(f"{CHOICE}={chosen}: its training has no GPU to plan; expected gpu in [distributed]")
-    return [own, *map(load, names())]
+    return [own, *map(load_profile, profile_names())]
 
 
 def times(rows: Sequence[PlannedOption]) -> Iterator[str]:
@@ -165,7 +173,7 @@ def capacity_notes(capacity: PodCapacity | None) -> Iterator[str]:
         yield "spot capacity: by each profile's preemptions_per_day; waits of 1 h assumed: none were recorded"
 
 
-def old(rows: Sequence[PlannedOption], today: date | None = None) -> Iterator[str]:
+def old_price_warnings(rows: Sequence[PlannedOption], today: date | None = None) -> Iterator[str]:
     """Yield a warning per date of prices that are too old."""
     return old_prices(
         {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}, today
@@ -174,25 +182,33 @@ def old(rows: Sequence[PlannedOption], today: date | None = None) -> Iterator[st
 
 def text(made: TrainingPlan) -> str:
     """Return the plan as text for a terminal."""
-    its, best = made.planned, pareto(made.found)
+    its, best = made.planned, pareto_optimal(made.found)
     of = f"{made.wanted.trials} trainings, {made.wanted.parallel} at a time, each" if made.wanted.trials > 1 else "one"
     head = (
         f"{of} like {its.name}: {made.wanted.rows or its.rows:,} rows, {its.flops_per_row:.3g} operations a row, "
         f"{its.memory_bytes / 1e9:.3g} GB at most in each of {its.processes} processes"
     )
     notes = "\n".join(f"  {note}" for note in made.notes)
-    return "\n\n".join([head, table(made.rows, best), chart(best), " ".join(sentences(made.found, made.wanted)), notes])
+    return "\n\n".join(
+        [
+            head,
+            options_table(made.rows, best),
+            dollars_chart(best),
+            " ".join(advice_sentences(made.found, made.wanted)),
+            notes,
+        ]
+    )
 
 
 def tree(made: TrainingPlan) -> dict[str, object]:
     """Return the plan as JSON-compatible values."""
-    best = recommended(made.found, made.wanted)
+    best = recommended_choice(made.found, made.wanted)
     return {
         "planned": made.planned.name,
         "rows": [row_tree(row) for row in made.rows],
-        "pareto": [str(choice) for choice in pareto(made.found)],
+        "pareto": [str(choice) for choice in pareto_optimal(made.found)],
         "take": str(best) if best else None,
-        "because": list(sentences(made.found, made.wanted)),
+        "because": list(advice_sentences(made.found, made.wanted)),
         "notes": list(made.notes),
     }
 

@@ -15,7 +15,7 @@ from slipstream.plan.estimate import WorkTime, work_time
 from slipstream.plan.measured import MeasuredTraining
 from slipstream.plan.money import HOUR_S, TrainingHours, break_even, own_interval
 from slipstream.plan.options import InstanceOption
-from slipstream.plan.simulation import RUNS, PreemptionRules, simulate
+from slipstream.plan.simulation import RUNS, PreemptionRules, simulate_trainings
 
 SPOT, ON_DEMAND = "spot", "on demand"
 #: Number of simulated sweeps, each of many trainings.
@@ -100,7 +100,7 @@ class PlannedOption:
         return next((each for each in self.outcomes if each.way == way), None)
 
 
-def plan(
+def plan_options(
     planned: MeasuredTraining,
     runs: Sequence[MeasuredTraining],
     options: Iterable[InstanceOption],
@@ -138,14 +138,14 @@ def row_of(
         return PlannedOption(option, fits=False, time=None)
     time = work_time(planned, runs, option.gpu, option.processes, networks)
     scale = 1.0 if wanted.rows is None else wanted.rows / planned.rows
-    job_at = partial(job_of, planned, time.seconds * scale)
+    job_at = partial(planned_job, planned, time.seconds * scale)
     capacity, no_spot = capacity_of(option, wanted)
-    outcomes = [outcome(option, ON_DEMAND, job_at(NEVER), None, time, wanted)]
+    outcomes = [simulate_option(option, ON_DEMAND, job_at(NEVER), None, time, wanted)]
     pays_from = None
     if capacity:
-        rules = rules_of(option, planned)
+        rules = option_rules(option, planned)
         between = capacity.between / option.pods
-        outcomes.append(outcome(option, SPOT, job_at(between), capacity, time, wanted, rules))
+        outcomes.append(simulate_option(option, SPOT, job_at(between), capacity, time, wanted, rules))
         spot, full = option.per_hour(spot=True), option.per_hour(spot=False)
         if spot and full:
             pays = break_even(job_at, spot / full, rules.noticed)
@@ -153,7 +153,7 @@ def row_of(
     return PlannedOption(option, True, time, tuple(each for each in outcomes if each), pays_from, no_spot)
 
 
-def job_of(planned: MeasuredTraining, work_s: float, between: float) -> TrainingHours:
+def planned_job(planned: MeasuredTraining, work_s: float, between: float) -> TrainingHours:
     """Return the planned job for interruptions ``between`` hours apart.
 
     Start and save times are measured; the checkpoint interval is the trainer's choice.
@@ -172,7 +172,7 @@ def capacity_of(option: InstanceOption, wanted: TrainingRequirements) -> tuple[P
     return capacity, "" if capacity else "its preemption rate is unknown"
 
 
-def rules_of(option: InstanceOption, planned: MeasuredTraining) -> PreemptionRules:
+def option_rules(option: InstanceOption, planned: MeasuredTraining) -> PreemptionRules:
     """Return the preemption rules of an option.
 
     A pod has time for a save if its profile watches for notices and a save fits into the grace period. Only a single
@@ -183,7 +183,7 @@ def rules_of(option: InstanceOption, planned: MeasuredTraining) -> PreemptionRul
     return PreemptionRules(1.0 if option.notices and saves else 0.0, falls_back=option.pods == 1)
 
 
-def outcome(
+def simulate_option(
     option: InstanceOption,
     way: str,
     job: TrainingHours,
@@ -201,7 +201,7 @@ def outcome(
     # The machine's slowdown against the prediction is common to all trainings of a sweep.
     slower = np.ones(RUNS) if several else time.factors(random, RUNS)
     weather = (capacity or PodCapacity("", rate=1 / NEVER)).weather(option.pods, RUNS, random)
-    found = simulate(job, weather, rules, random, slower)
+    found = simulate_trainings(job, weather, rules, random, slower)
     # The spot price, drawn from its range, is common to all trainings of a sweep.
     spread = option.price.spot_spread if way == SPOT else 0.0
     prices = per_hour * np.random.default_rng(1).uniform(1 - spread, 1 + spread, SWEEPS if several else RUNS)
@@ -209,7 +209,7 @@ def outcome(
     dollars = found.dollars(per_hour if several else prices, on_demand or per_hour)
     if several:
         factors = time.factors(random, SWEEPS)
-        hours, dollars = (amounts * factors for amounts in together(hours, dollars, wanted, random))
+        hours, dollars = (amounts * factors for amounts in sweep_totals(hours, dollars, wanted, random))
         dollars = dollars * prices / per_hour
     between = capacity.between / option.pods if capacity else None
     often = float(np.mean(found.interruptions))
@@ -226,7 +226,7 @@ def outcome(
     )
 
 
-def together(
+def sweep_totals(
     hours: np.ndarray, dollars: np.ndarray, wanted: TrainingRequirements, random: np.random.Generator
 ) -> list[np.ndarray]:
     """Return hours and dollars of sweeps whose trainings are drawn from the simulated ones.

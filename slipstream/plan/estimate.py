@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.interconnect.model.predictions import model_of
-from slipstream.interconnect.model.step_time import Compute, predict
+from slipstream.interconnect.model.predictions import all_reduce_model
+from slipstream.interconnect.model.step_time import Compute, predict_step_time
 from slipstream.interconnect.profile import NetworkProfile
 from slipstream.machine.peaks import data_sheet_peak
 from slipstream.plan.measured import MeasuredTraining
@@ -89,7 +89,7 @@ class WorkTime:
 
 
 @cache
-def gpus() -> dict[str, GpuModel]:
+def known_gpus() -> dict[str, GpuModel]:
     """Return the known GPUs by name, more specific ones first."""
     data = read_toml(FILE)
     order = sorted(data, key=lambda name: -len(data[name]["words"]))
@@ -99,13 +99,13 @@ def gpus() -> dict[str, GpuModel]:
     }
 
 
-def gpu_of(device: str) -> GpuModel | None:
+def find_gpu_model(device: str) -> GpuModel | None:
     """Return the GPU with the driver's device name; None if unknown."""
     words = device.replace("-", " ").split()
-    return next((gpu for gpu in gpus().values() if set(gpu.words) <= set(words)), None)
+    return next((gpu for gpu in known_gpus().values() if set(gpu.words) <= set(words)), None)
 
 
-def roof(run: MeasuredTraining, rows: float, peak: float, bandwidth: float | None) -> float:
+def roofline_seconds(run: MeasuredTraining, rows: float, peak: float, bandwidth: float | None) -> float:
     """Return the roofline seconds of a step of ``rows`` rows in one process."""
     figures = run.figures
     moved = BYTES_PER_PARAMETER * (figures.parameters - figures.frozen) + BYTES_PER_FROZEN * figures.frozen
@@ -114,12 +114,12 @@ def roof(run: MeasuredTraining, rows: float, peak: float, bandwidth: float | Non
 
 def own_roof(run: MeasuredTraining, bandwidth: bool) -> float:
     """Return the roofline seconds of the run's step on its own hardware."""
-    gpu = gpu_of(run.figures.gpu)
+    gpu = find_gpu_model(run.figures.gpu)
     rows = run.figures.batch_size / run.processes
-    return roof(run, rows, run.peak_flops / run.processes, gpu.bandwidth if gpu and bandwidth else None)
+    return roofline_seconds(run, rows, run.peak_flops / run.processes, gpu.bandwidth if gpu and bandwidth else None)
 
 
-def step_of(run: MeasuredTraining) -> float:
+def compute_seconds_per_step(run: MeasuredTraining) -> float:
     """Return the run's computing seconds per step."""
     return run.computing_s / run.figures.ledger.kept
 
@@ -135,7 +135,7 @@ class StepTimeFit:
         return self.per_roof * its_roof + self.launch
 
 
-def fit(roofs: Sequence[float], steps: Sequence[float]) -> StepTimeFit:
+def fit_step_times(roofs: Sequence[float], steps: Sequence[float]) -> StepTimeFit:
     """Fit by least squares of relative errors, with non-negative coefficients."""
     from scipy.optimize import nnls
 
@@ -150,12 +150,12 @@ def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[floa
     errors = []
     for out in range(len(steps)):
         others = [index for index in range(len(steps)) if index != out]
-        others_fit = fit([roofs[index] for index in others], [steps[index] for index in others])
+        others_fit = fit_step_times([roofs[index] for index in others], [steps[index] for index in others])
         errors.append(math.log(steps[out] / others_fit.step(roofs[out])))
     return errors
 
 
-def spread_of(errors: Sequence[float], otherwise: float) -> float:
+def further_error_deviation(errors: Sequence[float], otherwise: float) -> float:
     """Return the standard deviation whose 90 % interval covers a further error with 90 % probability.
 
     With fewer than ``ENOUGH`` errors, the interval covers all of them and ``otherwise`` (relative).
@@ -172,12 +172,14 @@ def measured_time(
 ) -> WorkTime | None:
     """Return the planned training's time from runs of the same work on the same hardware; None without any."""
     alike = [
-        run for run in runs if run.processes == processes and gpu_of(run.figures.gpu) == gpu and planned.same_work(run)
+        run
+        for run in runs
+        if run.processes == processes and find_gpu_model(run.figures.gpu) == gpu and planned.same_work(run)
     ]
-    return time_of(planned, alike) if alike and gpu else None
+    return estimate_work_time(planned, alike) if alike and gpu else None
 
 
-def time_of(planned: MeasuredTraining, alike: Sequence[MeasuredTraining]) -> WorkTime:
+def estimate_work_time(planned: MeasuredTraining, alike: Sequence[MeasuredTraining]) -> WorkTime:
     """Return the planned training's time from ``alike`` runs, which do the same work on the same hardware."""
     logs = np.log([(run.computing_s + run.waiting_s) / run.figures.ledger.kept for run in alike])
     spread = math.log(1 + ONE_RUN) / HALF_WIDTH
@@ -196,35 +198,39 @@ def work_time(
     """Return the time of the planned training's work in ``processes`` processes on ``gpu``."""
     if known := measured_time(planned, runs, gpu, processes):
         return known
-    computing, spread, how = predicted(planned, runs, gpu, processes)
+    computing, spread, how = predict_compute(planned, runs, gpu, processes)
     if computing < LEAST_STEP_S:
         computing, how = LEAST_STEP_S, f"{how}, {LEAST_STEP_S * 1e3:g} ms a step assumed for launching"
-    step, exchange = exchanged(planned, computing, gpu, processes, networks)
+    step, exchange = predict_with_exchange(planned, computing, gpu, processes, networks)
     seconds = step * planned.figures.ledger.kept + planned.waiting_s
     return WorkTime(seconds, spread, how + exchange, exchange != UNKNOWN_EXCHANGE)
 
 
-def predicted(
+def predict_compute(
     planned: MeasuredTraining, runs: Sequence[MeasuredTraining], gpu: GpuModel, processes: int
 ) -> tuple[float, float, str]:
     """Return a step's computing seconds, the standard deviation of their logarithm, and their source."""
-    on_gpus = gpu_of(planned.figures.gpu) is not None
+    on_gpus = find_gpu_model(planned.figures.gpu) is not None
     peak = gpu.peak(planned.figures.world.precision if on_gpus else gpu.precision()) or gpu.peak(gpu.precision())
-    target = roof(planned, planned.figures.batch_size / processes, peak, gpu.bandwidth if on_gpus else None)
+    target = roofline_seconds(planned, planned.figures.batch_size / processes, peak, gpu.bandwidth if on_gpus else None)
     alike = [run for run in runs if run.figures.gpu == planned.figures.gpu]
     where = f"{planned.figures.gpu or 'a CPU'}{'' if on_gpus else ', by operations alone'}"
     if len(alike) < ENOUGH:
-        spread = spread_of([], LARGEST_ERROR if on_gpus else LARGEST_BY_OPERATIONS)
-        return step_of(planned) * target / own_roof(planned, bandwidth=on_gpus), spread, f"predicted from {where}"
-    roofs, steps = [own_roof(run, bandwidth=on_gpus) for run in alike], [step_of(run) for run in alike]
-    launch = min(fit(roofs, steps).launch, step_of(planned))
+        spread = further_error_deviation([], LARGEST_ERROR if on_gpus else LARGEST_BY_OPERATIONS)
+        return (
+            compute_seconds_per_step(planned) * target / own_roof(planned, bandwidth=on_gpus),
+            spread,
+            f"predicted from {where}",
+        )
+    roofs, steps = [own_roof(run, bandwidth=on_gpus) for run in alike], [compute_seconds_per_step(run) for run in alike]
+    launch = min(fit_step_times(roofs, steps).launch, compute_seconds_per_step(planned))
     # The constant cost of a step belongs to the host and stays.
-    scaled = (step_of(planned) - launch) * target / own_roof(planned, bandwidth=on_gpus)
-    spread = spread_of(left_out_errors(roofs, steps), LARGEST_ERROR)
+    scaled = (compute_seconds_per_step(planned) - launch) * target / own_roof(planned, bandwidth=on_gpus)
+    spread = further_error_deviation(left_out_errors(roofs, steps), LARGEST_ERROR)
     return scaled + launch, spread, f"predicted from {len(alike)} trainings on {where}"
 
 
-def exchanged(
+def predict_with_exchange(
     planned: MeasuredTraining, computing: float, gpu: GpuModel, processes: int, networks: Sequence[NetworkProfile]
 ) -> tuple[float, str]:
     """Return a step's seconds including its gradient exchange, and a note on the exchange's source."""
@@ -232,9 +238,13 @@ def exchanged(
         return computing, ""
     figures = planned.figures
     for network in networks:
-        model = model_of(network) if gpu_of(network.fingerprint.devices[0]) == gpu else "of other hardware"
+        model = (
+            all_reduce_model(network) if find_gpu_model(network.fingerprint.devices[0]) == gpu else "of other hardware"
+        )
         if not isinstance(model, str):
             pieces = (PIECE,) * max(1, round(4 * (figures.parameters - figures.frozen) / PIECE))
             compute = Compute(FORWARD * computing, (1 - FORWARD) * computing, 0.0, pieces)
-            return predict(compute, partial(model.seconds, processes)).step.seconds, ", exchange by the network profile"
+            return predict_step_time(
+                compute, partial(model.seconds, processes)
+            ).step.seconds, ", exchange by the network profile"
     return computing, UNKNOWN_EXCHANGE

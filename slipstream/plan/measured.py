@@ -78,14 +78,14 @@ def read_evidence(places: Sequence[str]) -> GivenMeasurements:
     """
     evidence = GivenMeasurements()
     for place in places:
-        read(place, evidence)
+        add_evidence(place, evidence)
     if not evidence.trainings:
         where = f" among {', '.join(places)}" if places else ""
         raise UserError(f"no run to start from{where}; train once and give it with --measured: runs/… or a model")
     return evidence
 
 
-def read(place: str, evidence: GivenMeasurements) -> None:
+def add_evidence(place: str, evidence: GivenMeasurements) -> None:
     directory = Path(place)
     if place.startswith(STORES) or (directory / ledger.PREFIX).is_dir():
         evidence.attempts.append(attempts_in(place))
@@ -104,7 +104,7 @@ def read(place: str, evidence: GivenMeasurements) -> None:
         raise UserError(
             f"{place}: {'nothing of a run is there' if directory.exists() else 'does not exist'}; {EXPECTED}"
         )
-    evidence.trainings.append(measured(place, figures))
+    evidence.trainings.append(measured_training(place, figures))
     spans = figures.attempts
     evidence.attempts.append([PastAttempt(s.began_at, s.seconds, s.ended, figures.pods) for s in spans])
 
@@ -134,7 +134,7 @@ def attempts_in(place: str) -> list[PastAttempt]:
     return [PastAttempt(each.began_at, each.wall, each.ended, each.pods) for each in records]
 
 
-def measured(name: str, figures: TrainingFigures) -> MeasuredTraining:
+def measured_training(name: str, figures: TrainingFigures) -> MeasuredTraining:
     """Return the means that a plan needs from a training's figures.
 
     Raises ``UserError`` if its last attempt finished no step.

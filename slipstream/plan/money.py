@@ -50,7 +50,7 @@ def own_interval(stall: float, publish: float, between: float) -> float:
     return best_seconds(stall * HOUR_S, publish * HOUR_S, between * HOUR_S) / HOUR_S
 
 
-def billed(job: TrainingHours, between: float) -> float:
+def mean_billed_hours(job: TrainingHours, between: float) -> float:
     """Return the mean billed hours without preemption notices, including the first start.
 
     Infinite if the training never ends.
@@ -78,7 +78,7 @@ def break_even(job_at: Callable[[float], TrainingHours], price: float, noticed: 
 
     def pays(between: float) -> bool:
         job = job_at(between)
-        cost = billed_with_notices(job, between, noticed) if noticed else billed(job, between)
+        cost = billed_with_notices(job, between, noticed) if noticed else mean_billed_hours(job, between)
         return price * cost < job.undisturbed
 
     low, high = MOST_FREQUENT, RAREST

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from slipstream.errors import UserError
-from slipstream.plan.estimate import GpuModel, gpus
+from slipstream.plan.estimate import GpuModel, known_gpus
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import Profile
 from slipstream.telemetry.prices import (
@@ -47,14 +47,14 @@ class InstanceOption:
         return None if price is None else float(Decimal(self.pods) * price)
 
 
-def options(profiles: Sequence[Profile], prices: PriceList) -> list[InstanceOption]:
+def instance_options(profiles: Sequence[Profile], prices: PriceList) -> list[InstanceOption]:
     """Return the options of the profiles, then whole instances that no profile uses."""
     found = [option for profile in profiles for option in of_profile(profile, prices)]
     used = {option.instance.name for option in found}
     whole = [
-        InstanceOption("", None, each, gpus()[each.gpu], 1, each.gpus, each.part(each.gpus))
+        InstanceOption("", None, each, known_gpus()[each.gpu], 1, each.gpus, each.part(each.gpus))
         for each in prices.instances.values()
-        if each.gpu in gpus() and each.name not in used
+        if each.gpu in known_gpus() and each.name not in used
     ]
     return [*found, *whole]
 
@@ -64,8 +64,8 @@ def left_out(profiles: Sequence[Profile], prices: PriceList) -> Iterator[str]:
     for profile in profiles:
         if not list(of_profile(profile, prices)):
             yield f"profile {profile.name}: {why_not(profile.asked('train'))}"
-    if unknown := [name for name, each in prices.instances.items() if each.gpu not in gpus()]:
-        yield f"{', '.join(unknown)}: no GPU that is known, of {', '.join(gpus())}"
+    if unknown := [name for name, each in prices.instances.items() if each.gpu not in known_gpus()]:
+        yield f"{', '.join(unknown)}: no GPU that is known, of {', '.join(known_gpus())}"
 
 
 def why_not(placement: Placement) -> str:
@@ -91,9 +91,11 @@ def of_profile(profile: Profile, prices: PriceList) -> Iterator[InstanceOption]:
         )
     accelerator = placement.accelerator or placement.node_selector.get(ACCELERATOR_LABEL, "")
     like = prices.instances.get(named or prices.accelerators.get(accelerator, ""))
-    if like is None or like.gpu not in gpus():
+    if like is None or like.gpu not in known_gpus():
         return
     for instance in [like] if named else prices.instances.values():
         if instance.gpu == like.gpu and instance.gpus >= count:
             price = profile_price(placement) or instance.part(count)
-            yield InstanceOption(profile.name, placement, instance, gpus()[like.gpu], placement.nodes, count, price)
+            yield InstanceOption(
+                profile.name, placement, instance, known_gpus()[like.gpu], placement.nodes, count, price
+            )

@@ -62,7 +62,7 @@ class SimulationResults:
         return self.spot * spot + (self.on_demand * on_demand if self.on_demand.any() else 0.0)
 
 
-def simulate(
+def simulate_trainings(
     job: TrainingHours,
     weather: PreemptionTraces,
     rules: PreemptionRules,

@@ -13,9 +13,9 @@ import numpy as np
 
 from slipstream.errors import UserError
 from slipstream.plan.money import HOUR_S, TrainingHours
-from slipstream.plan.simulation import PreemptionRules, simulate
+from slipstream.plan.simulation import PreemptionRules, simulate_trainings
 from slipstream.profiles.placement import Placement
-from slipstream.text_table import aligned
+from slipstream.text_table import aligned_table
 
 DRAWS = 5000
 
@@ -61,7 +61,7 @@ class ConstantPreemptionRate:
         return np.zeros(len(chosen))
 
 
-def courses(
+def simulate_constant_rate(
     random: np.random.Generator, per_hour: float, pace: TrainingPace, *, warned: bool, trainings: int = DRAWS
 ) -> SimulatedTrainings:
     """Simulate trainings under ``per_hour`` preemptions.
@@ -72,7 +72,7 @@ def courses(
     job = TrainingHours(pace.hours, every, 0.0, save, start)
     # A second generator keeps the drawn times independent of the rules.
     rules, chance = PreemptionRules(noticed=float(warned)), np.random.default_rng(0)
-    found = simulate(job, ConstantPreemptionRate(random, per_hour), rules, chance, np.ones(trainings))
+    found = simulate_trainings(job, ConstantPreemptionRate(random, per_hour), rules, chance, np.ones(trainings))
     last_saves = found.interruptions * save if warned else 0.0
     return SimulatedTrainings(found.lost, found.hours + last_saves, found.interruptions)
 
@@ -82,7 +82,7 @@ def is_warned(placement: Placement, pace: TrainingPace) -> bool:
     return placement.notices != "none" and placement.grace_seconds >= pace.save_s
 
 
-def forecast(name: str, placement: Placement, per_day: float, pace: TrainingPace, price: float = 0.0) -> str:
+def preemption_table(name: str, placement: Placement, per_day: float, pace: TrainingPace, price: float = 0.0) -> str:
     """Return a table of a profile's training under preemptions, and whether its retries suffice.
 
     ``per_day`` is preemptions per pod; ``price`` is for a pod-hour, 0 to omit it. Raises ``UserError`` if the placement
@@ -99,7 +99,7 @@ def forecast(name: str, placement: Placement, per_day: float, pace: TrainingPace
     rows, needed = [], np.zeros(0)
     for way, warned in (("saves before each end", True), ("resumes from the last save", False)):
         random, per_hour = np.random.default_rng(0), per_day * placement.nodes / 24
-        found = courses(random, per_hour, pace, warned=warned)
+        found = simulate_constant_rate(random, per_hour, pace, warned=warned)
         own = warned == is_warned(placement, pace)
         rows.append([f"{'▸' if own else ' '} {way}", *(spread(of(found)) for of in measures.values())])
         needed = found.retries if own else needed
@@ -110,7 +110,7 @@ def forecast(name: str, placement: Placement, per_day: float, pace: TrainingPace
             f"a save every {pace.save_every_s:g} s takes {pace.save_s:g} s; {pace.start_s:g} s from a preemption to "
             f"the next step",
             "",
-            aligned(("median (5 to 95 %)", *measures), rows, left=("median (5 to 95 %)",)),
+            aligned_table(("median (5 to 95 %)", *measures), rows, left=("median (5 to 95 %)",)),
             "",
             f"{np.mean(needed <= placement.retries):.1%} end within the {placement.retries} retries of this profile; "
             f"99 % do within {np.quantile(needed, 0.99, method='higher'):.0f}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from slipstream.plan.advice import CapacityChoice, duration
+from slipstream.plan.advice import CapacityChoice, duration_text
 from slipstream.plan.decide import ON_DEMAND, SPOT, PlannedOption, SimulatedOutcome
-from slipstream.text_table import aligned
+from slipstream.text_table import aligned_table
 
 COLUMNS = (
     "profile",
@@ -24,11 +24,11 @@ WIDTH = 40
 BEST = "Pareto-optimal"
 
 
-def table(rows: Sequence[PlannedOption], best: Sequence[CapacityChoice]) -> str:
+def options_table(rows: Sequence[PlannedOption], best: Sequence[CapacityChoice]) -> str:
     """Return a line for every option, with Pareto-optimal ones marked."""
     marked = {id(choice.row) for choice in best}
     lines = [["▸" if id(row) in marked else "", *cells(row)] for row in rows]
-    return aligned(("", *COLUMNS, *MORE), lines, left=LEFT)
+    return aligned_table(("", *COLUMNS, *MORE), lines, left=LEFT)
 
 
 def cells(row: PlannedOption) -> list[str]:
@@ -45,13 +45,13 @@ def cells(row: PlannedOption) -> list[str]:
         dollars(on_demand),
         f"{spot.interruptions:.2g}" if spot else "-",
         str(spot.retries) if spot else "-",
-        duration(spot.checkpoint_s / 3600) if spot else "-",
+        duration_text(spot.checkpoint_s / 3600) if spot else "-",
         row.time.how.split()[0].rstrip(","),
     ]
 
 
 def hours(outcome: SimulatedOutcome | None) -> str:
-    return f"{duration(outcome.hours.median)} ({duration(outcome.hours.high)})" if outcome else "-"
+    return f"{duration_text(outcome.hours.median)} ({duration_text(outcome.hours.high)})" if outcome else "-"
 
 
 def dollars(outcome: SimulatedOutcome | None) -> str:
@@ -62,17 +62,17 @@ def dollars(outcome: SimulatedOutcome | None) -> str:
     return f"{outcome.dollars.median:,.2f} ({outcome.dollars.low:,.2f} to {outcome.dollars.high:,.2f})"
 
 
-def chart(best: Sequence[CapacityChoice]) -> str:
+def dollars_chart(best: Sequence[CapacityChoice]) -> str:
     """Return Pareto-optimal choices as bars of their dollars, with the 95 % quantile of hours."""
     ended = [choice for choice in best if math.isfinite(choice.outcome.dollars.median)]
     most = max((choice.outcome.dollars.median for choice in ended), default=0.0)
     rows = [
         [
             str(choice),
-            duration(choice.outcome.hours.high),
+            duration_text(choice.outcome.hours.high),
             f"${choice.outcome.dollars.median:,.2f}",
             "━" * max(1, round(WIDTH * choice.outcome.dollars.median / most)),
         ]
         for choice in ended
     ]
-    return aligned((BEST, "95 %", "dollars", ""), rows, left=(BEST, ""))
+    return aligned_table((BEST, "95 %", "dollars", ""), rows, left=(BEST, ""))

@@ -22,7 +22,7 @@ CPUS, MEMORY_GIB = 4, 16
 ROOM = 2
 
 
-def profile_of(choice: CapacityChoice, planned: Planned | None = None) -> str:
+def profile_toml(choice: CapacityChoice, planned: Planned | None = None) -> str:
     """Return a profile as TOML: the option's own, or for the whole instance.
 
     Includes the figures of ``planned``.
@@ -63,7 +63,7 @@ def profile_of(choice: CapacityChoice, planned: Planned | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def planned_of(choice: CapacityChoice, planned: MeasuredTraining, wanted: TrainingRequirements) -> Planned | None:
+def planned_figures(choice: CapacityChoice, planned: MeasuredTraining, wanted: TrainingRequirements) -> Planned | None:
     """Return the figures that the report compares with the run; None for more than one training."""
     if wanted.trials > 1:
         return None

@@ -16,7 +16,7 @@ from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Dama
 from slipstream.artifacts.prepared.card import DataCard, read_card
 from slipstream.artifacts.prepared.data import KIND, PreparedData, segment_number
 from slipstream.artifacts.prepared.streamed import ROWS, make_hole
-from slipstream.comparison.stability import found
+from slipstream.comparison.stability import significant_drifts
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.prepare.card import with_drifts
@@ -100,7 +100,7 @@ class TableSchema:
             "columns": self.columns,
             "target": self.target,
             "missing": self.settings.missing,
-            "settings": {name: value_of(self.settings, name) for name in LASTING},
+            "settings": {name: setting_value(self.settings, name) for name in LASTING},
             "cuts": self.cuts,
             "row_hash": ROW_HASH,
             "sources": [vars(files) for files in self.sources],
@@ -131,14 +131,16 @@ class BaseSet:
 
     @classmethod
     def open(cls, address: str) -> BaseSet:
-        """Open and verify all files except the rows, for which see :meth:`verify`.
+        """Open and verify all files except the rows, for which see :meth:`verify_part`.
 
         Raise ``UserError`` for damaged or unsuitable data.
         """
         remote = address.startswith(STORES)
         try:
             with TemporaryDirectory() as fetched:
-                artifact = PreparedData.open(fetch(address, Path(fetched)) if remote else Path(address)).artifact
+                artifact = PreparedData.open(
+                    fetch_without_rows(address, Path(fetched)) if remote else Path(address)
+                ).artifact
                 schema = artifact.read_json("schema.json")
                 if "sources" not in schema:
                     raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
@@ -154,7 +156,7 @@ class BaseSet:
                     Transform.from_json(artifact.read_json("statistics.json")),
                     card,
                     read_card(artifact, REFERENCE) if REFERENCE in artifact.files else card,
-                    quarantine.read(artifact),
+                    quarantine.read_quarantine(artifact),
                     artifact.files,
                     artifact.fingerprint,
                     artifact.made_by,
@@ -194,7 +196,7 @@ class BaseSet:
                 "target"
             )
         for name in LASTING:
-            now, then = value_of(config, name), value_of(self.schema.settings, name)
+            now, then = setting_value(config, name), setting_value(self.schema.settings, name)
             if now != then:
                 raise UserError(
                     f"data.{name}: {now!r} is not {then!r}, the value in data.earlier = {self.address!r}; set it to "
@@ -238,7 +240,7 @@ class BaseSet:
         """
         left = dict(files)
         for group in self.schema.sources:
-            matches = [(name, take(left, name, size)) for name, size in group.files]
+            matches = [(name, take_file(left, name, size)) for name, size in group.files]
             present = [(name, file) for name, file in matches if file is not None]
             missing = [name for name, file in matches if file is None]
             if missing and (present or missing[0] in left):
@@ -357,7 +359,7 @@ class BaseSet:
             + [
                 f"column {name!r} is distributed differently than in the earlier data "
                 f"(stability index {each.index:.2f})"
-                for name, each in found(drifts).items()
+                for name, each in significant_drifts(drifts).items()
             ],
         )
 
@@ -368,11 +370,11 @@ def both_read(earlier: str, now: str) -> bool:
     return now in (earlier, wide) or (now, wide) in CASTS
 
 
-def value_of(config: DataConfig, name: str) -> object:
+def setting_value(config: DataConfig, name: str) -> object:
     return to_dict(config)[name]
 
 
-def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | None:
+def take_file(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | None:
     """Remove and return the file of this path and size, else of this name and size in any folder; None if absent."""
     if path in files:
         return files.pop(path) if files[path].size == size else None
@@ -381,7 +383,7 @@ def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | Non
     return files.pop(name) if (name := next(alike, None)) else None
 
 
-def fetch(address: str, directory: Path) -> Path:
+def fetch_without_rows(address: str, directory: Path) -> Path:
     """Download an artifact from a store, with empty sparse files in place of the rows."""
     storage = storage_for(address)
     for name, listed in list_names(address).items():

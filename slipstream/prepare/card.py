@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.card import ColumnCard, DataCard
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.comparison.stability import DriftTest, found
+from slipstream.comparison.stability import DriftTest, significant_drifts
 from slipstream.prepare.drift import drift_by_split
 from slipstream.prepare.fit.fit import FittedColumns
 from slipstream.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
@@ -52,7 +52,7 @@ def make_card(
     sampled = sample.num_rows < sum(scanned.rows)
     types = {column: kind for column, kind in table.types.items() if column not in dropped}
     figures = column_figures(sample, types, transform.target, transform.classes)
-    columns = [describe(column, fitted, scanned.column(column.name), sampled) for column in figures.values()]
+    columns = [describe_column(column, fitted, scanned.column(column.name), sampled) for column in figures.values()]
     inputs = [figures[column] for column in transform.columns]
     held_out = count_duplicates(sample, [*transform.columns, transform.target])
     return DataCard(
@@ -65,7 +65,7 @@ def make_card(
             label: {split: scanned.classes[index].of.get(label, 0) for index, split in enumerate(SPLITS)}
             for label in transform.classes
         },
-        warnings=[*table.warnings, *fitted.warnings, *judgements(inputs), *duplicate_warnings(held_out)],
+        warnings=[*table.warnings, *fitted.warnings, *column_warnings(inputs), *duplicate_warnings(held_out)],
         sampled_rows=sample.num_rows,
         of_sample=OF_SAMPLE if sampled else [],
         rank_error=rank_error(learned) if sampled else 0.0,
@@ -73,7 +73,7 @@ def make_card(
     )
 
 
-def describe(column: ColumnCard, fitted: FittedColumns, count: ColumnCount, sampled: bool) -> ColumnCard:
+def describe_column(column: ColumnCard, fitted: FittedColumns, count: ColumnCount, sampled: bool) -> ColumnCard:
     role = fitted.roles[column.name]
     column = replace(column, role=role.role, why=role.why or None, missing=sum(count.missing))
     if column.type == value_types.OTHER or (column.type == value_types.TEXT and count.prose):
@@ -133,7 +133,7 @@ def quantiles(ascending: np.ndarray, shares: np.ndarray) -> np.ndarray:
     return np.interp(shares * (len(ascending) - 1), np.arange(len(ascending)), ascending)
 
 
-def bins(column: np.ndarray, ascending: np.ndarray, new: np.ndarray) -> np.ndarray:
+def bin_values(column: np.ndarray, ascending: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Return the bin of every value (int64 ``[rows]``, 0 for missing).
 
     Bins have equal counts of the sorted training values ``ascending``, or are single values if few are distinct.
@@ -203,7 +203,7 @@ def column_figures(
             learned = numbers.take(train.rows)
             ascending = np.sort(learned[~np.isnan(learned)])
             new = np.flatnonzero(ascending[1:] != ascending[:-1]) + 1
-            binned = bins(numbers, ascending, new)
+            binned = bin_values(numbers, ascending, new)
             columns[name] = with_distribution(columns[name], ascending, len(new) + 1)
         alone = None if name == target else predicts_alone(binned, train, held_out, len(classes))
         drifts = drift_by_split(binned, splits, ordered=kind != value_types.TEXT)
@@ -227,10 +227,10 @@ def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...])
     values = column.to_pylist()
     if kind == value_types.BOOLEAN:
         values = map(bool, values)  # the sample holds them as numbers
-    return np.array([numbers.get(value_types.label(value), 0) for value in values], np.int64)
+    return np.array([numbers.get(value_types.class_label(value), 0) for value in values], np.int64)
 
 
-def judgements(columns: list[ColumnCard]) -> list[str]:
+def column_warnings(columns: list[ColumnCard]) -> list[str]:
     warnings = []
     drifts = {
         (column.name, split): DriftTest(index, (column.drift_chance or {})[split])
@@ -245,7 +245,7 @@ def judgements(columns: list[ColumnCard]) -> list[str]:
             )
     return warnings + [
         f"column {name!r} is distributed differently in {split} (stability index {each.index:.2f})"
-        for (name, split), each in found(drifts).items()
+        for (name, split), each in significant_drifts(drifts).items()
     ]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.comparison.stability import ENOUGH, DriftTest, drift
+from slipstream.comparison.stability import ENOUGH, DriftTest, drift_test
 from slipstream.prepare.fit.splits import TRAIN
 
 
@@ -21,7 +21,7 @@ def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dic
     both = np.bincount(binned * len(SPLITS) + splits, minlength=len(SPLITS) * (int(binned.max(initial=0)) + 1))
     counts = both.reshape(-1, len(SPLITS)).T
     held_out = [split for split in range(len(SPLITS)) if split != TRAIN and counts[split].sum() >= ENOUGH]
-    return {SPLITS[split]: drift(counts[TRAIN], counts[split], ordered) for split in held_out}
+    return {SPLITS[split]: drift_test(counts[TRAIN], counts[split], ordered) for split in held_out}
 
 
 def drift_from(column: dict[str, Any], sample: pa.Table) -> DriftTest | None:
@@ -49,4 +49,4 @@ def drift_from(column: dict[str, Any], sample: pa.Table) -> DriftTest | None:
         now = np.bincount(binned, minlength=len(top) + 1)
     else:
         return None
-    return drift(before, now, ordered="histogram" in column) if now.sum() >= ENOUGH else None
+    return drift_test(before, now, ordered="histogram" in column) if now.sum() >= ENOUGH else None

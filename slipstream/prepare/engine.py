@@ -17,12 +17,12 @@ from slipstream.distributed.pool import WorkerPool, workers_for
 from slipstream.errors import UserError
 from slipstream.prepare.images import prepare_images
 from slipstream.prepare.language.engine import prepare_language
-from slipstream.prepare.progress import say_resumed, shown
-from slipstream.prepare.resolve import SourceToPrepare, frame_file, resolve
+from slipstream.prepare.progress import say_resumed, with_progress
+from slipstream.prepare.resolve import SourceToPrepare, frame_file, resolve_source
 from slipstream.prepare.shuffle import merge_all
-from slipstream.prepare.table import card_of, encode_units, fit_table, open_table, scan_units, write_table
+from slipstream.prepare.table import data_card, encode_units, fit_table, open_table, scan_units, write_table
 from slipstream.source.config import DataConfig
-from slipstream.source.files import Listing, list_source, unchanged
+from slipstream.source.files import Listing, files_unchanged, list_source
 from slipstream.source.standard_library import list_data
 from slipstream.storage import out_of_space
 
@@ -60,9 +60,9 @@ def prepare(
         writer = ArtifactWriter(directory)
         with workspace(directory, size, config.memory, workers, scratch) as work:
             listing = listing or list_source(frame_file(data, work.root))
-            with unchanged(listing.files):
-                source = resolve(listing, target, config, str(made_by.get("source", "")))
-                made_by = write(writer, source, made_by, work)
+            with files_unchanged(listing.files):
+                source = resolve_source(listing, target, config, str(made_by.get("source", "")))
+                made_by = write_prepared_files(writer, source, made_by, work)
         return writer.finish(KIND, made_by)
 
 
@@ -79,9 +79,9 @@ def prepare_source(
         writer = ArtifactWriter(directory)
         with (
             workspace(directory, source.size, source.config.memory, workers, scratch) as work,
-            unchanged(files),
+            files_unchanged(files),
         ):
-            made_by = write(writer, source, made_by, work)
+            made_by = write_prepared_files(writer, source, made_by, work)
         return writer.finish(KIND, made_by)
 
 
@@ -108,7 +108,7 @@ def workspace(
         yield work
 
 
-def write(
+def write_prepared_files(
     writer: ArtifactWriter, source: SourceToPrepare, made_by: Mapping[str, object], scratch: ResumableScratch
 ) -> Mapping[str, object]:
     """Write all files except the manifest; return the manifest's ``made_by``.
@@ -144,12 +144,12 @@ def prepare_table(writer: ArtifactWriter, scratch: ResumableScratch, source: Sou
     opened = open_table(source, scratch)
     scan, units = opened.scan, opened.input.units
     rows = [unit.rows for unit in units]
-    fitting = fit_table(opened, shown("scan", scan_units(scratch, scan, units), rows))
+    fitting = fit_table(opened, with_progress("scan", scan_units(scratch, scan, units), rows))
     transform, rejected = fitting.fitted.transform, fitting.scanned.rejected
     with ThreadPoolExecutor(1) as beside:
         # This process is idle while the workers encode: time enough for the card.
-        card = beside.submit(card_of, fitting)
-        encoded = list(shown("encode", encode_units(scratch, scan, transform, units, rejected), rows))
+        card = beside.submit(data_card, fitting)
+        encoded = list(with_progress("encode", encode_units(scratch, scan, transform, units, rejected), rows))
     runs = [run for unit in encoded for run in unit.runs]
     merged = merge_all(scratch, runs, transform.signature.record.itemsize)
     write_table(writer, fitting, merged, card.result())

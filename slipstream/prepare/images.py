@@ -17,8 +17,8 @@ from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
 from slipstream.prepare.card import row_counts
 from slipstream.prepare.fit.fit import check_splits
-from slipstream.prepare.fit.splits import TRAIN, assign
-from slipstream.prepare.progress import shown
+from slipstream.prepare.fit.splits import TRAIN, assign_splits
+from slipstream.prepare.progress import with_progress
 from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
 from slipstream.source import quarantine
@@ -89,7 +89,7 @@ def encode_part(job: EncodeImagesJob) -> EncodedImages:
 def add_chunk(chunk: ImageChunk, first: int, job: EncodeImagesJob, writer: RunWriter, encoded: EncodedImages) -> None:
     records = np.zeros(len(chunk.pixels), job.signature.record)
     records[job.signature.inputs[0].name], records[TARGET] = chunk.pixels, chunk.labels
-    splits = assign(chunk.hashes, job.config.split)
+    splits = assign_splits(chunk.hashes, job.config.split)
     order = order_keys(first, len(records), job.total, job.config.shuffle)
     for split in range(len(SPLITS)):
         chosen = np.flatnonzero(chunk.good & (splits == split))
@@ -120,7 +120,7 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
         for part, first in zip(images.parts, accumulate(rows, initial=0), strict=False)
     )
     encoded = EncodedImages.nothing(signature)
-    for part in shown("images", scratch.map(encode_part, jobs), rows):
+    for part in with_progress("images", scratch.map(encode_part, jobs), rows):
         encoded.merge(part)
     quarantine.check_limit(encoded.bad, sum(rows), config.quarantine_limit)
     check_classes(images.classes, encoded)
@@ -131,7 +131,7 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
     deviations = tuple(math.sqrt(variance) if variance > 0 else 1.0 for variance in variances)
     signature = replace(signature, image_mean=tuple(means), image_std=deviations)
     enter_segments(writer, merge_all(scratch, encoded.runs, signature.record.itemsize), number=0)
-    quarantine.write(writer, encoded.bad)
+    quarantine.write_quarantine(writer, encoded.bad)
     write_record(writer, "signature.json", signature)
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
@@ -181,11 +181,11 @@ def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedI
         target=signature.target,
         columns=[column],
         classes={name: dict(zip(SPLITS, counts, strict=True)) for name, counts in of_classes.items()},
-        warnings=[*images.warnings, *unseen, *duplicates(encoded)],
+        warnings=[*images.warnings, *unseen, *duplicate_warnings(encoded)],
     )
 
 
-def duplicates(encoded: EncodedImages) -> list[str]:
+def duplicate_warnings(encoded: EncodedImages) -> list[str]:
     """Return warnings about duplicate images, and about duplicates with different labels."""
     hashes, labels = np.concatenate(encoded.hashes), np.concatenate(encoded.labels)
     order = np.lexsort((labels, hashes))

@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LINES = 10.0
 Part = TypeVar("Part")
 
 
-def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
+def with_progress(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
     """Yield ``parts`` and report progress; ``rows`` has the number of rows of every part."""
     total, done, started = sum(rows), 0, time.monotonic()
     lines, last = not sys.stderr.isatty(), started

@@ -16,7 +16,7 @@ from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.hugging_face import CONFIG
 from slipstream.artifacts.prepared.tokenizer_json import FAST
 from slipstream.errors import UserError
-from slipstream.language.engine import library
+from slipstream.language.engine import tokenizers_library
 from slipstream.language.tokenizer import Tokenizer, read_tokenizer, vocabulary_beside
 from slipstream.prepare.base_set import BaseSet, FileSet
 from slipstream.source.config import DataConfig, Format
@@ -71,7 +71,7 @@ class SourceToPrepare(ResolvedSource):
         return DIVISIONS.get(self.kind, "none")
 
 
-def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str = "") -> SourceToPrepare:
+def resolve_source(listing: Listing, target: str, config: DataConfig, fingerprint: str = "") -> SourceToPrepare:
     """Detect the kind of listed data from extensions and first bytes, and compare the files with the base set.
 
     ``fingerprint`` is of all files; if it is "" it is computed when needed. Raise ``UserError`` for errors in the file
@@ -117,7 +117,7 @@ def resolve_language(listing: Listing, target: str, config: DataConfig) -> Sourc
         if getattr(config, name):
             raise UserError(f"data.{name}: is for tables, not for data.task: language; remove it")
     files = tuple(file for file in listing.files if file.size)
-    library()
+    tokenizers_library()
     tokenizer, vocabulary = ({}, 0) if config.tokenizer in MADE_HERE else given_tokenizer(config.tokenizer)
     format = corpus_format(listing, files, config)
     return SourceToPrepare(listing, format, files, "", config, tokenizer=tokenizer, vocabulary=vocabulary)

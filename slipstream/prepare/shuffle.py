@@ -1,6 +1,6 @@
 """Global shuffle: an external merge sort of the rows by random keys.
 
-The key of a row depends only on its number (:func:`slipstream.source.columns.hashing.keys`), so the order depends
+The key of a row depends only on its number (:func:`slipstream.source.columns.hashing.row_keys`), so the order depends
 neither on the number of processes nor on memory. Every unit is written as runs, sorted by key within each batch. A part
 of a split is an equal range of keys. Parts are merged independently, each in smaller ranges that fit memory.
 """
@@ -22,8 +22,8 @@ import xxhash
 from slipstream.artifacts.format import ArtifactWriter, FileRecord
 from slipstream.artifacts.prepared.data import SPLITS, segment_name
 from slipstream.artifacts.resume import ResumableScratch
-from slipstream.prepare.progress import shown
-from slipstream.source.columns.hashing import keys
+from slipstream.prepare.progress import with_progress
+from slipstream.source.columns.hashing import row_keys
 
 #: Rows per block of the manifest, fewer if rows are wide. Blocks are verified separately, and all blocks of a batch
 #: must stay in the CPU cache between verification and use.
@@ -41,7 +41,7 @@ ORDER_SEED = 2
 def order_keys(first: int, rows: int, total: int, shuffle: bool) -> np.ndarray:
     """Return uint64 keys of ``rows`` rows from number ``first`` of ``total``: random if ``shuffle``, else ascending."""
     if shuffle:
-        return keys(first, rows, ORDER_SEED)
+        return row_keys(first, rows, ORDER_SEED)
     return np.arange(first, first + rows, dtype=np.uint64) * np.uint64(2**64 // total - (total == 1))
 
 
@@ -112,28 +112,28 @@ class SplitPart:
     of: int = 1
 
 
-def parts_of(split: int, rows: int, itemsize: int) -> list[SplitPart]:
+def split_parts(split: int, rows: int, itemsize: int) -> list[SplitPart]:
     """Return the parts of a split of ``rows`` records; they depend only on its size."""
     count = min(MOST_PARTS, max(1, -(-rows * itemsize // PART_BYTES)))
     return [SplitPart(split, number, count) for number in range(count)]
 
 
-def merge(writer: ArtifactWriter, name: str, runs: list[SortedRun], itemsize: int, part: SplitPart) -> None:
+def write_merged_part(writer: ArtifactWriter, name: str, runs: list[SortedRun], itemsize: int, part: SplitPart) -> None:
     """Write the rows of ``part`` to the file ``name`` in key order."""
     with writer.create(name, block_bytes=block_rows(itemsize) * itemsize) as file, ThreadPoolExecutor(1) as ahead:
         # Gathering and hashing both release the GIL, so the next chunk is gathered meanwhile.
-        pieces = merged(runs, itemsize, part)
+        pieces = merged_rows(runs, itemsize, part)
         coming = ahead.submit(next, pieces, None)
         while (piece := coming.result()) is not None:
             coming = ahead.submit(next, pieces, None)
             file.write(piece.records)
 
 
-def collect(path: Path, runs: list[SortedRun], itemsize: int, part: SplitPart) -> SortedRun:
+def collect_run(path: Path, runs: list[SortedRun], itemsize: int, part: SplitPart) -> SortedRun:
     """Write all rows of ``part`` as one run to the files ``path``.rows and .keys."""
     rows = 0
     with Path(f"{path}.keys").open("wb") as keys_file, Path(f"{path}.rows").open("wb") as records_file:
-        for piece in merged(runs, itemsize, part):
+        for piece in merged_rows(runs, itemsize, part):
             keys_file.write(piece.keys.data)
             records_file.write(piece.records.data)
             rows += len(piece.keys)
@@ -147,7 +147,7 @@ class KeyedRows(NamedTuple):
     records: np.ndarray
 
 
-def merged(runs: list[SortedRun], itemsize: int, part: SplitPart) -> Iterator[KeyedRows]:
+def merged_rows(runs: list[SortedRun], itemsize: int, part: SplitPart) -> Iterator[KeyedRows]:
     """Yield the rows of ``part`` in key order, one smaller range of keys at a time.
 
     The arrays are reused: a piece is overwritten when the second piece after it is requested.
@@ -158,10 +158,10 @@ def merged(runs: list[SortedRun], itemsize: int, part: SplitPart) -> Iterator[Ke
     # at many positions.
     files = {path: np.memmap(f"{path}.keys", np.uint64, "r") for path in {run.path for run in runs}}
     keys_of = [files[run.path][run.start : run.start + run.rows] for run in runs]
-    ends = [cut(ascending, part.number, part.number + 1, part.of) for ascending in keys_of]
+    ends = [range_bounds(ascending, part.number, part.number + 1, part.of) for ascending in keys_of]
     buckets = max(1, -(-sum(end - start for start, end in ends) * itemsize // BUCKET_BYTES))
     first, last, of = part.number * buckets, (part.number + 1) * buckets, part.of * buckets
-    cuts = [cut(ascending, first, last, of) for ascending in keys_of]
+    cuts = [range_bounds(ascending, first, last, of) for ascending in keys_of]
     largest = max((sum(edges[b + 1] - edges[b] for edges in cuts) for b in range(buckets)), default=0)
     gathered, *spare = (np.empty((largest, itemsize), np.uint8) for _ in range(3))
     for bucket in range(buckets):
@@ -172,7 +172,7 @@ def merged(runs: list[SortedRun], itemsize: int, part: SplitPart) -> Iterator[Ke
         slices = [one for one in slices if one.end > one.start]
         if not slices:
             continue
-        rows = gather(slices, gathered)
+        rows = gather_records(slices, gathered)
         unordered = np.concatenate([one.keys for one in slices])
         order = np.argsort(unordered)
         # "clip" writes into `out` directly; "raise" would copy twice. All rows are in range.
@@ -180,7 +180,7 @@ def merged(runs: list[SortedRun], itemsize: int, part: SplitPart) -> Iterator[Ke
         yield KeyedRows(unordered[order], records)
 
 
-def cut(ascending: np.ndarray, first: int, last: int, of: int) -> list[int]:
+def range_bounds(ascending: np.ndarray, first: int, last: int, of: int) -> list[int]:
     """Return the indices that bound ranges ``first`` to ``last`` (exclusive) of ``of`` equal ranges in sorted keys."""
     edges = np.array([number * 2**64 // of for number in range(first, min(last, of - 1) + 1)], np.uint64)
     indices: list[int] = np.searchsorted(ascending, edges).tolist()
@@ -200,7 +200,7 @@ class RunSlice(NamedTuple):
         return self.of_run[self.start : self.end]
 
 
-def gather(slices: list[RunSlice], out: np.ndarray) -> int:
+def gather_records(slices: list[RunSlice], out: np.ndarray) -> int:
     """Read the records of the slices into ``out`` (uint8 ``[rows, itemsize]``) and return their number."""
     at, itemsize = 0, out.shape[1]
     for path, of_one_file in groupby(slices, lambda one: one.run.path):
@@ -254,7 +254,7 @@ class MergedPart:
 
 def all_parts(rows: Sequence[int], itemsize: int) -> list[SplitPart]:
     """Return the parts of all splits; ``rows`` has the number of rows of every split."""
-    return [part for split, count in enumerate(rows) for part in parts_of(split, count, itemsize)]
+    return [part for split, count in enumerate(rows) for part in split_parts(split, count, itemsize)]
 
 
 def merge_all(scratch: ResumableScratch, runs: list[SortedRun], itemsize: int) -> list[MergedPart]:
@@ -262,7 +262,7 @@ def merge_all(scratch: ResumableScratch, runs: list[SortedRun], itemsize: int) -
     rows = [sum(run.rows for run in runs if run.split == split) for split in range(len(SPLITS))]
     parts = all_parts(rows, itemsize)
     shares = [rows[p.split] * (p.number + 1) // p.of - rows[p.split] * p.number // p.of for p in parts]
-    return list(shown("merge", merge_parts(scratch, parts, runs, itemsize), shares))
+    return list(with_progress("merge", merge_parts(scratch, parts, runs, itemsize), shares))
 
 
 def merge_parts(
@@ -277,7 +277,7 @@ def merge_part(job: MergeJob) -> MergedPart:
     directory = job.scratch / name
     shutil.rmtree(directory, ignore_errors=True)
     writer = ArtifactWriter(directory)
-    merge(writer, f"{name}.rows", job.runs, job.itemsize, job.part)
+    write_merged_part(writer, f"{name}.rows", job.runs, job.itemsize, job.part)
     return MergedPart(directory / f"{name}.rows", job.part, writer.record(f"{name}.rows"))
 
 

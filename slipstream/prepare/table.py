@@ -18,15 +18,15 @@ from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
 from slipstream.prepare.base_set import REFERENCE, TableSchema
 from slipstream.prepare.card import make_card
-from slipstream.prepare.fit.fit import FittedColumns, check_values, fit
+from slipstream.prepare.fit.fit import FittedColumns, check_values, fit_columns
 from slipstream.prepare.fit.scan import ScanResult, SplitRows, UnitScan, read_again, scan_unit
 from slipstream.prepare.fit.splits import Cuts, find_cuts
 from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.shuffle import MergedPart, RunWriter, SortedRun, enter_segments, order_keys
 from slipstream.source import quarantine
-from slipstream.source.columnar import TableInput, Unit, read
+from slipstream.source.columnar import TableInput, Unit, read_unit
 from slipstream.source.columns import value_types
-from slipstream.source.columns.number_formats import NumberFormat, retype
+from slipstream.source.columns.number_formats import NumberFormat, retype_column
 from slipstream.source.columns.transform import Transform
 from slipstream.source.config import DataConfig
 from slipstream.source.documents import open_documents
@@ -89,7 +89,7 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
     if base is None:
         check_values(scanned, scan.target, scan.config)
     quarantine.check_limit(table.bad + scanned.bad, table.read, scan.config.quarantine_limit)
-    fitted = base.fitted(scanned) if base else fit(scanned, scan.types, scan.target, scan.config)
+    fitted = base.fitted(scanned) if base else fit_columns(scanned, scan.types, scan.target, scan.config)
     return FittedTable(opened, scanned, fitted)
 
 
@@ -132,13 +132,13 @@ def encode_unit(job: EncodeUnitJob) -> EncodedUnit:
         for rows in read_again(scan, unit, job.rejected):
             order = order_keys(rows.first_row, rows.batch.num_rows, scan.rows, scan.config.shuffle)
             records = room[: rows.batch.num_rows]
-            encode(transform, rows, scan.numbers(rows.batch), records)
+            encode_records(transform, rows, scan.numbers(rows.batch), records)
             for split, chosen in rows.parts():
                 writer.add(split, chosen, order, records)
     return EncodedUnit(writer.runs, writer.digests)
 
 
-def encode(transform: Transform, rows: SplitRows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
+def encode_records(transform: Transform, rows: SplitRows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
     """Write inputs and weights of all rows, and targets of the good rows, to ``records``."""
     transform.encode(rows.batch, records, numbers)
     target = rows.batch.column(transform.target).take(pa.array(rows.keep))
@@ -150,7 +150,7 @@ def encode(transform: Transform, rows: SplitRows, numbers: dict[str, np.ndarray]
 # Output
 
 
-def card_of(fitting: FittedTable) -> DataCard:
+def data_card(fitting: FittedTable) -> DataCard:
     opened, scanned = fitting.opened, fitting.scanned
     card = make_card(opened.source.name, opened.input, scanned, fitting.fitted, opened.dropped)
     return opened.source.base.continued(card, scanned.sample_table()) if opened.source.base else card
@@ -167,7 +167,7 @@ def write_table(
         number, bad = source.base.copy_rows(writer, home), source.base.bad + bad
         writer.write_json(REFERENCE, source.base.reference)
     enter_segments(writer, merged, number)
-    quarantine.write(writer, bad)
+    quarantine.write_quarantine(writer, bad)
     write_record(writer, "signature.json", fitted.transform.signature)
     writer.write_json("statistics.json", fitted.transform.to_json())
     columns = [
@@ -187,9 +187,9 @@ def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
         return config.split.cuts
     kind, number_format = table.types[config.time], NumberFormat.of(config)
     parts = [
-        value_types.as_numbers(retype(batch.column(0), kind, number_format)[0])
+        value_types.as_numbers(retype_column(batch.column(0), kind, number_format)[0])
         for unit in table.units
-        for batch, _ in read(unit, [config.time], MemoryBudget(config.memory))
+        for batch, _ in read_unit(unit, [config.time], MemoryBudget(config.memory))
     ]
     seconds = np.concatenate(parts)
     present = seconds[np.isfinite(seconds)]

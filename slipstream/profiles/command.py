@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from slipstream.profiles.placement import NVIDIA, Placement
-from slipstream.profiles.profile import Profile, load
+from slipstream.profiles.profile import Profile, load_profile
 from slipstream.stages import STAGES
-from slipstream.text_table import aligned
+from slipstream.text_table import aligned_table
 
 COLUMNS = (
     *("stage", "pods", "processes", "threads", "cpu", "memory", "disk", "/dev/shm"),
@@ -15,10 +15,10 @@ COLUMNS = (
 )
 
 
-def table(profile: Profile) -> str:
+def requests_table(profile: Profile) -> str:
     """Return the requests of every stage as an aligned table."""
     rows = [[stage, *cells(profile.asked(stage))] for stage in STAGES if not STAGES[stage].pod_of]
-    return aligned(COLUMNS, rows, left=("stage", "devices"))
+    return aligned_table(COLUMNS, rows, left=("stage", "devices"))
 
 
 def cells(placement: Placement) -> list[str]:
@@ -54,4 +54,4 @@ def main(profile: str) -> None:
 
     Example: slipstream profiles a100-spot
     """
-    click.echo(table(load(profile)))
+    click.echo(requests_table(load_profile(profile)))

@@ -20,7 +20,7 @@ MIB, GIB = 2.0**20, 2.0**30
 Amounts = dict[str, float]
 
 
-def placements(profile: Profile) -> dict[str, Placement]:
+def pod_placements(profile: Profile) -> dict[str, Placement]:
     """Return the placement of every stage with pods of its own."""
     return {name: profile.asked(name) for name, stage in STAGES.items() if not stage.pod_of}
 
@@ -37,14 +37,14 @@ def at_once(stages: Mapping[str, Placement]) -> Amounts:
     parallel to the collectives benchmark.
     """
     grouped = {name for name in stages if STAGES[name].distributed or STAGES[name].trains_alone}
-    largest = most(stages.values())
-    beside = most(placement for name, placement in stages.items() if name not in grouped)
+    largest = largest_requests(stages.values())
+    beside = largest_requests(placement for name, placement in stages.items() if name not in grouped)
     if not grouped:
         return largest
     return {name: amount + beside.get(name, 0.0) for name, amount in largest.items()}
 
 
-def most(asking: Iterable[Placement]) -> Amounts:
+def largest_requests(asking: Iterable[Placement]) -> Amounts:
     """Return the largest request of any placement, by resource."""
     found: Amounts = {}
     for placement in asking:
@@ -53,7 +53,7 @@ def most(asking: Iterable[Placement]) -> Amounts:
     return found
 
 
-def quantity(name: str, amount: float) -> str:
+def format_quantity(name: str, amount: float) -> str:
     """Format an amount as Kubernetes does, rounded up: whole GiB or MiB, thousandths of a CPU, devices."""
     if not amount:
         return "0"
@@ -62,7 +62,7 @@ def quantity(name: str, amount: float) -> str:
     return f"{amount:.0f}" if amount == int(amount) else f"{math.ceil(amount * 1000)}m"
 
 
-def tolerates(placement: Placement, taint: Mapping[str, object]) -> bool:
+def tolerates_taint(placement: Placement, taint: Mapping[str, object]) -> bool:
     """Return True if a pod of the placement may run despite the taint; PreferNoSchedule excludes no pod."""
     if taint.get("effect") == "PreferNoSchedule":
         return True
@@ -79,9 +79,9 @@ def matches(toleration: Toleration, taint: Mapping[str, object]) -> bool:
     return toleration.operator == "Exists" or toleration.value == (taint.get("value") or "")
 
 
-def cloud_of(profile: Profile) -> str:
+def profile_cloud(profile: Profile) -> str:
     """Return the cloud whose nodes the profile names; "" if it names none."""
-    for placement in placements(profile).values():
+    for placement in pod_placements(profile).values():
         if placement.cloud:
             return placement.cloud
         if kind := placement.node_selector.get(TYPE_LABEL, ""):

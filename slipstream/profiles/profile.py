@@ -25,7 +25,7 @@ from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.planned import Planned, planned_from
 from slipstream.profiles.retries import retries_for
-from slipstream.settings import to_dict, unknown
+from slipstream.settings import to_dict, unknown_setting
 from slipstream.stages import DISTRIBUTED, STAGES
 from slipstream.toml_file import BadToml, read_toml
 
@@ -60,7 +60,7 @@ class Profile:
     plan: Planned | None = None
 
     def asked(self, stage: str) -> Placement:
-        """Return the request of the stage, with ``processes`` 0 where :meth:`placement` would resolve it."""
+        """Return the request of the stage, with ``processes`` 0 where :meth:`build_placement` would resolve it."""
         return self.stages.get(STAGES[stage].pod_of or stage, self.default)
 
     def placement(self, stage: str) -> Placement:
@@ -78,11 +78,11 @@ class Profile:
         )
 
 
-def parse(name: str, data: Table) -> Profile:
+def parse_profile(name: str, data: Table) -> Profile:
     """Build and resolve a profile; raises ``UserError`` naming the wrong setting."""
     for key in data:
         if key not in ("name", *TABLES, PLAN):
-            raise UserError(unknown(f"profile {name}", key, (*TABLES, PLAN)))
+            raise UserError(unknown_setting(f"profile {name}", key, (*TABLES, PLAN)))
     stages = data.get("stages", {})
     for table in (*(data.get(key, {}) for key in TABLES), *(stages.values() if isinstance(stages, dict) else ())):
         if not isinstance(table, dict):
@@ -91,24 +91,24 @@ def parse(name: str, data: Table) -> Profile:
             )
     for stage in stages:
         if stage not in STAGES:
-            raise UserError(unknown(f"profile {name}.stages", stage, tuple(STAGES)))
+            raise UserError(unknown_setting(f"profile {name}.stages", stage, tuple(STAGES)))
         if other := STAGES[stage].pod_of:
             raise UserError(f"profile {name}.stages.{stage}: runs in the pod of {other}; set stages.{other} instead")
     default: Table = data.get("default", {})
     groups: dict[str, Table] = {}
     if "distributed" in data:
-        group = over(default, data["distributed"])
+        group = merge_tables(default, data["distributed"])
         groups = dict.fromkeys(DISTRIBUTED, group)
         groups |= {name: {**group, "nodes": 1} for name, stage in STAGES.items() if stage.trains_alone}
-    asked = {**groups, **{stage: over(groups.get(stage, default), own) for stage, own in stages.items()}}
+    asked = {**groups, **{stage: merge_tables(groups.get(stage, default), own) for stage, own in stages.items()}}
     try:
-        of_stages = {stage: placement(stage, asked[stage]) for stage in STAGES if stage in asked}
-        return Profile(name, placement("", default), of_stages, planned_from(data.get(PLAN)))
+        of_stages = {stage: build_placement(stage, asked[stage]) for stage in STAGES if stage in asked}
+        return Profile(name, build_placement("", default), of_stages, planned_from(data.get(PLAN)))
     except UserError as error:
         raise UserError(f"profile {name}: {error.message}") from None
 
 
-def placement(stage: str, data: Table) -> Placement:
+def build_placement(stage: str, data: Table) -> Placement:
     """Build a placement from settings; unset ``retries`` are derived from ``preemptions_per_day``."""
     asked = Placement.from_dict(data)
     if stage in DISTRIBUTED and asked.nodes > 1 and asked.timeout_minutes <= JOIN_MINUTES:
@@ -128,10 +128,10 @@ def placement(stage: str, data: Table) -> Placement:
     return replace(asked, retries=OTHER_CAUSES + retries_for(asked.preemptions_per_day, hours, pods))
 
 
-def over(below: Table, above: Table) -> Table:
+def merge_tables(below: Table, above: Table) -> Table:
     """Override ``below`` by ``above``: mappings are merged, all else is replaced."""
     joined = {
-        key: over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        key: merge_tables(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()
     }
     return {**below, **joined}
@@ -142,16 +142,16 @@ def current_profile() -> Profile:
     """Return the profile of this process: from the task's environment, else the user's choice."""
     if travelled := os.environ.get(RESOLVED):
         data = json.loads(travelled)
-        return parse(data["name"], data)
-    return load(os.environ.get(CHOICE) or "local")
+        return parse_profile(data["name"], data)
+    return load_profile(os.environ.get(CHOICE) or "local")
 
 
-def load(choice: str) -> Profile:
+def load_profile(choice: str) -> Profile:
     """Read a profile by name or by path; raises ``UserError`` if it is missing or wrong."""
-    return parse(path_of(choice).stem, read(choice, ()))
+    return parse_profile(path_of(choice).stem, read_profile_tables(choice, ()))
 
 
-def read(choice: str, through: tuple[Path, ...]) -> Table:
+def read_profile_tables(choice: str, through: tuple[Path, ...]) -> Table:
     """Return the tables of a profile, merged over those of the profile that it extends.
 
     ``through`` are the paths of the profiles that extend it, the nearest last.
@@ -163,7 +163,9 @@ def read(choice: str, through: tuple[Path, ...]) -> Table:
     try:
         data = read_toml(path)
     except FileNotFoundError:
-        raise UserError(f"{where}: no such profile; choose one of {', '.join(names())}, or a path to a .toml") from None
+        raise UserError(
+            f"{where}: no such profile; choose one of {', '.join(profile_names())}, or a path to a .toml"
+        ) from None
     except (OSError, BadToml) as error:
         raise UserError(f"{where}: {path} cannot be read: {error}") from None
     base = data.pop("extends", None)
@@ -172,9 +174,9 @@ def read(choice: str, through: tuple[Path, ...]) -> Table:
     if not isinstance(base, str):
         shown = json.dumps(base, default=str)
         raise UserError(f"{path}: extends: {shown} is not allowed; expected the name or path of a profile")
-    below = read(base, (*through, path))
+    below = read_profile_tables(base, (*through, path))
     below.pop(PLAN, None)
-    return over(below, data)
+    return merge_tables(below, data)
 
 
 def path_of(choice: str, beside: Path = Path()) -> Path:
@@ -182,5 +184,5 @@ def path_of(choice: str, beside: Path = Path()) -> Path:
     return beside / choice if choice.endswith(".toml") else BUILT_IN / f"{choice}.toml"
 
 
-def names() -> list[str]:
+def profile_names() -> list[str]:
     return sorted(file.stem for file in BUILT_IN.glob("*.toml"))

@@ -9,13 +9,13 @@ import numpy as np
 from slipstream.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.artifacts.prepared.token_rows import FILES
 from slipstream.artifacts.results.export import DeployedSignature, Holdout
-from slipstream.comparison.quality import answers_of
-from slipstream.export.package.decode import decode, undecided
+from slipstream.comparison.quality import predicted_answers
+from slipstream.export.package.decode import decode_rows, undecided_rows
 from slipstream.export.package.libraries import HUGGING_FACE
 from slipstream.export.package.opened import OpenedPackage
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.export.session import onnx_predictor
-from slipstream.models.predict import held_out_rows, predict
+from slipstream.models.predict import held_out_rows, predict_records
 
 #: Entries of ``statistics.json`` that decide how raw columns become tensors.
 ENCODING = ("types", "missing", "numeric", "categorical", "documents", "text_length")
@@ -76,7 +76,7 @@ class PairedPredictions:
     left_out: int
 
 
-def predictions(new: ComparedPackage, old: ComparedPackage, data: PreparedData) -> PairedPredictions:
+def paired_predictions(new: ComparedPackage, old: ComparedPackage, data: PreparedData) -> PairedPredictions:
     """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
     check_both_run(new.signature, old.signature)
@@ -88,10 +88,10 @@ def predictions(new: ComparedPackage, old: ComparedPackage, data: PreparedData) 
         decided, theirs = records, on_tensors(old, data, records)
     else:
         here, there = columns_of(new, old)
-        decided = records[~undecided(here, there, records)]
+        decided = records[~undecided_rows(here, there, records)]
         if not len(decided):
             raise Incomparable("every test row holds a text that the promoted model may know from training")
-        theirs = on_raw(old, there, decode(here, decided))
+        theirs = on_raw(old, there, decode_rows(here, decided))
     ours = on_tensors(new, data, decided)
     truth = decided[TARGET].astype(np.float64)
     return PairedPredictions(truth, numbered(ours, data), numbered(theirs, data), len(records) - len(decided))
@@ -198,8 +198,8 @@ def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
 def on_tensors(package: ComparedPackage, data: PreparedData, records: np.ndarray) -> np.ndarray:
     """Return the predictions of ``model.onnx`` on prepared rows."""
     signature = package.signature
-    outputs = predict(onnx_predictor(signature.onnx(package.directory), 1), data.signature, records)
-    answers = answers_of(signature.task, outputs)
+    outputs = predict_records(onnx_predictor(signature.onnx(package.directory), 1), data.signature, records)
+    answers = predicted_answers(signature.task, outputs)
     return np.array(signature.classes)[answers] if signature.classes else answers
 
 

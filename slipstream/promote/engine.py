@@ -8,17 +8,19 @@ from pathlib import Path
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
 from slipstream.comparison.quality import in_words, paired_loss, passes_gate
-from slipstream.promote.comparison import ComparedPackage, Incomparable, PairedPredictions, predictions
+from slipstream.promote.comparison import ComparedPackage, Incomparable, PairedPredictions, paired_predictions
 from slipstream.promote.config import PromotionConfig
-from slipstream.promote.store import PromotionPointer, Registry, manifest_digest, version_of
+from slipstream.promote.store import PromotionPointer, Registry, manifest_digest, package_version
 
 
-def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> PromotionDecision:
+def evaluate_promotion(
+    package: Path, registry: Registry, data: PreparedData, config: PromotionConfig
+) -> PromotionDecision:
     """Decide whether to promote an exported model, compared with the promoted one on ``data``, which it was made from.
 
     Raises ``UserError`` if files of either model are missing or damaged.
     """
-    version, served = version_of(package), registry.promoted()
+    version, served = package_version(package), registry.promoted()
     if served is None:
         return PromotionDecision(True, 1, "it is the first in this registry")
     number = served.number + 1
@@ -27,13 +29,13 @@ def judge(package: Path, registry: Registry, data: PreparedData, config: Promoti
             old = registry.fetch(served, Path(scratch, "model"))
             if served.version == version:
                 return PromotionDecision(False, number, f"it is version {version}, which is already in service")
-            paired = predictions(ComparedPackage(package), ComparedPackage(old), data)
+            paired = paired_predictions(ComparedPackage(package), ComparedPackage(old), data)
     except Incomparable as reason:
         return PromotionDecision(False, number, f"it cannot be compared with version {served.version}: {reason}")
-    return verdict(paired, data.signature.task, served, config)
+    return promotion_decision(paired, data.signature.task, served, config)
 
 
-def verdict(
+def promotion_decision(
     paired: PairedPredictions, task: str, served: PromotionPointer, config: PromotionConfig
 ) -> PromotionDecision:
     loss = paired_loss(task, paired.truth, paired.old, paired.new, config.max_loss)
@@ -47,7 +49,7 @@ def verdict(
     return PromotionDecision(passed, served.number + 1, why)
 
 
-def promote(
+def promote_package(
     package: Path, registry: Registry, data: PreparedData, config: PromotionConfig, passed: PromotionDecision
 ) -> Promotion:
     """Store the model, and put it in service if the decision ``passed`` is positive.
@@ -62,5 +64,5 @@ def promote(
         served = registry.promoted()
         if served is not None and served.version == version:
             return Promotion(True, registry.uri, version, served.why)
-        passed = judge(package, registry, data, config)
+        passed = evaluate_promotion(package, registry, data, config)
     return Promotion(False, registry.uri, version, passed.why)

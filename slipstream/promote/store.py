@@ -22,11 +22,11 @@ from pydantic import Field
 
 from slipstream.artifacts.format import MANIFEST
 from slipstream.artifacts.records import decode_record, to_json
-from slipstream.artifacts.workspaces import put_in_place, workspace
+from slipstream.artifacts.workspaces import put_in_place, temporary_workspace
 from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_file
 from slipstream.export.package.copies import copy_package
-from slipstream.export.package.sign import sign
+from slipstream.export.package.sign import sign_package
 from slipstream.storage import (
     STORES,
     Storage,
@@ -39,7 +39,7 @@ from slipstream.storage import (
 )
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.names import number_as_name, number_in_name
-from slipstream.text_table import numbered
+from slipstream.text_table import numbered_line
 
 VERSIONS, PROMOTED = "versions", "promoted"
 #: Maximum size of a promotion's record in bytes.
@@ -120,7 +120,7 @@ class Registry:
 
         Files of this version that are already stored are replaced; intact files by the same bytes.
         """
-        version = version_of(package)
+        version = package_version(package)
         storage, prefix = self.storage, f"{VERSIONS}/{version}/"
         with scratch_of(storage) as scratch:
             copy = Path(scratch, version)
@@ -131,7 +131,7 @@ class Registry:
             except OSError as error:
                 raise cannot_write(storage.scratch(), error) from None
             if key:
-                sign(copy, key)
+                sign_package(copy, key)
             files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
             strays = {stored for stored in storage.list(prefix) if stored.removeprefix(prefix) not in files}
             storage.delete(sorted(strays - {f"{prefix}{SIGNATURE}"}))
@@ -154,7 +154,7 @@ def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
     store it is temporary.
     """
     if isinstance(storage, LocalStorage):
-        return workspace(storage.scratch())
+        return temporary_workspace(storage.scratch())
     return tempfile.TemporaryDirectory(dir=storage.scratch())
 
 
@@ -162,7 +162,7 @@ def manifest_digest(package: Path) -> str:
     return sha256(read_file(package, MANIFEST)).hexdigest()
 
 
-def version_of(package: Path) -> str:
+def package_version(package: Path) -> str:
     """Return the version of a package, a digest over its files. Raises ``UserError`` if they are damaged."""
     try:
         check_files(package)
@@ -188,7 +188,7 @@ def main(registry: str, fetch: Path | None) -> None:
     if not history:
         raise UserError(f"{registry}: no model was promoted yet; expected a registry that train_and_promote has filled")
     for pointer in history:
-        click.echo(numbered(pointer.number, (pointer.at, pointer.version, pointer.why)))
+        click.echo(numbered_line(pointer.number, (pointer.at, pointer.version, pointer.why)))
     if fetch:
         if fetch.exists():
             raise UserError(f"--fetch: {fetch} already exists; expected a directory that does not")

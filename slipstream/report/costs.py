@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.profiles.profile import Profile, current_profile
 from slipstream.stages import STAGES, StageRun
-from slipstream.telemetry.cost import AttemptUsage, Cost, bill
+from slipstream.telemetry.cost import AttemptUsage, Cost, compute_bill
 from slipstream.telemetry.prices import PodPrice, pod_price
 
 TOTAL = "in all"
@@ -36,7 +36,7 @@ class CostFigures:
     priced_as: str = ""
 
 
-def costs_of(
+def stage_costs(
     stages: Sequence[StageRun], devices: TrainingDevices | None = None, profile: Profile | None = None
 ) -> list[CostFigures]:
     """Return the costs of the stages that this run executed, then their total.
@@ -50,7 +50,7 @@ def costs_of(
     usages = [usage for stage in made for usage in usages_of(stage, devices, prices[stage.name], profile)]
     if not any(usage.gpus or usage.price is not None for usage in usages):
         return []
-    found = bill(usages)
+    found = compute_bill(usages)
     rows = [figures(name, cost, priced_as(prices[name])) for name, cost in found.stages.items()]
     return [*rows, figures(TOTAL, found.total)]
 

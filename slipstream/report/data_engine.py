@@ -13,7 +13,7 @@ from pathlib import Path
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.card import Card
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.report.pages.rendering import render
+from slipstream.report.pages.rendering import render_page
 from slipstream.report.run_directory import CARD, CARD_DATA, PREPARED, link_artifact, new_run
 from slipstream.report.stage_results import data_figures, quarantine_reasons, quarantined_rows
 from slipstream.report.summary import DataSummary
@@ -57,4 +57,4 @@ def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made
     ``card`` is the content of ``card.json``.
     """
     totals = {split: sum(counts[split] for counts in card["classes"].values()) for split in SPLITS}
-    return render("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made_at)
+    return render_page("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made_at)

@@ -21,18 +21,18 @@ from slipstream.artifacts.store import ArtifactStore
 from slipstream.models.metrics import HEADLINE
 from slipstream.profiles.profile import current_profile
 from slipstream.report.against_plan import TRAIN, against_plan
-from slipstream.report.costs import costs_of
+from slipstream.report.costs import stage_costs
 from slipstream.report.data_engine import write_card
 from slipstream.report.figures import ScheduleFigures
-from slipstream.report.pages.rendering import render
+from slipstream.report.pages.rendering import render_page
 from slipstream.report.pages.report_page import report_page
 from slipstream.report.run_directory import MODEL, REPORT, SUMMARY, copy_model, model_file, new_run
 from slipstream.report.stage_results import StageResults, data_figures, network_figures
-from slipstream.report.summary import ExportSummary, RunSummary, figures_of
+from slipstream.report.summary import ExportSummary, RunSummary, summary_content
 from slipstream.stages import StageRun
 
 
-def build(  # noqa: PLR0913 - all that a run has to say
+def build_report(  # noqa: PLR0913 - all that a run has to say
     runs: Path,
     results: StageResults,
     stages: Sequence[StageRun],
@@ -59,7 +59,7 @@ def build(  # noqa: PLR0913 - all that a run has to say
         write_card(results.prepared, results.card, directory, now)
         if results.operations:
             (directory / TRACE).write_bytes(results.trained.read_bytes(TRACE))
-        (directory / SUMMARY).write_bytes(canonical_json(figures_of(summary)))
+        (directory / SUMMARY).write_bytes(canonical_json(summary_content(summary)))
         page = report_page(summary, results, config, now, store)
         (directory / REPORT).write_text(page, encoding="utf-8")
 
@@ -67,7 +67,7 @@ def build(  # noqa: PLR0913 - all that a run has to say
 
 
 def run_summary(results: StageResults, stages: Sequence[StageRun], directory: str) -> RunSummary:
-    costs, training = costs_of(stages, results.devices), read_figures(results.trained.directory)
+    costs, training = stage_costs(stages, results.devices), read_figures(results.trained.directory)
     trained_here = any(stage.name == TRAIN and not stage.reused for stage in stages)
     return RunSummary(
         directory=directory,
@@ -107,9 +107,9 @@ def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> Expo
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(artifact, directory)
-        (directory / SUMMARY).write_bytes(canonical_json(figures_of(summary)))
+        (directory / SUMMARY).write_bytes(canonical_json(summary_content(summary)))
         drawn = {"variants": charts.quality_against_latency(export)} if export.variants else {}
-        page = render("export.html", summary=summary, export=export, metric=summary.metric, charts=drawn, made=now)
+        page = render_page("export.html", summary=summary, export=export, metric=summary.metric, charts=drawn, made=now)
         (directory / REPORT).write_text(page, encoding="utf-8")
 
     return replace(summary, directory=str(new_run(runs, fill)))

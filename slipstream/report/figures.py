@@ -81,7 +81,9 @@ class ScheduleFigures:
 def schedule_figures(cron: str, kickoff: datetime, ended: datetime) -> ScheduleFigures:
     """Return the figures of the run that ``cron`` started for ``kickoff``."""
     return ScheduleFigures(
-        minute(kickoff), minute(ended), [minute(time) for time in skipped_runs(cron, kickoff, ended)]
+        format_minute(kickoff),
+        format_minute(ended),
+        [format_minute(time) for time in skipped_runs(cron, kickoff, ended)],
     )
 
 
@@ -99,5 +101,5 @@ def utc(time: datetime) -> datetime:
     return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def minute(time: datetime) -> str:
+def format_minute(time: datetime) -> str:
     return f"{utc(time):%Y-%m-%d %H:%M}"

@@ -21,14 +21,14 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def counted(number: int, noun: str) -> str:
+def count_with_noun(number: int, noun: str) -> str:
     """Return a number with its noun: 1 thread, 2,000 threads, 2 processes."""
     plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
     return f"{count(number)} {noun if number == 1 else plural}"
 
 
 def rows(number: int) -> str:
-    return counted(number, "row")
+    return count_with_noun(number, "row")
 
 
 def percent(share: float | None) -> str:
@@ -161,7 +161,7 @@ def limits(low: float, high: float, digits: int = 2) -> str:
     return f"{limit(low, digits)} to {limit(high, digits)}"
 
 
-def within(value: float, low: float, high: float) -> str:
+def with_limits(value: float, low: float, high: float) -> str:
     """Return a figure with its limits: 0.12 (-0.30 to 0.71)."""
     return f"{value:.2f} ({limits(low, high)})"
 
@@ -172,13 +172,13 @@ def units(layers: Sequence[int]) -> str:
     return ", ".join(str(width) if times == 1 else f"{times} x {width}" for width, times in runs)
 
 
-def shortened(label: str) -> str:
+def shorten_label(label: str) -> str:
     """Return a name from the data on one line, in at most ``LABEL_LETTERS`` characters."""
     line = " ".join(label.split())
     return line if len(line) <= LABEL_LETTERS else f"{line[: LABEL_LETTERS - 1]}…"
 
 
-def sentence(text: str) -> str:
+def capitalise_sentence(text: str) -> str:
     """Capitalise ``text`` unless it starts with a variant's name, which keeps its spelling."""
     word = text.split(" ", 1)[0]
     return text if "-" in word else text[:1].upper() + text[1:]

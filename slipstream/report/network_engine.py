@@ -8,8 +8,8 @@ from pathlib import Path
 from slipstream.artifacts.format import Artifact
 from slipstream.interconnect import tuning as network_tuning
 from slipstream.interconnect.profile import CSV, FILE, KIND, TABLE
-from slipstream.report.pages.network_charts import drawn
-from slipstream.report.pages.rendering import render
+from slipstream.report.pages.network_charts import network_charts
+from slipstream.report.pages.rendering import render_page
 from slipstream.report.pages.tuning_chart import gains
 from slipstream.report.run_directory import new_run
 from slipstream.report.stage_results import NetworkResults
@@ -29,8 +29,8 @@ def build_network(runs: Path, network: Path) -> NetworkSummary:
     def fill(directory: Path, now: datetime) -> None:
         for name in (FILE, CSV):
             (directory / name).write_bytes(artifact.read_bytes(name))
-        charts = drawn(results.profile, results.course, results.model)
-        page = render("network_page.html", profile=results.profile, charts=charts, table=table, made=now)
+        charts = network_charts(results.profile, results.course, results.model)
+        page = render_page("network_page.html", profile=results.profile, charts=charts, table=table, made=now)
         (directory / PAGE).write_text(page, encoding="utf-8")
 
     directory = new_run(runs, fill)
@@ -48,7 +48,7 @@ def build_tuning(runs: Path, tuned: Path) -> TuningSummary:
         (directory / network_tuning.FILE).write_bytes(Artifact.open(tuned, KIND).read_bytes(network_tuning.FILE))
         measured = [trial for trial in tuning.trials if trial.turns]
         chart = gains(measured) if measured else None
-        page = render("tuning_page.html", tuning=tuning, chart=chart, made=now)
+        page = render_page("tuning_page.html", tuning=tuning, chart=chart, made=now)
         (directory / TUNING_PAGE).write_text(page, encoding="utf-8")
 
     directory = new_run(runs, fill)

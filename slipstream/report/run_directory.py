@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipstream.artifacts.format import MANIFEST, Artifact
 from slipstream.artifacts.results.export import DIGEST, ExportReport, digest_line
-from slipstream.artifacts.workspaces import workspace
+from slipstream.artifacts.workspaces import temporary_workspace
 
 #: Names of files and directories in a run directory.
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
@@ -30,7 +30,7 @@ def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
     ``fill`` writes into a hidden sibling, which is renamed when complete and removed on failure.
     """
     now = datetime.now()
-    with workspace(runs) as partial:
+    with temporary_workspace(runs) as partial:
         fill(partial, now)
         return rename_to_free(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
 

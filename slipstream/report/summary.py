@@ -63,22 +63,22 @@ class RunSummary:
 
     def __str__(self) -> str:
         sections = (
-            terminal.data(self.data),
-            terminal.swept(self.sweep),
-            terminal.tried(self.compression),
-            terminal.quality(self.evaluation),
+            terminal.data_lines(self.data),
+            terminal.sweep_lines(self.sweep),
+            terminal.compression_lines(self.compression),
+            terminal.quality_lines(self.evaluation),
             terminal.held_back(self.bottleneck),
             terminal.trained_by(self.training),
-            terminal.variants(self.export, self.evaluation.metric_of_rows),
-            terminal.network(self.network),
-            terminal.time(self.stages),
-            terminal.cost(self.costs),
-            terminal.planned(self.against_plan),
-            terminal.schedule(self.schedule),
-            terminal.promotion(self.promotion),
-            terminal.places({"Report": self.report, "Model": self.model_file}, self.directory),
+            terminal.variant_lines(self.export, self.evaluation.metric_of_rows),
+            terminal.network_lines(self.network),
+            terminal.time_lines(self.stages),
+            terminal.cost_lines(self.costs),
+            terminal.plan_lines(self.against_plan),
+            terminal.schedule_lines(self.schedule),
+            terminal.promotion_lines(self.promotion),
+            terminal.file_lines({"Report": self.report, "Model": self.model_file}, self.directory),
         )
-        return terminal.framed(f"{self.data.source} → {self.data.target}", sections)
+        return terminal.framed_text(f"{self.data.source} → {self.data.target}", sections)
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class DataSummary:
 
     def __str__(self) -> str:
         sections = (
-            terminal.data(self.data),
-            terminal.quarantined(self.quarantined),
-            terminal.labelled("Columns", ", ".join(f"{fmt.count(n)} {role}" for role, n in self.roles.items())),
-            terminal.warnings(self.warnings),
-            terminal.time(self.stages),
-            terminal.places({"Card": self.card, "Prepared": self.prepared}, self.directory),
+            terminal.data_lines(self.data),
+            terminal.quarantine_lines(self.quarantined),
+            terminal.labelled_lines("Columns", ", ".join(f"{fmt.count(n)} {role}" for role, n in self.roles.items())),
+            terminal.warning_lines(self.warnings),
+            terminal.time_lines(self.stages),
+            terminal.file_lines({"Card": self.card, "Prepared": self.prepared}, self.directory),
         )
-        return terminal.framed(f"{self.data.source} → {self.data.target}", sections)
+        return terminal.framed_text(f"{self.data.source} → {self.data.target}", sections)
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class ExportSummary:
 
     def __str__(self) -> str:
         sections = (
-            terminal.variants(self.export, self.metric),
-            terminal.time(self.stages),
-            terminal.places({"Report": self.report, "Model": self.model_file}, self.directory),
+            terminal.variant_lines(self.export, self.metric),
+            terminal.time_lines(self.stages),
+            terminal.file_lines({"Report": self.report, "Model": self.model_file}, self.directory),
         )
-        return terminal.framed(f"export → {self.target}", sections)
+        return terminal.framed_text(f"export → {self.target}", sections)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ class CompressionSummary:
     def __str__(self) -> str:
         its = self.compression
         title = f"{its.method} → {its.taken or 'the trained model stays'}"
-        return terminal.framed(title, [[*terminal.tried(its), f"{'Model':<{terminal.INDENT}}{its.model}"]])
+        return terminal.framed_text(
+            title, [[*terminal.compression_lines(its), f"{'Model':<{terminal.INDENT}}{its.model}"]]
+        )
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class TuningSummary:
         return f"{self.text}\n\nReport      {self.directory}/{self.page}\nTuning      {self.directory}/{self.tuning}"
 
 
-def figures_of(summary: RunSummary | ExportSummary) -> dict[str, object]:
+def summary_content(summary: RunSummary | ExportSummary) -> dict[str, object]:
     """Return the content of ``summary.json``.
 
     It omits the directory, because the file moves with it.

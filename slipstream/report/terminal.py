@@ -32,103 +32,103 @@ USEFUL, WORTH_SAVING_S = 0.6, 5.0
 LONGEST_NAME, LONGEST_MODEL = 21, 19
 
 
-def framed(title: str, sections: Iterable[Iterable[str]]) -> str:
+def framed_text(title: str, sections: Iterable[Iterable[str]]) -> str:
     rule = "─" * WIDTH
     body = "\n\n".join(filter(None, ("\n".join(section) for section in sections)))
     return f"\n{rule}\nSlipstream  {title}\n{rule}\n{body}\n{rule}"
 
 
-def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
+def labelled_lines(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
     """Yield ``text`` wrapped in a column, with the label before its first line."""
     lines = textwrap.wrap(text, width - INDENT, break_long_words=False, break_on_hyphens=False) or [""]
     for index, line in enumerate(lines):
         yield f"{label if index == 0 else '':<{INDENT}}{line}"
 
 
-def data(d: DataFigures) -> Iterator[str]:
+def data_lines(d: DataFigures) -> Iterator[str]:
     aside = fmt.count(d.rows_quarantined) if d.rows_quarantined else "none"
-    yield from labelled(
-        "Data", f"{fmt.counted(d.rows_read, d.unit)} read, {fmt.count(d.rows_kept)} kept, {aside} quarantined"
+    yield from labelled_lines(
+        "Data", f"{fmt.count_with_noun(d.rows_read, d.unit)} read, {fmt.count(d.rows_kept)} kept, {aside} quarantined"
     )
-    yield from labelled(
+    yield from labelled_lines(
         "",
         f"{fmt.count(d.rows_train)} to train, {fmt.count(d.rows_validation)} to validate, "
         f"{fmt.count(d.rows_test)} to test" + (f"; {fmt.count(d.tokens)} tokens to train" if d.tokens else ""),
     )
 
 
-def quarantined(reasons: Sequence[Quarantined]) -> Iterator[str]:
+def quarantine_lines(reasons: Sequence[Quarantined]) -> Iterator[str]:
     for index, q in enumerate(reasons[:LISTED]):
         where = f" in column {q.column!r}" if q.column else ""
         words = f"{fmt.rows(q.rows)}: {q.reason}{where} (first in {q.file}, line {fmt.count(q.line)})"
-        yield from labelled("" if index else "Quarantined", words)
-    yield from further(len(reasons), "reasons")
+        yield from labelled_lines("" if index else "Quarantined", words)
+    yield from further_lines(len(reasons), "reasons")
 
 
-def warnings(words: Sequence[str]) -> Iterator[str]:
+def warning_lines(words: Sequence[str]) -> Iterator[str]:
     for index, warning in enumerate(words[:LISTED]):
-        yield from labelled("" if index else "Warnings", warning)
-    yield from further(len(words), "warnings")
+        yield from labelled_lines("" if index else "Warnings", warning)
+    yield from further_lines(len(words), "warnings")
 
 
-def further(number: int, noun: str) -> Iterator[str]:
+def further_lines(number: int, noun: str) -> Iterator[str]:
     if number > LISTED:
-        yield from labelled("", f"and {fmt.count(number - LISTED)} more {noun}: see the card")
+        yield from labelled_lines("", f"and {fmt.count(number - LISTED)} more {noun}: see the card")
 
 
-def quality(evaluation: Evaluation) -> Iterator[str]:
+def quality_lines(evaluation: Evaluation) -> Iterator[str]:
     metric, baseline = evaluation.metric.name, evaluation.baseline
     value = baseline.of(metric)
     against = against_baseline(evaluation)
     beside = f" ({baseline.name}: {fmt.metric(metric, value)}; {against.sentence})" if against else ""
-    yield from labelled(
+    yield from labelled_lines(
         "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
     )
 
 
-def swept(sweep: Sweep | None) -> Iterator[str]:
+def sweep_lines(sweep: Sweep | None) -> Iterator[str]:
     if sweep is None:
         return
     best, others = sweep.best_trial, ", ".join(f"{fmt.count(n)} {state}" for state, n in sweep.counts.items())
-    yield from labelled("Sweep", f"{fmt.counted(len(sweep.trials), 'trial')}: {others}")
-    yield from labelled("", f"trial {best.number} is the best: {best.settings}")
-    yield from labelled("", f"{fmt.sentence(sweep.worth)}.")
+    yield from labelled_lines("Sweep", f"{fmt.count_with_noun(len(sweep.trials), 'trial')}: {others}")
+    yield from labelled_lines("", f"trial {best.number} is the best: {best.settings}")
+    yield from labelled_lines("", f"{fmt.capitalise_sentence(sweep.worth)}.")
 
 
 def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
     """Yield the diagnosis if less than :data:`USEFUL` of the time was useful and enough seconds could be saved."""
     if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
         used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
-        yield from labelled("Training", f"{used}. {fmt.sentence(bottleneck.sentence)}")
+        yield from labelled_lines("Training", f"{used}. {fmt.capitalise_sentence(bottleneck.sentence)}")
 
 
 def trained_by(training: TrainingFigures | None) -> Iterator[str]:
     """Yield the code versions that trained the model, if there were several."""
     if training and len(training.code_versions) > 1:
-        yield from labelled("Code", f"trained by {', then '.join(training.code_versions)}")
+        yield from labelled_lines("Code", f"trained by {', then '.join(training.code_versions)}")
 
 
-def variants(export: ExportReport, metric: str) -> Iterator[str]:
+def variant_lines(export: ExportReport, metric: str) -> Iterator[str]:
     """Yield a table of the measured variants and the reason for the choice, then files for other libraries.
 
     Without variants, yields the files and the reason why there are none.
     """
     if export.variants:
-        yield from timed(export, metric)
-        yield from libraries(export, "")
+        yield from timing_lines(export, metric)
+        yield from library_lines(export, "")
     else:
-        yield from libraries(export, "Model")
-        yield from labelled("", f"No ONNX variants: {export.why}.")
+        yield from library_lines(export, "Model")
+        yield from labelled_lines("", f"No ONNX variants: {export.why}.")
 
 
-def libraries(export: ExportReport, label: str) -> Iterator[str]:
+def library_lines(export: ExportReport, label: str) -> Iterator[str]:
     for number, each in enumerate(export.libraries):
-        files = f"{fmt.counted(each.parts, 'file')} of weights, {fmt.size(each.bytes)}"
+        files = f"{fmt.count_with_noun(each.parts, 'file')} of weights, {fmt.size(each.bytes)}"
         readers = " and ".join(each.loaded_by)
-        yield from labelled("" if number else label, f"{each.name}/: {files}, for {readers}")
+        yield from labelled_lines("" if number else label, f"{each.name}/: {files}, for {readers}")
 
 
-def timed(export: ExportReport, metric: str) -> Iterator[str]:
+def timing_lines(export: ExportReport, metric: str) -> Iterator[str]:
     measured, batches = export.timed, export.batches
     sizes = [f"batch {batch}" if batch == batches[0] else batch for batch in batches]
     heads = ["variant", "size", *sizes, fmt.NAMES.get(metric, metric)]
@@ -137,17 +137,19 @@ def timed(export: ExportReport, metric: str) -> Iterator[str]:
         name, *more = textwrap.wrap(variant.name, LONGEST_NAME, break_long_words=False, break_on_hyphens=False)
         rows[variant.name] = [shortened(name, LONGEST_NAME), *cells(variant, batches, metric)]
         rows |= {f"{variant.name}/{line}": [line, *[""] * (len(heads) - 1)] for line in more}
-    yield from table("Model", heads, rows, export.chosen)
+    yield from table_lines("Model", heads, rows, export.chosen)
     if others := len(export.variants) - len(measured):
         verb = "was" if others == 1 else "were"
-        yield from labelled("", f"{fmt.counted(others, 'other')} {verb} ruled out earlier: see the report.")
-    yield from labelled("", f"{fmt.sentence(export.why)}.")
-    yield from labelled("", f"{export.ceiling}.")
-    threads = fmt.counted(export.machine.threads, "thread")
-    yield from labelled("", f"Median latency on {export.machine.device}, {threads}.")
+        yield from labelled_lines(
+            "", f"{fmt.count_with_noun(others, 'other')} {verb} ruled out earlier: see the report."
+        )
+    yield from labelled_lines("", f"{fmt.capitalise_sentence(export.why)}.")
+    yield from labelled_lines("", f"{export.ceiling}.")
+    threads = fmt.count_with_noun(export.machine.threads, "thread")
+    yield from labelled_lines("", f"Median latency on {export.machine.device}, {threads}.")
 
 
-def tried(compression: Compression | None) -> Iterator[str]:
+def compression_lines(compression: Compression | None) -> Iterator[str]:
     """Yield a table of the tested networks, then the reason for the choice."""
     if compression is None:
         return
@@ -158,11 +160,11 @@ def tried(compression: Compression | None) -> Iterator[str]:
         lost = f"{one.loss:.2f}, ≤ {fmt.limit(one.high)}"
         name = shortened(one.name, LONGEST_MODEL)
         rows[one.name] = [name, fmt.count(one.size.parameters), lost, speed, one.answer]
-    yield from table("Tried", ["model", "parameters", f"lost, {unit}", "speed", ""], rows, compression.taken)
-    yield from labelled("", f"{fmt.sentence(compression.why)}.")
+    yield from table_lines("Tried", ["model", "parameters", f"lost, {unit}", "speed", ""], rows, compression.taken)
+    yield from labelled_lines("", f"{fmt.capitalise_sentence(compression.why)}.")
 
 
-def table(label: str, heads: list[str], rows: Mapping[str, list[str]], chosen: str) -> Iterator[str]:
+def table_lines(label: str, heads: list[str], rows: Mapping[str, list[str]], chosen: str) -> Iterator[str]:
     """Yield aligned columns below ``heads``, with the row ``chosen`` marked.
 
     The first column is left-aligned, the others are right-aligned.
@@ -185,28 +187,28 @@ def shortened(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def network(n: NetworkFigures | None) -> Iterator[str]:
+def network_lines(n: NetworkFigures | None) -> Iterator[str]:
     if n is None:
-        yield from labelled("Network", "not measured: the benchmark of the collectives failed")
+        yield from labelled_lines("Network", "not measured: the benchmark of the collectives failed")
         return
-    where = fmt.counted(n.world, "process") + (f" on {n.nodes} nodes" if n.nodes > 1 else "")
+    where = fmt.count_with_noun(n.world, "process") + (f" on {n.nodes} nodes" if n.nodes > 1 else "")
     if n.all_reduce_latency_us is None or n.all_reduce_latency_bytes is None or n.all_reduce_busbw_bytes is None:
-        yield from labelled("Network", f"{where}, {n.backend}, {n.device}; all-reduce was not measured")
+        yield from labelled_lines("Network", f"{where}, {n.backend}, {n.device}; all-reduce was not measured")
         return
     latency = f"{fmt.microseconds(n.all_reduce_latency_us)} at {fmt.message_size(n.all_reduce_latency_bytes)}"
     busbw = f"{fmt.bandwidth(n.all_reduce_busbw_gbps)} at {fmt.message_size(n.all_reduce_busbw_bytes)}"
     if n.world == 1:
         busbw = "no bandwidth, because one process has no link"
     short = "; a short benchmark" if n.short else ""
-    yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device}{short})")
+    yield from labelled_lines("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device}{short})")
     age = fmt.age(n.measured_at)
     if age:
-        yield from labelled("", f"measured {age} ago on the same hardware")
+        yield from labelled_lines("", f"measured {age} ago on the same hardware")
     for finding in n.findings:
-        yield from labelled("", finding)
+        yield from labelled_lines("", finding)
 
 
-def time(stages: Sequence[StageRun]) -> Iterator[str]:
+def time_lines(stages: Sequence[StageRun]) -> Iterator[str]:
     longest = max((stage.seconds for stage in stages if not stage.reused), default=0.0)
     name_width = max((len(stage.name) for stage in stages), default=0)
     for index, stage in enumerate(stages):
@@ -214,7 +216,7 @@ def time(stages: Sequence[StageRun]) -> Iterator[str]:
         yield f"{label:<{INDENT}}{stage.name:<{name_width}}  {took(stage):>12}  {bar(stage, longest)}".rstrip()
 
 
-def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
+def cost_lines(costs: Sequence[CostFigures]) -> Iterator[str]:
     if not costs:
         return
     total = costs[-1]
@@ -229,16 +231,16 @@ def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
         said.insert(0, f"{fmt.dollars(total.on_demand)} on demand; the spot price is unknown")
     if total.unpriced_pod_hours and total.paid is not None:
         said.append(f"{fmt.significant(total.unpriced_pod_hours)} pod-hours without a known price")
-    yield from labelled("Cost", "; ".join(said))
+    yield from labelled_lines("Cost", "; ".join(said))
 
 
-def planned(found: AgainstPlan | None) -> Iterator[str]:
+def plan_lines(found: AgainstPlan | None) -> Iterator[str]:
     if found is None:
         return
     for label, verb, (_, of, actual, answer) in zip(("Plan", "", ""), VERBS, found.lines(), strict=True):
-        yield from labelled(label, f"{verb} {actual}: {answer or 'planned'}, {of}")
+        yield from labelled_lines(label, f"{verb} {actual}: {answer or 'planned'}, {of}")
     if found.caveat:
-        yield from labelled("", found.caveat)
+        yield from labelled_lines("", found.caveat)
 
 
 def took(stage: StageRun) -> str:
@@ -249,24 +251,24 @@ def bar(stage: StageRun, longest: float) -> str:
     return "" if stage.reused or not longest else "━" * max(1, round(BAR * stage.seconds / longest))
 
 
-def schedule(schedule: ScheduleFigures | None) -> Iterator[str]:
+def schedule_lines(schedule: ScheduleFigures | None) -> Iterator[str]:
     """Yield the times of a scheduled run, and the runs that were skipped meanwhile."""
     if schedule:
-        yield from labelled("Scheduled", f"for {schedule.kickoff}, ended {schedule.ended} (UTC)")
-        yield from labelled(
+        yield from labelled_lines("Scheduled", f"for {schedule.kickoff}, ended {schedule.ended} (UTC)")
+        yield from labelled_lines(
             "Skipped", ", ".join(schedule.skipped) or "none: no other run was due before this one ended"
         )
 
 
-def promotion(promotion: Promotion | None) -> Iterator[str]:
+def promotion_lines(promotion: Promotion | None) -> Iterator[str]:
     if promotion:
         done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
-        yield from labelled("Promoted", done)
-        yield from labelled("", promotion.why)
+        yield from labelled_lines("Promoted", done)
+        yield from labelled_lines("", promotion.why)
         yield f"{'Registry':<{INDENT}}{promotion.registry}"
 
 
-def places(files: Mapping[str, str], directory: str) -> Iterator[str]:
+def file_lines(files: Mapping[str, str], directory: str) -> Iterator[str]:
     """Yield a line per file, never wrapped so that paths can be copied.
 
     ``files`` are relative to ``directory``, or URIs.

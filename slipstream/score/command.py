@@ -10,9 +10,9 @@ import click
 from slipstream.artifacts.results.scoring import DriftFigures, ScoredTable
 from slipstream.artifacts.workspaces import put_in_place
 from slipstream.errors import UserError
-from slipstream.score.publish import check_there, fetch, publications, read_scored
+from slipstream.score.publish import check_there, fetch_table, list_publications, read_scored
 from slipstream.storage import cannot_write
-from slipstream.text_table import numbered
+from slipstream.text_table import numbered_line
 
 
 @click.command()
@@ -27,11 +27,11 @@ def main(output: str, fetched: Path | None) -> None:
 
     Example: slipstream score s3://scores/churn --fetch scored/
     """
-    tables = publications(output)
+    tables = list_publications(output)
     if not tables:
         raise UserError(f"{output}: no scored table was published yet; expected an output that scoring has filled")
     for number, publication in enumerate(tables, start=1):
-        click.echo(numbered(number, (publication.at, *described(read_scored(output, publication)))))
+        click.echo(numbered_line(number, (publication.at, *described(read_scored(output, publication)))))
     check_there(output, tables[-1])
     if fetched:
         if fetched.exists():
@@ -39,7 +39,7 @@ def main(output: str, fetched: Path | None) -> None:
         try:
             fetched.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=fetched.parent, prefix=".fetch-") as scratch:
-                put_in_place(fetch(output, tables[-1], Path(scratch, "table")).directory, fetched)
+                put_in_place(fetch_table(output, tables[-1], Path(scratch, "table")).directory, fetched)
         except OSError as error:
             raise cannot_write(fetched.parent, error) from None
         click.echo(f"newest: {fetched}")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from slipstream.artifacts.results.distributions import Bins, Distributions
 from slipstream.artifacts.results.scoring import DriftFigures, Stability
 from slipstream.comparison.bins import count_numbers, count_predictions, count_texts
-from slipstream.comparison.stability import ENOUGH, DriftTest, drift, found
+from slipstream.comparison.stability import ENOUGH, DriftTest, drift_test, significant_drifts
 from slipstream.score.predict import Predictions
 from slipstream.source.columns import value_types
 
@@ -44,14 +44,14 @@ class BinCounter:
         self.counts[key] = counts + self.counts[key] if key in self.counts else counts
 
     def _of_column(self, bins: Bins, column: pa.Array) -> np.ndarray:
-        if value_types.type_of(column.type) != value_types.TEXT:
+        if value_types.column_type(column.type) != value_types.TEXT:
             return count_numbers(bins, value_types.as_numbers(column))
         coded = value_types.with_dictionary(column)
-        clean = value_types.clean(coded.dictionary.cast(pa.string()), list(self.missing))
+        clean = value_types.clean_texts(coded.dictionary.cast(pa.string()), list(self.missing))
         return count_texts(bins, pa.DictionaryArray.from_arrays(coded.indices, clean))
 
 
-def judge(distributions: Distributions | None, counts: dict[str, np.ndarray], threshold: float) -> DriftFigures:
+def measure_drift(distributions: Distributions | None, counts: dict[str, np.ndarray], threshold: float) -> DriftFigures:
     """Compare the counted rows with the training rows; drift is unknown without ``distributions``."""
     if distributions is None:
         return DriftFigures(NOT_SAID, threshold, [])
@@ -59,7 +59,7 @@ def judge(distributions: Distributions | None, counts: dict[str, np.ndarray], th
     before[PREDICTIONS] = distributions.predictions
     measured = {name: of_counts(bins, counts[name]) for name, bins in before.items() if name in counts}
     known = {name: each for name, each in measured.items() if each is not None}
-    alarms = found(known, threshold)
+    alarms = significant_drifts(known, threshold)
     listed = [
         Stability(
             name.removeprefix(COLUMN) if name != PREDICTIONS else PREDICTIONS,
@@ -79,4 +79,4 @@ def of_counts(bins: Bins, counts: np.ndarray) -> DriftTest | None:
     before = np.array(bins.counts, float)
     if min(before.sum(), counts.sum()) < ENOUGH:
         return None
-    return drift(before, counts.astype(float), bins.ordered)
+    return drift_test(before, counts.astype(float), bins.ordered)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.artifacts.results.scoring import Publication
-from slipstream.artifacts.workspaces import workspace
+from slipstream.artifacts.workspaces import temporary_workspace
 from slipstream.distributed.pool import WorkerPool, workers_for
 from slipstream.score.config import ScoringConfig
 from slipstream.score.model import ServedModel
 from slipstream.score.part import ScoredPart, ScorePartJob, score_part
 from slipstream.score.plan import ScoringPlan, plan_scoring, public_key
-from slipstream.score.publish import publish, published
+from slipstream.score.publish import find_publication, publish_table
 from slipstream.source.config import DataConfig
-from slipstream.source.files import unchanged
+from slipstream.source.files import files_unchanged
 from slipstream.storage import Storage, storage_for
 from slipstream.storage.local import LocalStorage
 
@@ -29,7 +29,7 @@ class ScoredShare:
     parts: list[ScoredPart]
 
 
-def score(
+def score_data(
     registry: str,
     data: str,
     output: str,
@@ -44,12 +44,12 @@ def score(
     is new. Raises ``UserError`` for invalid input.
     """
     plan = plan_scoring(registry, package, data, output, reading, config)
-    there = published(output, plan.key)
+    there = find_publication(output, plan.key)
     if there:
         return there, False
     parts = score_portions(plan, workers)
-    with fetched(plan) as model:
-        return publish(plan, parts, model)
+    with fetched_model(plan) as model:
+        return publish_table(plan, parts, model)
 
 
 def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[ScoredPart]:
@@ -62,8 +62,8 @@ def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[Scored
     files = [file for portion in plan.portions for file in portion.files]
     count = workers_for(plan.size, plan.source.config.memory) if workers is None else workers
     with (
-        unchanged(files),
-        fetched(plan) as model,
+        files_unchanged(files),
+        fetched_model(plan) as model,
         scratch_of(storage_for(plan.output)) as scratch,
         closing(WorkerPool(min(count, len(plan.portions)), "slipstream.score.part")) as processes,
     ):
@@ -72,7 +72,7 @@ def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[Scored
 
 
 @contextmanager
-def fetched(plan: ScoringPlan) -> Iterator[ServedModel]:
+def fetched_model(plan: ScoringPlan) -> Iterator[ServedModel]:
     """Yield the plan's model, verified, until the block ends."""
     with tempfile.TemporaryDirectory() as scratch:
         yield plan.model.fetch(Path(scratch, "model"), public_key(plan.config))
@@ -85,5 +85,5 @@ def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
     store it is temporary.
     """
     if isinstance(storage, LocalStorage):
-        return workspace(storage.scratch())
+        return temporary_workspace(storage.scratch())
     return tempfile.TemporaryDirectory(dir=storage.scratch())

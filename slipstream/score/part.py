@@ -63,19 +63,19 @@ class ScoredPart:
 
 
 @lru_cache(maxsize=1)
-def opened(directory: Path) -> ServedModel:
+def cached_model(directory: Path) -> ServedModel:
     """Return the model, cached for all parts of a process."""
     return ServedModel(directory)
 
 
 @lru_cache(maxsize=1)
 def predictor_of(directory: Path) -> TablePredictor:
-    return table_predictor(opened(directory))
+    return table_predictor(cached_model(directory))
 
 
 @lru_cache(maxsize=1)
 def image_predictor_of(directory: Path) -> TensorPredictor:
-    return TensorPredictor.of(opened(directory))
+    return TensorPredictor.of(cached_model(directory))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ScoredBatch:
 
 def score_part(job: ScorePartJob) -> ScoredPart:
     """Score a portion and store its part; runs in a worker process."""
-    plan, model = job.plan, opened(job.model)
+    plan, model = job.plan, cached_model(job.model)
     counting = counting_of(model)
     path = job.scratch / f"part-{job.portion.number:06d}.parquet"
     rows = 0
@@ -114,10 +114,10 @@ def score_part(job: ScorePartJob) -> ScoredPart:
         counts=counting.counts if counting else {},
         absent=sorted(absent or ()),
     )
-    return stored(result, path, plan) if part.rows else result
+    return store_part(result, path, plan) if part.rows else result
 
 
-def stored(result: ScoredPart, path: Path, plan: ScoringPlan) -> ScoredPart:
+def store_part(result: ScoredPart, path: Path, plan: ScoringPlan) -> ScoredPart:
     """Store the part under a name with its digest.
 
     So a worker on another processor type, with other bytes, overwrites no file.
@@ -181,7 +181,7 @@ def of_table(
     if counting:
         counting.add(rows, predicted)
     kept = {name: rows.column(KEPT + name) for name in wanted.keep}
-    table, bad = finite(written(kept, predicted, job), predicted, [batch.file] * rows.num_rows, batch.lines)
+    table, bad = finite_rows(part_table(kept, predicted, job), predicted, [batch.file] * rows.num_rows, batch.lines)
     return ScoredBatch(table, batch.read, batch.bad + bad, batch.absent)
 
 
@@ -201,23 +201,23 @@ def of_files(
         FILE: pa.array([names.get(name, name) for name in batch.files], pa.string()),
         ROW: pa.array(batch.numbers, pa.int64()),
     }
-    table, bad = finite(written(own, predicted, job), predicted, batch.files, np.array(batch.numbers))
+    table, bad = finite_rows(part_table(own, predicted, job), predicted, batch.files, np.array(batch.numbers))
     return ScoredBatch(table, batch.read, batch.bad + bad)
 
 
-def written(kept: dict[str, pa.Array], predicted: Predictions, job: ScorePartJob) -> pa.Table:
+def part_table(kept: dict[str, pa.Array], predicted: Predictions, job: ScorePartJob) -> pa.Table:
     """Return the part's table: kept columns, predictions, model version."""
     columns = dict(kept)
     outputs = predicted.outputs.astype(np.float32, copy=False)
     if predicted.labels is not None:
         columns[LABEL] = predicted.labels
-    names = [PROBABILITY + name for name in opened(job.model).signature.classes] or [VALUE]
+    names = [PROBABILITY + name for name in cached_model(job.model).signature.classes] or [VALUE]
     columns |= {name: pa.array(np.ascontiguousarray(outputs[:, index])) for index, name in enumerate(names)}
     columns[VERSION] = pa.repeat(pa.scalar(job.plan.model.version, pa.string()), len(outputs))
     return pa.table(columns)
 
 
-def finite(
+def finite_rows(
     table: pa.Table, predicted: Predictions, files: Sequence[str], lines: np.ndarray
 ) -> tuple[pa.Table, list[BadRow]]:
     """Return the rows with finite predictions, and the others as quarantined rows."""

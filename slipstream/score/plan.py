@@ -89,19 +89,19 @@ def plan_scoring(
     with TemporaryDirectory() as scratch:
         model = address.fetch(Path(scratch, "model"), public_key(config))
         check_kept(config.keep, model)
-        source = resolve(listing, as_the_model(reading, model), model)
+        source = resolve_format(listing, as_the_model(reading, model), model)
     if output.startswith(STORES):
         check_conditional_writes(storage_for(output))
     fingerprint = fingerprint_source(listing)
-    made_of = {"form": FORM, "data": fingerprint, "model": address.manifest, **settings_of(source.config, config)}
+    made_of = {"form": FORM, "data": fingerprint, "model": address.manifest, **table_settings(source.config, config)}
     key = hashlib.sha256(canonical_json(made_of)).hexdigest()[:16]
-    portions = tuple(ScoringPortion(number, files) for number, files in enumerate(portioned(source.files)))
+    portions = tuple(ScoringPortion(number, files) for number, files in enumerate(portion_files(source.files)))
     return ScoringPlan(
         source, fingerprint, address, model.by, config, output, key, portions or (ScoringPortion(0, ()),)
     )
 
 
-def settings_of(reading: DataConfig, config: ScoringConfig) -> dict[str, dict[str, object]]:
+def table_settings(reading: DataConfig, config: ScoringConfig) -> dict[str, dict[str, object]]:
     """Return the settings that a table depends on."""
     scoring = {name: value for name, value in to_dict(config).items() if name != "public_key"}
     return {"reading": to_dict(reading), "scoring": scoring}
@@ -113,14 +113,14 @@ def public_key(config: ScoringConfig) -> Path | None:
 
 def check_apart(data: str, output: str) -> None:
     """Raise ``UserError`` if the output lies in the data, since the next run would score it."""
-    inside, outside = whole(output), whole(data)
+    inside, outside = absolute_address(output), absolute_address(data)
     if data and f"{inside.rstrip('/')}/".startswith(f"{outside.rstrip('/')}/"):
         raise UserError(f"output: {output!r} is inside the data, {data!r}; expected a place outside of them")
 
 
 def check_none_inside(listing: Listing, output: str) -> None:
     """Raise ``UserError`` if the data, which may be a pattern, include a file in the output."""
-    below = f"{whole(output).rstrip('/')}/"
+    below = f"{absolute_address(output).rstrip('/')}/"
     for file in listing.files:
         if (str(Path(file.uri).absolute()) if file.local else file.uri).startswith(below):
             raise UserError(
@@ -128,7 +128,7 @@ def check_none_inside(listing: Listing, output: str) -> None:
             )
 
 
-def whole(address: str) -> str:
+def absolute_address(address: str) -> str:
     return address if address.startswith(STORES) else str(local_path(address).resolve())
 
 
@@ -160,7 +160,7 @@ def check_kept(keep: list[str], model: ServedModel) -> None:
             raise UserError(f"scoring.keep: {name!r} is a column that scoring writes; rename it in the data")
 
 
-def resolve(listing: Listing, config: DataConfig, model: ServedModel) -> ResolvedSource:
+def resolve_format(listing: Listing, config: DataConfig, model: ServedModel) -> ResolvedSource:
     """Resolve the data's format.
 
     Raises ``UserError`` if the model takes images and the data are a table, or the reverse.
@@ -189,7 +189,7 @@ def format_for(listing: Listing, model: ServedModel) -> Format:
     return format_of_all(listing, "")
 
 
-def portioned(files: Iterable[SourceFile]) -> Iterator[tuple[SourceFile, ...]]:
+def portion_files(files: Iterable[SourceFile]) -> Iterator[tuple[SourceFile, ...]]:
     """Yield the files of every part: consecutive files, with small ones grouped."""
     together: list[SourceFile] = []
     size = 0

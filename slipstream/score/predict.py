@@ -13,7 +13,7 @@ import pyarrow as pa
 from slipstream.artifacts.results.export import RawSignature
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.export.session import session_on, session_options
-from slipstream.models.predict import inputs_of
+from slipstream.models.predict import record_inputs
 from slipstream.score.model import RAW, ServedModel
 from slipstream.source.columns import value_types
 from slipstream.source.columns.transform import Transform
@@ -82,11 +82,11 @@ class RawPredictor:
         if table is None or not coded.dictionary.equals(known):
             table = self.spelled(coded.dictionary)
             self._texts[name] = (coded.dictionary, table)
-        return table.take(value_types.codes_of(coded))
+        return table.take(value_types.dictionary_codes(coded))
 
     def spelled(self, texts: pa.Array) -> np.ndarray:
         """Return every text as the model expects it, and as the last element the text for missing values."""
-        clean = value_types.clean(texts.cast(pa.string()), list(self.columns.missing))
+        clean = value_types.clean_texts(texts.cast(pa.string()), list(self.columns.missing))
         return np.array(
             [*(self.columns.mark if text is None else text for text in clean.to_pylist()), self.columns.mark], object
         )
@@ -127,7 +127,7 @@ class PreparedPredictor:
         signature = self.transform.signature
         records = np.zeros(rows.num_rows, signature.record)
         self.transform.encode(rows, records)
-        return self.tensors(dict(zip(self.tensors.inputs, inputs_of(signature, records), strict=True)))
+        return self.tensors(dict(zip(self.tensors.inputs, record_inputs(signature, records), strict=True)))
 
 
 def in_calls(

@@ -22,10 +22,10 @@ from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Mani
 from slipstream.artifacts.records import decode_record, from_tree, to_json, to_tree
 from slipstream.artifacts.results.scoring import KIND, AsideReason, Publication, ScoredTable
 from slipstream.errors import UserError
-from slipstream.score.drift import judge
+from slipstream.score.drift import measure_drift
 from slipstream.score.model import ServedModel
 from slipstream.score.part import ScoredPart, table_prefix
-from slipstream.score.plan import ScoringPlan, settings_of
+from slipstream.score.plan import ScoringPlan, table_settings
 from slipstream.source import quarantine
 from slipstream.source.quarantine import BadRow
 from slipstream.storage import MissingObject, list_names, storage_for, try_create
@@ -37,7 +37,7 @@ SET_ASIDE = "set-aside-"
 REASONS = 8
 
 
-def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> tuple[Publication, bool]:
+def publish_table(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> tuple[Publication, bool]:
     """Publish the table of all ``parts``; return its publication, and False if another run came first.
 
     Raises ``UserError`` and publishes nothing if there are no rows or too many were quarantined.
@@ -60,20 +60,20 @@ def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) 
     digest = hashlib.sha256(manifest).hexdigest()
     storage.put(f"{table_prefix(plan.key)}{aside}", content)
     storage.put(f"{table_prefix(plan.key)}{manifest_name(digest)}", manifest)
-    number = 1 + max((each.number for each in publications(plan.output)), default=0)
+    number = 1 + max((each.number for each in list_publications(plan.output)), default=0)
     at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     publication = Publication(number, plan.key, digest, plan.model.version, at, uuid.uuid4().hex)
     new = try_create(storage, pointer_key(plan.key), to_json(publication))
     if not new:
         publication = read_pointer(plan.output, plan.key)
-    tidy(plan.output, publication)
+    remove_leftovers(plan.output, publication)
     return publication, new
 
 
 def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> ScoredTable:
     """Return the table's record for its manifest.
 
-    Raises ``UserError`` as :func:`publish`.
+    Raises ``UserError`` as :func:`publish_table`.
     """
     rows, bad = sum(part.rows for part in parts), [row for part in parts for row in part.bad]
     address = plan.source.address
@@ -94,12 +94,12 @@ def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel)
         by=plan.by,
         target=model.signature.target,
         classes=list(model.signature.classes),
-        settings=settings_of(plan.source.config, plan.config),
+        settings=table_settings(plan.source.config, plan.config),
         rows=rows,
         scored=sum(part.scored for part in parts),
         set_aside=len(bad),
         reasons=reasons_of(bad),
-        drift=judge(model.distributions, counts, plan.config.drift),
+        drift=measure_drift(model.distributions, counts, plan.config.drift),
     )
 
 
@@ -114,7 +114,7 @@ def reasons_of(bad: Sequence[BadRow]) -> list[AsideReason]:
     ]
 
 
-def tidy(output: str, publication: Publication) -> None:
+def remove_leftovers(output: str, publication: Publication) -> None:
     """Remove files that killed or slower runs left beneath a published table."""
     storage, prefix = storage_for(output), table_prefix(publication.key)
     manifest = read_manifest(output, publication)
@@ -133,13 +133,13 @@ def manifest_name(digest: str) -> str:
     return f"manifest-{digest[:16]}.json"
 
 
-def publications(output: str) -> list[Publication]:
+def list_publications(output: str) -> list[Publication]:
     """Return all publications, the newest last; unrelated files are ignored."""
     matches = [match[1] for match in map(POINTER.fullmatch, storage_for(output).list(PUBLISHED)) if match]
     return sorted((read_pointer(output, key) for key in matches), key=lambda each: (each.number, each.at, each.key))
 
 
-def published(output: str, key: str) -> Publication | None:
+def find_publication(output: str, key: str) -> Publication | None:
     """Return the publication with this key, if it exists."""
     try:
         return read_pointer(output, key)
@@ -191,7 +191,7 @@ def check_there(output: str, publication: Publication) -> None:
             raise UserError(f"{where}/{name}: {there[name].size} bytes, the manifest says {record.size}; restore it")
 
 
-def fetch(output: str, publication: Publication, directory: Path) -> Artifact:
+def fetch_table(output: str, publication: Publication, directory: Path) -> Artifact:
     """Copy a table to the fresh ``directory`` and verify every byte.
 
     Raises ``UserError`` on failure.

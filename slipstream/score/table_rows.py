@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream.errors import UserError
-from slipstream.source.columnar import Unit, read, units_of
+from slipstream.source.columnar import Unit, list_units, read_unit
 from slipstream.source.columns import value_types
-from slipstream.source.columns.number_formats import NumberFormat, cannot_become, marks_of, retype
+from slipstream.source.columns.number_formats import NumberFormat, cannot_become, missing_marks, retype_column
 from slipstream.source.files import SourceFile
 from slipstream.source.memory import MemoryBudget
 from slipstream.source.quarantine import BadRow
@@ -79,14 +79,14 @@ def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType
     """
     if source.kind != "columnar":
         return dict.fromkeys(keep, pa.string())
-    schema, _ = units_of(source.files[0], source.format)
+    schema, _ = list_units(source.files[0], source.format)
     kinds = {}
     for name in keep:
         kind = schema.field(name).type if name in schema.names else pa.string()
         if not value_types.has_values(kind):
             raise UserError(f"scoring.keep: {source.files[0].uri} holds nested values in {name!r}; remove it")
-        kinds[name] = value_types.simplified(pa.array([], kind)).type
-        if value_types.type_of(kind) == value_types.TEXT:
+        kinds[name] = value_types.simplify_column(pa.array([], kind)).type
+        if value_types.column_type(kind) == value_types.TEXT:
             kinds[name] = pa.string()
     return kinds
 
@@ -101,7 +101,7 @@ def missing_column(file: SourceFile, name: str, names: list[str], wanted: Reques
 
 
 def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
-    schema, units = units_of(file, source.format)
+    schema, units = list_units(file, source.format)
     check_names(schema.names, file)
     partition = keys_in(source.listing.relative(file))
     there = {**dict.fromkeys(partition, value_types.TEXT), **stored_types(schema)}
@@ -120,20 +120,20 @@ def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedCol
 
 
 def stored_types(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: value_types.type_of(field.type) for field in schema}
+    return {field.name: value_types.column_type(field.type) for field in schema}
 
 
 def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
-    for stored, lines in read(unit, wanted.names, MemoryBudget(READ_GIB)):
+    for stored, lines in read_unit(unit, wanted.names, MemoryBudget(READ_GIB)):
         columns, unreadable = {}, dict[str, np.ndarray]()
         for name, kind in wanted.types.items():
             column = stored.column(name)
-            if value_types.type_of(column.type) != kind or marks_of(wanted.number_format, kind):
-                column, failed = retype(column, kind, wanted.number_format)
+            if value_types.column_type(column.type) != kind or missing_marks(wanted.number_format, kind):
+                column, failed = retype_column(column, kind, wanted.number_format)
                 unreadable[name] = failed
             columns[name] = column
         kept = {name: as_kept(stored.column(name), name, kind, unit.file) for name, kind in wanted.keep.items()}
-        yield judged(columns, kept, unreadable, RowOrigin(unit.file, lines, stored), wanted)
+        yield quarantine_rows(columns, kept, unreadable, RowOrigin(unit.file, lines, stored), wanted)
 
 
 def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Array:
@@ -165,9 +165,9 @@ def text_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns
                 raise missing_column(file, name, names, wanted)
     for index, block in enumerate(read_blocks(file, config)):
         if source.format == "json":
-            parsed = json_lines.parse(block, names, config)
+            parsed = json_lines.parse_json_block(block, names, config)
         else:
-            parsed = csv_blocks.parse(block, names, config, config.header and index == 0)
+            parsed = csv_blocks.parse_csv_block(block, names, config, config.header and index == 0)
         yield parsed_rows(parsed, partition, wanted)
 
 
@@ -190,7 +190,7 @@ def parsed_rows(parsed: ParsedBlock, partition: Mapping[str, str | None], wanted
         columns[name], unreadable[name] = wanted.number_format.convert(texts[name], kind)
     kept = {name: texts[name] for name in wanted.keep}
     origin = RowOrigin(parsed.file, parsed.lines, pa.RecordBatch.from_pydict(texts))
-    batch = judged(columns, kept, unreadable, origin, wanted)
+    batch = quarantine_rows(columns, kept, unreadable, origin, wanted)
     absent = frozenset(name for name in wanted.names if rows and texts[name].null_count == rows)
     return replace(batch, read=parsed.read, bad=sorted(parsed.bad + batch.bad, key=line_of), absent=absent)
 
@@ -211,7 +211,7 @@ class RowOrigin:
     stored: pa.RecordBatch
 
 
-def judged(
+def quarantine_rows(
     columns: dict[str, pa.Array],
     kept: dict[str, pa.Array],
     unreadable: Mapping[str, np.ndarray],

@@ -171,7 +171,7 @@ class ArrowFile:
             for start in range(0, whole.num_rows, rows):
                 if Path(self._source.uri).stat().st_size != size:
                     raise ValueError(f"expected {size:,} bytes")
-                yield copied(whole.slice(start, rows))
+                yield copy_batch(whole.slice(start, rows))
 
     def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
         return self._only(names).get_batch(index).slice(0, rows)
@@ -188,9 +188,9 @@ def width_of(field: pa.Field) -> int:
         return sys.maxsize
 
 
-def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Copy a batch out of a memory map, with columns simplified by :func:`.value_types.simplified`."""
-    columns = {name: value_types.simplified(batch.column(name)) for name in batch.schema.names}
+def copy_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy a batch out of a memory map, with columns simplified by :func:`.value_types.simplify_column`."""
+    columns = {name: value_types.simplify_column(batch.column(name)) for name in batch.schema.names}
     simple, sink = pa.RecordBatch.from_pydict(columns), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, simple.schema) as writer:
         writer.write_batch(simple)
@@ -209,10 +209,10 @@ def damage_named(uri: str, format: str) -> Iterator[None]:
     except UserError:
         raise  # a ``ValueError`` too, but already a message of the store to the user
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(uri, format, error) from None
+        raise damaged_error(uri, format, error) from None
 
 
-def damaged(uri: str, format: str, error: Exception) -> UserError:
+def damaged_error(uri: str, format: str, error: Exception) -> UserError:
     if isinstance(error, OSError) and error.errno:
         return cannot_be_read(uri, error)
     return UserError(
@@ -220,7 +220,7 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
     )
 
 
-def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
+def list_units(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
     """Return the schema and units of a columnar file; raise ``UserError`` if it is damaged or of another format."""
     with damage_named(file.uri, format):
         try:
@@ -233,7 +233,7 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
             raise
         sizes, schema = reader.sizes(), reader.schema
         for column in schema:  # names or types that cannot be decoded or are invalid mean damage
-            value_types.type_of(column.type)
+            value_types.column_type(column.type)
             str(column.name)
     starts = accumulate(sizes, initial=0)
     pieces = [
@@ -243,12 +243,12 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
     return schema, pieces
 
 
-def read(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+def read_unit(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     """Yield a unit's columns ``names`` in batches sized by ``budget``, with the line of every row (int64).
 
     A batch ends with the column ``IDENTITY`` if the file has it. Columns are simplified by
-    :func:`.value_types.simplified`. Raise ``UserError`` for damage, for texts that are not UTF-8, and for a column that
-    contradicts the file's directory.
+    :func:`.value_types.simplify_column`. Raise ``UserError`` for damage, for texts that are not UTF-8, and for a column
+    that contradicts the file's directory.
     """
     rows = budget.batch_rows(len(names))
     with damage_named(unit.uri, unit.format):
@@ -276,7 +276,7 @@ def empty_batches(total: int, rows: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(rows, total - start), pa.struct([])))
 
 
-def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
+def read_first_rows(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
     """Return the first rows of a unit, at most ``rows``, decoding only the columns ``names``."""
     with damage_named(unit.uri, unit.format):
         batch = open_file(unit.source, unit.format).head(unit.index, names, rows)
@@ -292,7 +292,7 @@ def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataT
         if name not in kinds:
             columns[name] = pa.array([unit.partition[name]], pa.string()).take(pa.array(np.zeros(batch.num_rows, int)))
         elif value_types.has_values(kinds[name]):
-            columns[name] = value_types.simplified(batch.column(name))
+            columns[name] = value_types.simplify_column(batch.column(name))
         else:
             columns[name] = pa.nulls(batch.num_rows, pa.binary())
         if name in kinds and name in unit.partition:
@@ -307,7 +307,7 @@ def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
         if pa.types.is_dictionary(column.type):
             check_codes(column, unit)
         texts = column.dictionary if pa.types.is_dictionary(column.type) else column
-        if value_types.type_of(texts.type) != value_types.TEXT:
+        if value_types.column_type(texts.type) != value_types.TEXT:
             continue
         try:
             texts.validate(full=True)
@@ -322,7 +322,9 @@ def check_codes(column: pa.DictionaryArray, unit: Unit) -> None:
     codes = pc.min_max(column.indices)
     low, high = codes["min"].as_py(), codes["max"].as_py()
     if low is not None and not 0 <= low <= high < len(column.dictionary):
-        raise damaged(unit.uri, unit.format, ValueError(f"codes {low} to {high} of {len(column.dictionary)} values"))
+        raise damaged_error(
+            unit.uri, unit.format, ValueError(f"codes {low} to {high} of {len(column.dictionary)} values")
+        )
 
 
 def check_partition(column: pa.Array, name: str, unit: Unit) -> None:

@@ -81,7 +81,7 @@ class SourceFile:
         """Open a seekable binary reader.
 
         Raise ``UserError``, also from reads, if an object in a store has changed since listing. Local files are checked
-        by :func:`unchanged` after the last read.
+        by :func:`files_unchanged` after the last read.
         """
         if self.local:
             with may_fail(Path(self.uri)):
@@ -119,7 +119,7 @@ class Listing:
 
 
 @contextmanager
-def unchanged(files: Iterable[SourceFile]) -> Iterator[None]:
+def files_unchanged(files: Iterable[SourceFile]) -> Iterator[None]:
     """Check after the block that no file has changed since listing; raise ``UserError`` for the first that has.
 
     This error replaces any exception from the block, which the change may have caused.
@@ -349,7 +349,7 @@ def wanted(relative: str) -> bool:
     return not any(part.startswith((".", "_")) for part in relative.split("/"))
 
 
-def format_of(file: SourceFile, declared: Format) -> Format:
+def file_format(file: SourceFile, declared: Format) -> Format:
     """Return the format of a file: ``declared`` unless "auto", else by extension, else by first bytes.
 
     Raise ``UserError`` if it is unknown.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-from slipstream.source.files import Listing, SourceFile, unchanged
+from slipstream.source.files import Listing, SourceFile, files_unchanged
 
 HASH_BYTES = 8 << 20
 
@@ -24,7 +24,7 @@ def fingerprint_source(listing: Listing, target: str = "") -> str:
         digest.update(labels.tobytes())
         return digest.hexdigest()
     # The folder of an image is its label, so it counts; the location of the whole set does not.
-    with unchanged(listing.files):
+    with files_unchanged(listing.files):
         return digest_files([(listing.relative(file), file) for file in listing.files], target)
 
 

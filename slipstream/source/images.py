@@ -113,7 +113,7 @@ class FolderPart:
         good, bad = np.ones(self.rows, bool), []
         for row, file in enumerate(self.files):
             try:
-                picture = decoded(file, self.config)
+                picture = read_image(file, self.config)
             except UnusableImage as error:
                 good[row] = False
                 bad.append(BadRow(file.uri, 1, "", str(error), ""))
@@ -131,13 +131,13 @@ def shape_text(shape: Shape) -> str:
     return f"{shape[1]} x {shape[2]} {'grey' if shape[0] == 1 else 'RGB'}"
 
 
-def decoded(file: SourceFile, config: DataConfig) -> np.ndarray:
+def read_image(file: SourceFile, config: DataConfig) -> np.ndarray:
     if file.size > MOST_BYTES:
         raise UnusableImage(f"{file.size:,} bytes, more than {MOST_BYTES:,}")
     with file.open() as stream:
         raw = stream.read()
     height_width = (config.image_size[0], config.image_size[1]) if config.image_size else None
-    return decode(raw, config.image_channels, height_width)
+    return decode_image(raw, config.image_channels, height_width)
 
 
 def open_folders(source: ResolvedSource) -> ImageSet:
@@ -174,7 +174,7 @@ def first_shape(source: ResolvedSource) -> Shape:
     first = None
     for file in source.files:
         try:
-            channels, height, width = decoded(file, source.config).shape
+            channels, height, width = read_image(file, source.config).shape
         except UnusableImage as error:
             first = first or f"{file.uri}: {error}"
             continue
@@ -189,7 +189,7 @@ class UnusableImage(Exception):
     """Error for bytes that are not a usable image; its message is the reason."""
 
 
-def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -> np.ndarray:
+def decode_image(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -> np.ndarray:
     """Decode untrusted bytes to uint8 ``[channels, height, width]``, rotated as EXIF says and resized to ``size``.
 
     ``size`` is (height, width); None keeps the size. ``channels`` is 1 (grey) or 3 (RGB); 0 keeps the image's own.
@@ -296,7 +296,7 @@ def open_arrays(source: ResolvedSource) -> ImageSet:
                 f"{file.uri}: its images are {shape_text(array.shape)}, but in {files[0].uri} {shape_text(shape)}; "
                 "expected equal shapes"
             )
-    names = [[value_types.label(value) for value in array.labels.tolist()] for array in arrays]
+    names = [[value_types.class_label(value) for value in array.labels.tolist()] for array in arrays]
     numeric = all(array.labels.dtype.kind in "iu" for array in arrays)
     classes = sorted({name for labels in names for name in labels}, key=float if numeric else None)
     numbers = {name: number for number, name in enumerate(classes)}

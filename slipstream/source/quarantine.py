@@ -38,7 +38,7 @@ class BadRow:
     raw: str
 
 
-def write(writer: ArtifactWriter, rows: list[BadRow]) -> None:
+def write_quarantine(writer: ArtifactWriter, rows: list[BadRow]) -> None:
     writer.write_bytes(NAME, to_parquet(rows))
 
 
@@ -49,7 +49,7 @@ def to_parquet(rows: list[BadRow]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def read(artifact: Artifact) -> list[BadRow]:
+def read_quarantine(artifact: Artifact) -> list[BadRow]:
     table = pq.read_table(pa.BufferReader(artifact.read_bytes(NAME)))
     return [BadRow(**row) for row in table.to_pylist()]
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from slipstream.errors import UserError
 from slipstream.source.config import DataConfig, Format
-from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile, format_of
+from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile, file_format
 
 #: Way of reading data: images; tables of columnar files, of text files (first converted to columnar) or of documents;
 #: language; or "nothing new", if a base set already contains all files.
@@ -78,7 +78,7 @@ def texts_by_class(target: str, config: DataConfig) -> tuple[str, DataConfig]:
 
 
 def one_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig) -> Format:
-    formats = {format_of(file, config.format) for file in files}
+    formats = {file_format(file, config.format) for file in files}
     if len(formats) > 1:
         raise UserError(f"data: {listing.address!r} mixes {' and '.join(sorted(formats))} files; expected one format")
     return formats.pop()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
-from slipstream.source.columnar import TableInput, Unit, head, read, units_of
+from slipstream.source.columnar import TableInput, Unit, list_units, read_first_rows, read_unit
 from slipstream.source.columns import value_types
 from slipstream.source.columns.number_formats import (
     DECLARED,
@@ -19,7 +19,7 @@ from slipstream.source.columns.number_formats import (
     cannot_become,
     guess_types,
     taken_as_text,
-    tolerance,
+    tolerated_share,
 )
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
@@ -44,7 +44,7 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
     settled = {*config.types, *config.drop}
     first_row = 0
     for file in source.files:
-        schema, pieces = units_of(file, source.format, first_row)
+        schema, pieces = list_units(file, source.format, first_row)
         check_names(schema.names, file)
         of_file = {field.name: declared_type(field, file, config) for field in schema}
         types = of_file if not types else merge_types(types, of_file, file, first)
@@ -60,7 +60,7 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
     """Return the type of a column: from ``data.types``, else from the file. Raise ``UserError`` if they conflict."""
-    stored = value_types.type_of(field.type)
+    stored = value_types.column_type(field.type)
     if field.name not in config.types:
         return stored
     kind = DECLARED[config.types[field.name]]
@@ -76,7 +76,7 @@ def merge_types(types: dict[str, str], of_file: dict[str, str], file: SourceFile
     check_columns(list(types), list(of_file), file, first)
     merged = {}
     for name, kind in types.items():
-        both = value_types.wider(kind, of_file[name])
+        both = value_types.wider_type(kind, of_file[name])
         if both is None:
             raise UserError(
                 f"{file.uri}: column {name!r} holds {of_file[name]} values, but {kind} in {first.uri}; "
@@ -199,8 +199,8 @@ def infer_types(
     for name, kind in guessed.items():
         failures = sum(one.failures.get(name, 0) for one in tried)
         for one in tried:
-            types[name] = value_types.wider(types[name], one.types[name]) or kind
-        if failures > tolerance(config) * rows:
+            types[name] = value_types.wider_type(types[name], one.types[name]) or kind
+        if failures > tolerated_share(config) * rows:
             example = next(one.examples[name] for one in tried if name in one.examples)
             warnings.append(taken_as_text(example, f"{failures:,} of {rows:,} values", kind))
             types[name] = value_types.TEXT
@@ -218,7 +218,7 @@ def sample_texts(
     parts, rows = [], 0
     for unit in units:
         if rows < most:
-            batch = head(unit, names, most - rows)
+            batch = read_first_rows(unit, names, most - rows)
             parts.append(pa.table({name: batch.column(name).cast(pa.string()) for name in names}))
             rows += batch.num_rows
     table = pa.concat_tables(parts)
@@ -232,11 +232,11 @@ def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
     unit, types, config = job
     number_format = NumberFormat.of(config)
     read_as, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()
-    for batch, lines in read(unit, list(types), MemoryBudget(config.memory)):
+    for batch, lines in read_unit(unit, list(types), MemoryBudget(config.memory)):
         for name, kind in types.items():
             texts = batch.column(name).cast(pa.string())
             values, failed = number_format.convert(texts, kind)
-            read_as[name] = value_types.wider(read_as[name], value_types.type_of(values.type)) or kind
+            read_as[name] = value_types.wider_type(read_as[name], value_types.column_type(values.type)) or kind
             rows = np.flatnonzero(failed)
             if len(rows):
                 failures[name] += len(rows)

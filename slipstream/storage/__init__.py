@@ -28,7 +28,7 @@ from slipstream.storage.base import (
     try_create,
 )
 from slipstream.storage.conditional import ConditionIgnored, check_conditional_writes
-from slipstream.storage.limits import within
+from slipstream.storage.limits import call_within
 from slipstream.storage.local import (
     LocalStorage,
     cannot_write,
@@ -52,6 +52,7 @@ __all__ = [
     "Replaced",
     "Storage",
     "StorageUnavailable",
+    "call_within",
     "cannot_write",
     "check_conditional_writes",
     "check_name",
@@ -73,7 +74,6 @@ __all__ = [
     "storage_for",
     "store_time",
     "try_create",
-    "within",
     "writing_to",
 ]
 

@@ -192,11 +192,13 @@ class AzureContainer:
         answered = getattr(error, "error_code", None) or status
         code = str(getattr(answered, "value", answered))
         if isinstance(error, TRANSIENT_ERRORS):
-            return StorageUnavailable(f"{uri}: the store did not answer {retry.tries()} ({first_line(error)})")
+            return StorageUnavailable(
+                f"{uri}: the store did not answer {retry.retries_in_words()} ({first_line(error)})"
+            )
         if isinstance(error, errors.AzureError) and "MD5 mismatch" in str(error):
             return StorageUnavailable(f"{uri}: the received bytes differ from the stored ones ({first_line(error)})")
         if code in TRANSIENT_CODES or status in TRANSIENT_STATUS:
-            return StorageUnavailable(f"{uri}: the store kept answering {status} {code} {retry.tries()}")
+            return StorageUnavailable(f"{uri}: the store kept answering {status} {code} {retry.retries_in_words()}")
         if code in ("BlobAlreadyExists", "ConditionNotMet", "412"):
             return AlreadyThere(uri)
         if code == "ContainerNotFound":

@@ -196,7 +196,7 @@ class RehearsalBucket(Protocol):
         """Convert an error to ``StorageUnavailable`` if another try may succeed, else to the final error."""
 
 
-def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes) -> bool:
+def object_holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes) -> bool:
     try:
         stored = stat(uri)
         return stored.size == len(data) and (not data or fetch(stored, 0, stored.size) == data)

@@ -184,7 +184,7 @@ class GoogleBucket:
         call("DELETE", "b/{}/o/{}", self._name, key)
 
     def explain(self, uri: str, error: Exception) -> Exception:
-        unavailable = StorageUnavailable(f"{uri}: the store did not answer {retry.tries()} ({error!r})")
+        unavailable = StorageUnavailable(f"{uri}: the store did not answer {retry.retries_in_words()} ({error!r})")
         if isinstance(error, TRANSIENT_ERRORS):
             return unavailable
         if isinstance(error, FileExistsError):
@@ -199,7 +199,7 @@ class GoogleBucket:
             if "match calculated" in message or (status == 401 and "Invalid Credentials" in message):
                 return unavailable
             if status in TRANSIENT_STATUS:
-                return StorageUnavailable(f"{uri}: the store kept answering {status} {retry.tries()}")
+                return StorageUnavailable(f"{uri}: the store kept answering {status} {retry.retries_in_words()}")
             if status == 401:
                 return UserError(f"{uri}: the credentials were refused ({message}); renew them")
             return UserError(f"{uri}: the store refused the request ({message})")

@@ -1,6 +1,6 @@
 """Time limits of requests that must end soon, such as heartbeats.
 
-Data requests may be retried for minutes (:mod:`slipstream.storage.retry`). Within :func:`within` all tries of all
+Data requests may be retried for minutes (:mod:`slipstream.storage.retry`). Within :func:`call_within` all tries of all
 requests end by one deadline. Every try has a new connection, as a connection to a lost machine hangs for minutes.
 """
 
@@ -25,7 +25,7 @@ SHORTEST_TRY_S = 0.01
 
 @dataclass(frozen=True)
 class RequestTimeLimit:
-    """Time limit shared by all requests of one call of :func:`within`."""
+    """Time limit shared by all requests of one call of :func:`call_within`."""
 
     seconds: float
     #: Deadline by ``time.monotonic``.
@@ -45,11 +45,11 @@ _limit: ContextVar[RequestTimeLimit | None] = ContextVar("limit", default=None)
 
 
 def current_limit() -> RequestTimeLimit | None:
-    """Return this thread's limit, set by :func:`within`; None for data requests."""
+    """Return this thread's limit, set by :func:`call_within`; None for data requests."""
     return _limit.get()
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
+def call_within(seconds: float, work: Callable[[], T]) -> T:
     """Run ``work`` and return its result; its requests to a store share ``seconds``, or the caller's shorter limit.
 
     Raises ``StorageUnavailable`` at the deadline. ``work`` runs in its own thread, since no socket timeout ends a

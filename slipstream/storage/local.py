@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slipstream.errors import UserError
 from slipstream.storage.base import AlreadyThere, MissingObject, ObjectInfo, not_deleted
-from slipstream.storage.locks import lock_of
+from slipstream.storage.locks import file_lock
 from slipstream.storage.names import check_keys, check_prefix, path_below
 
 SCRATCH = ".scratch"
@@ -104,7 +104,7 @@ class LocalStorage:
     @contextlib.contextmanager
     def _synced(self, path: Path) -> Iterator[Path]:
         try:
-            sync(path)
+            sync_to_disk(path)
         except OSError as error:
             raise cannot_write(self.directory, error) from None
         yield path
@@ -113,7 +113,7 @@ class LocalStorage:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             move(file, target)
-            sync(target.parent)
+            sync_to_disk(target.parent)
         except OSError as error:
             raise cannot_write(self.directory, error) from None
 
@@ -137,7 +137,7 @@ class LocalStorage:
     def _alone(self) -> Iterator[None]:
         """Hold a lock, so that one writer at a time creates a file on a disk without hard links."""
         try:
-            lock = lock_of(self.scratch() / "create.lock")
+            lock = file_lock(self.scratch() / "create.lock")
             lock.acquire()
         except OSError:
             raise UserError(
@@ -231,7 +231,7 @@ def raise_unless_absent(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be listed ({error.strerror}); check the disk and its permissions")
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Flush a file's bytes, or a directory's entries, to disk, so that they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from filelock import FileLock
 
 
-def lock_of(path: Path, *, thread_local: bool = True) -> FileLock:
+def file_lock(path: Path, *, thread_local: bool = True) -> FileLock:
     """Return a lock; if it is ``thread_local``, only the acquiring thread can release it.
 
     ``acquire`` raises ``OSError`` on a disk without locks. filelock's own fallback is disabled: it relies on process

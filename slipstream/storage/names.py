@@ -24,7 +24,7 @@ DRIVE = re.compile(r"[A-Za-z]:")
 EXPECTED = "expected a relative path with / between its parts, none of them empty, . or .."
 
 
-def fault(name: str) -> str:
+def name_fault(name: str) -> str:
     """Return why ``name`` is not a relative path that stays below its directory; "" if it is safe."""
     if not name:
         return "is empty"
@@ -46,7 +46,7 @@ def fault(name: str) -> str:
 
 def check_name(name: str, where: object, error: type[UserError] = UserError) -> str:
     """Return ``name`` if it is safe, else raise ``error``, whose message starts with its origin ``where``."""
-    if why := fault(name):
+    if why := name_fault(name):
         shown = repr(name)
         raise error(f"{where}: the name {shown if len(shown) <= 100 else f'{shown[:99]}…'} {why}; {EXPECTED}")
     return name

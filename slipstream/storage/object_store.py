@@ -29,12 +29,12 @@ from slipstream.storage.base import (
     StorageUnavailable,
     check_size,
     fetch_listed,
-    holds,
     not_deleted,
+    object_holds,
 )
 from slipstream.storage.conditional import ConditionalWrite
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
-from slipstream.storage.retry import retried
+from slipstream.storage.retry import retry_transient
 
 #: Package of the client, and the extra that installs it, by scheme.
 PACKAGES = {GCS: ("gcsfs", "gcs"), AZURE: ("adlfs", "azure")}
@@ -71,7 +71,7 @@ def bucket_of(scheme: str, name: str) -> RehearsalBucket:
 def ask(bucket: RehearsalBucket, uri: str, request: Callable[[], T]) -> T:
     """Make a request, retry it after transient errors, and return its result."""
     try:
-        return retried(request, lambda error: isinstance(bucket.explain(uri, error), StorageUnavailable))
+        return retry_transient(request, lambda error: isinstance(bucket.explain(uri, error), StorageUnavailable))
     except (UserError, AlreadyThere, StorageUnavailable):
         raise
     except Exception as error:
@@ -135,7 +135,9 @@ class ObjectStorage:
     def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
         uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
         write = partial(ask, self._bucket, uri, partial(self._bucket.put_bytes, name, data, fresh=True))
-        creation = ConditionalWrite(uri, write, partial(holds, stat, fetch, uri, data), partial(self.delete, [key]))
+        creation = ConditionalWrite(
+            uri, write, partial(object_holds, stat, fetch, uri, data), partial(self.delete, [key])
+        )
         creation.run(exactly_one=exactly_one)
 
     def get(self, key: str, directory: Path) -> Path:

@@ -34,7 +34,7 @@ def failed_since(moment: float) -> bool:
     return _last_failure >= moment
 
 
-def pause(attempt: int) -> float:
+def retry_pause(attempt: int) -> float:
     """Return the pause in seconds after failed try ``attempt`` (from 1): exponential with up to 25 % jitter."""
     global _last_failure
     _last_failure = time.monotonic()
@@ -47,17 +47,17 @@ def pause_before_next(attempt: int) -> float | None:
     limit = current_limit()
     if limit is None and attempt >= ATTEMPTS:
         return None
-    seconds = pause(attempt)
+    seconds = retry_pause(attempt)
     return seconds if limit is None or seconds < limit.remaining_s else None
 
 
-def tries() -> str:
+def retries_in_words() -> str:
     """Return how often, or for how long, this thread's requests are tried, as words for an error message."""
     limit = current_limit()
     return f"in {ATTEMPTS} attempts" if limit is None else f"within {limit.seconds:g} s"
 
 
-def retried(request: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
+def retry_transient(request: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
     """Return the result of ``request``, repeated after ``transient`` errors.
 
     Raises the last error, or the first that is not ``transient``.

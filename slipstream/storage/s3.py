@@ -36,8 +36,8 @@ from slipstream.storage.base import (
     ObjectInfo,
     StorageUnavailable,
     check_size,
-    holds,
     not_deleted,
+    object_holds,
     ranged_reader,
 )
 from slipstream.storage.conditional import ConditionalWrite
@@ -48,7 +48,7 @@ from slipstream.storage.retry import (
     READ_TIMEOUT_S,
     TRANSIENT_STATUS,
     pause_before_next,
-    retried,
+    retry_transient,
 )
 
 #: Largest file copied by a single request, whose answer has the file's checksum (S3 allows 5 GiB); size of the parts of
@@ -169,7 +169,7 @@ def explained(uri: str) -> Iterator[None]:
     except (errors.ParamValidationError, errors.ProfileNotFound, ValueError) as error:
         raise UserError(f"{uri}: {error}; check the URI and the AWS settings") from None
     except TRANSIENT_ERRORS as error:
-        raise StorageUnavailable(f"{uri}: the store did not answer {retry.tries()} ({error})") from None
+        raise StorageUnavailable(f"{uri}: the store did not answer {retry.retries_in_words()} ({error})") from None
     except errors.FlexibleChecksumError as error:
         raise StorageUnavailable(f"{uri}: the received bytes differ from the stored ones ({error})") from None
     except S3UploadFailedError as error:
@@ -207,7 +207,7 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
         # An answer to HEAD has no body: its code is the status once more.
         answer = status if code == str(status) else f"{status} {code}"
-        return StorageUnavailable(f"{uri}: the store kept answering {answer} {retry.tries()}")
+        return StorageUnavailable(f"{uri}: the store kept answering {answer} {retry.retries_in_words()}")
     return UserError(f"{uri}: the store refused the request ({status} {error})")
 
 
@@ -252,7 +252,7 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
         return data
 
     with explained(source.uri):
-        return retried(request, lambda error: isinstance(error, TRANSIENT_ERRORS))
+        return retry_transient(request, lambda error: isinstance(error, TRANSIENT_ERRORS))
 
 
 def copy_object(source: str, target: str, size: int, sha256: str) -> None:
@@ -318,7 +318,9 @@ class S3Storage:
             with explained(uri):
                 client().put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*")
 
-        creation = ConditionalWrite(uri, write, partial(holds, stat, fetch, uri, data), partial(self.delete, [key]))
+        creation = ConditionalWrite(
+            uri, write, partial(object_holds, stat, fetch, uri, data), partial(self.delete, [key])
+        )
         creation.run(exactly_one=exactly_one)
 
     def get(self, key: str, directory: Path) -> Path:
@@ -360,11 +362,11 @@ class S3Storage:
                 code = next(error["Code"] for error in failed if error["Code"] in TRANSIENT_CODES)
                 raise StorageUnavailable(
                     f"{self.base}: {len(pending)} of {len(names)} files were not deleted: the store kept answering "
-                    f"{code} {retry.tries()}"
+                    f"{code} {retry.retries_in_words()}"
                 )
 
         with explained(self.base):
-            retried(request, lambda error: isinstance(error, StorageUnavailable))
+            retry_transient(request, lambda error: isinstance(error, StorageUnavailable))
         return refused
 
 

@@ -7,9 +7,9 @@ import click
 from slipstream.errors import UserError
 from slipstream.sweep.progress import in_words
 from slipstream.sweep.records import TrialHistory
-from slipstream.sweep.space import untyped_parameters, words
-from slipstream.sweep.store import SweepStore, best_of
-from slipstream.text_table import age, aligned
+from slipstream.sweep.space import untyped_parameters, values_in_words
+from slipstream.sweep.store import SweepStore, best_trial
+from slipstream.text_table import age_text, aligned_table
 
 COLUMNS = ("trial", "loss", "epochs", "time", "settings", "result")
 #: Maximum characters of a trial's result, such as a failure's reason.
@@ -29,10 +29,10 @@ def main(store: str) -> None:
     if identity is None:
         raise UserError(f"{store}: holds no sweep; expected a sweep store, as printed in its report and its log")
     trials = SweepStore(store, untyped_parameters(identity.space)).trials()
-    best = best_of(trials)
+    best = best_trial(trials)
     if trials:
         left = ("trial", "settings", "result")
-        click.echo(aligned(COLUMNS, [row(trial, best is trial) for trial in trials], left))
+        click.echo(aligned_table(COLUMNS, [row(trial, best is trial) for trial in trials], left))
     states = [trial.ended.state if trial.ended else "unfinished" for trial in trials]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     click.echo(f"{len(trials)} trials{': ' if counted else ''}{counted}")
@@ -43,7 +43,7 @@ def row(trial: TrialHistory, best: bool) -> list[str]:
     if ended is None:
         at = f"{trial.reports[-1].progress / 1000:.1f}" if trial.reports else "-"
         loss = f"{trial.reports[-1].best:.4g}" if trial.reports else "-"
-        return [str(trial.number), loss, at, "-", words(trial.values), "has not ended"]
+        return [str(trial.number), loss, at, "-", values_in_words(trial.values), "has not ended"]
     loss = "-" if ended.loss is None else f"{ended.loss:.4g}"
     epochs = f"{ended.curve[-1].progress / 1000:.1f}" if ended.curve else "-"
     went = "complete, the best" if best else ended.state if ended.state != "failed" else in_words(ended)
@@ -51,7 +51,7 @@ def row(trial: TrialHistory, best: bool) -> list[str]:
         str(trial.number),
         loss,
         epochs,
-        age(ended.seconds),
-        words(trial.values),
+        age_text(ended.seconds),
+        values_in_words(trial.values),
         went[:LONGEST],
     ]

@@ -15,22 +15,22 @@ from slipstream.settings import to_dict
 from slipstream.sweep import study
 from slipstream.sweep.records import SweepIdentity, TrialHistory
 from slipstream.sweep.slots import OccupiedSlots
-from slipstream.sweep.space import parameters_of, with_values
-from slipstream.sweep.store import SweepStore, best_of, refusal
+from slipstream.sweep.space import searched_parameters, with_values
+from slipstream.sweep.store import SweepStore, best_trial, early_end_reason
 from slipstream.sweep.worker import POLL_S, SweepSearch, SweepWorker, WorkerPod
-from slipstream.train.config import lasting
+from slipstream.train.config import resume_settings
 
 LOG = logger("sweep")
 
 
-def identity_of(config: RunConfig, content: str) -> SweepIdentity:
+def sweep_identity(config: RunConfig, content: str) -> SweepIdentity:
     """Return the identity of a sweep on prepared data with the fingerprint ``content``."""
     sweep = config.sweep
     model = {**to_dict(config.model.without_addresses()), "base": fingerprint_origin(config.model)}
-    return SweepIdentity(content, model, lasting(config.for_training()), sweep.space, sweep.seed)
+    return SweepIdentity(content, model, resume_settings(config.for_training()), sweep.space, sweep.seed)
 
 
-def search_of(config: RunConfig, data: PreparedData) -> SweepSearch:
+def sweep_search(config: RunConfig, data: PreparedData) -> SweepSearch:
     """Return the search of a configuration: its parameters and rungs.
 
     Raises ``UserError`` if the space has unknown settings or invalid values.
@@ -41,37 +41,37 @@ def search_of(config: RunConfig, data: PreparedData) -> SweepSearch:
     training = config.for_training()
     epoch = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).steps_per_epoch
     evaluations = math.ceil(training.epochs * epoch / (training.evaluate_every or epoch))
-    return SweepSearch(config, parameters_of(config), study.rungs(training.epochs, evaluations))
+    return SweepSearch(config, searched_parameters(config), study.rung_positions(training.epochs, evaluations))
 
 
-def begin(config: RunConfig, data: PreparedData, address: str) -> None:
+def start_sweep(config: RunConfig, data: PreparedData, address: str) -> None:
     """Start or resume the sweep in the store at ``address``.
 
     Raises ``UserError`` if the space has an unknown setting or model argument or an invalid value, or if the store
     holds another sweep.
     """
-    from slipstream.models.factory import build
+    from slipstream.models.factory import build_model
 
-    parameters = search_of(config, data).parameters
+    parameters = sweep_search(config, data).parameters
     for parameter in parameters:
         if parameter.path.startswith("model."):
             for value in parameter.extremes:
                 tried = with_values(config, {parameter.path: value})
-                build(tried.model, data.signature, tried.training.seed, empty=True)
-    SweepStore(address, parameters).open(identity_of(config, data.artifact.content))
+                build_model(tried.model, data.signature, tried.training.seed, empty=True)
+    SweepStore(address, parameters).open(sweep_identity(config, data.artifact.content))
     LOG.info("the trials of this sweep are listed by: slipstream sweep %s", address)
 
 
-def work(config: RunConfig, address: str, pod: WorkerPod) -> None:
+def run_trials(config: RunConfig, address: str, pod: WorkerPod) -> None:
     """Train trials of the sweep at ``address`` until none is left for this worker.
 
     Raises the errors of :meth:`~slipstream.sweep.worker.SweepWorker.run`, and ``UserError`` if the store holds another
     sweep.
     """
     data = open_prepared(pod.prepared)
-    search = search_of(config, data)
+    search = sweep_search(config, data)
     store = SweepStore(address, search.parameters)
-    store.open(identity_of(config, data.artifact.content))
+    store.open(sweep_identity(config, data.artifact.content))
     pod.scratch.mkdir(parents=True, exist_ok=True)
     SweepWorker(store, search, pod).run()
 
@@ -87,9 +87,9 @@ def ended_trials(store: SweepStore, observer: OccupiedSlots) -> list[TrialHistor
         if not any(observer.look(number).held is not False for number in unfinished):
             break
         time.sleep(POLL_S)
-    if why := refusal(trials):
+    if why := early_end_reason(trials):
         raise UserError(why)
-    if best_of(trials) is None:
+    if best_trial(trials) is None:
         failed = next((trial for trial in trials if trial.ended and trial.ended.state == "failed"), None)
         why = f"; trial {failed.number} failed: {failed.ended.reason}" if failed and failed.ended else ""
         raise UserError(f"sweep: none of {len(trials)} started trials is complete{why}; start again to continue")

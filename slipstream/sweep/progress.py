@@ -10,8 +10,8 @@ from types import TracebackType
 from tqdm import tqdm
 
 from slipstream.sweep.records import TrialEnded, TrialHistory
-from slipstream.sweep.space import words
-from slipstream.sweep.store import best_of, loss_of
+from slipstream.sweep.space import values_in_words
+from slipstream.sweep.store import best_trial, loss_of
 
 
 class TrialProgressDisplay:
@@ -37,10 +37,11 @@ class TrialProgressDisplay:
             self._bar.update(sum(trial.ended is not None for trial in trials) - self._bar.n)
 
     def ended(self, trial: TrialHistory, how: TrialEnded, trials: Sequence[TrialHistory]) -> None:
-        done, best = sum(each.ended is not None for each in trials), best_of(list(trials))
+        done, best = sum(each.ended is not None for each in trials), best_trial(list(trials))
         beside = f"; best {loss_of(best.ended):.4g}, trial {best.number}" if best else ""
         line = (
-            f"sweep        {done}/{self._trials}  trial {trial.number} {in_words(how)}  ({words(trial.values)}){beside}"
+            f"sweep        {done}/{self._trials}  trial {trial.number} {in_words(how)}  "
+            f"({values_in_words(trial.values)}){beside}"
         )
         with tqdm.external_write_mode(file=sys.stdout):
             print(line, flush=True)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.records import decode_record, to_tree
-from slipstream.sweep.space import SearchedParameter, objection
+from slipstream.sweep.space import SearchedParameter, values_objection
 
 State = Literal["complete", "pruned", "failed"]
 
@@ -141,30 +141,34 @@ class TrialHistory:
     ended: TrialEnded | None = None
 
 
-def digest(tree: object) -> str:
+def record_digest(tree: object) -> str:
     return hashlib.sha256(canonical_json(tree)).hexdigest()
 
 
-def encode(record: Record) -> bytes:
-    """Return a record's bytes for :func:`decode`, unique by a nonce.
+def encode_record(record: Record) -> bytes:
+    """Return a record's bytes for :func:`decode_sweep_record`, unique by a nonce.
 
     Otherwise two concurrent writers of equal records would both find their own bytes and conclude that they were first.
     """
     kind = next(name for name, each in KINDS.items() if each is type(record))
     body = {"kind": kind, "record": to_tree(record), "nonce": uuid.uuid4().hex}
-    return canonical_json({**body, "sha256": digest(body)})
+    return canonical_json({**body, "sha256": record_digest(body)})
 
 
-def decode(content: bytes) -> Record | None:
+def decode_sweep_record(content: bytes) -> Record | None:
     """Return the record; None if the bytes were changed or are of another version."""
     sealed = decode_record(content, SealedRecord)
     if sealed is None or sealed.kind not in KINDS:
         return None
     body = {name: value for name, value in vars(sealed).items() if name != "sha256" and value is not None}
-    return decode_record(canonical_json(sealed.record), KINDS[sealed.kind]) if sealed.sha256 == digest(body) else None
+    return (
+        decode_record(canonical_json(sealed.record), KINDS[sealed.kind])
+        if sealed.sha256 == record_digest(body)
+        else None
+    )
 
 
-def trials_of(
+def assemble_trials(
     found: Mapping[int, Sequence[Record]], parameters: Sequence[SearchedParameter]
 ) -> tuple[list[TrialHistory], dict[int, str]]:
     """Return the trials, and the reasons for ignored proposals, by trial number.
@@ -179,9 +183,9 @@ def trials_of(
         values = next((record.values for record in found[number] if isinstance(record, TrialProposed)), None)
         if values is None:
             continue
-        given = given_of(trials)
+        given = unchanged_trial(trials)
         if values:
-            why = objection(values, parameters)
+            why = values_objection(values, parameters)
         else:
             why = f"sets no settings, like trial {given.number}" if given else ""
         if why:
@@ -209,6 +213,6 @@ def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> 
     )
 
 
-def given_of(trials: Sequence[TrialHistory]) -> TrialHistory | None:
+def unchanged_trial(trials: Sequence[TrialHistory]) -> TrialHistory | None:
     """Return the trial of the unchanged configuration; None before it is proposed."""
     return next((trial for trial in trials if not trial.values), None)

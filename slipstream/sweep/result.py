@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.artifacts.results.sweep import AgainstGiven, Sweep, SweepTrial
-from slipstream.comparison.quality import UNITS, loss_of
+from slipstream.comparison.quality import UNITS, quality_loss
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
-from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
+from slipstream.models.predict import held_out_rows, model_function, predict_records, record_targets
 from slipstream.storage import STORES, download_all
 from slipstream.sweep import study
 from slipstream.sweep.records import CurvePoint, TrialHistory
-from slipstream.sweep.space import words
-from slipstream.sweep.store import SweepStore, best_of
+from slipstream.sweep.space import values_in_words
+from slipstream.sweep.store import SweepStore, best_trial
 from slipstream.sweep.worker import SweepSearch
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ CURVE_POINTS = 30
 LOG = logger("sweep")
 
 
-def sweep_of(
+def sweep_result(
     store: SweepStore, search: SweepSearch, trials: Sequence[TrialHistory], against: AgainstGiven | None
 ) -> Sweep:
     """Return a sweep's entry in the report; at least one trial must be complete."""
-    best = best_of(list(trials))
+    best = best_trial(list(trials))
     assert best, "one is complete"
     rungs = search.rungs if search.config.sweep.pruning != "none" else []
-    importance = study.importance(search.parameters, trials)
+    importance = study.setting_importance(search.parameters, trials)
     return Sweep(
         store=store.address,
         trials=[reported(trial) for trial in trials],
@@ -49,19 +49,19 @@ def sweep_of(
 def reported(trial: TrialHistory) -> SweepTrial:
     ended = trial.ended
     if ended is None:
-        return SweepTrial(trial.number, "unfinished", words(trial.values))
+        return SweepTrial(trial.number, "unfinished", values_in_words(trial.values))
     return SweepTrial(
         number=trial.number,
         state=ended.state,
-        settings=words(trial.values),
+        settings=values_in_words(trial.values),
         loss=ended.loss,
-        curve=[[point.progress / 1000, point.best] for point in thinned(ended.curve)],
+        curve=[[point.progress / 1000, point.best] for point in thin_curve(ended.curve)],
         seconds=ended.seconds,
         reason=ended.reason,
     )
 
 
-def thinned(curve: Sequence[CurvePoint]) -> Sequence[CurvePoint]:
+def thin_curve(curve: Sequence[CurvePoint]) -> Sequence[CurvePoint]:
     """Return at most :data:`CURVE_POINTS` points, including the last."""
     every = -(-len(curve) // CURVE_POINTS) or 1
     return curve[::-1][::every][::-1]
@@ -80,12 +80,12 @@ def against_given(
     records, task = held_out_rows(data), best.signature.task
     try:
         given = open_given(address, asked, directory, best.signature)
-        before = predict(model_function(given.load()), best.signature, records)
+        before = predict_records(model_function(given.load()), best.signature, records)
     except UserError as error:
         LOG.warning("the best settings could not be compared with the given configuration: %s", error.message)
         return None
-    after = predict(model_function(best.load()), best.signature, records)
-    lost = loss_of(task, targets_of(records), before, after, most=0.0, judged=2)
+    after = predict_records(model_function(best.load()), best.signature, records)
+    lost = quality_loss(task, record_targets(records), before, after, most=0.0, judged=2)
     return AgainstGiven(0.0 - lost.loss, 0.0 - lost.high, 0.0 - lost.low, UNITS[task], len(records))
 
 

@@ -11,7 +11,7 @@ from filelock import FileLock
 from slipstream.artifacts.homes import Holder
 from slipstream.storage import storage_for
 from slipstream.sweep.store import SweepStore
-from slipstream.train.checkpoint.home import CLAIMS, CheckpointDirectory, newest
+from slipstream.train.checkpoint.home import CLAIMS, CheckpointDirectory, newest_attempt
 from slipstream.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, process_lock, within_timeout
 
 #: Attempts to take a local lock, and the pause between them in seconds. Another process may hold the lock briefly just
@@ -57,7 +57,7 @@ class OccupiedSlots:
         return self.seen[trial]
 
     def _look(self, trial: int, home: CheckpointDirectory, now: float) -> ObservedTrial:
-        attempt = newest(home.storage.list(CLAIMS))
+        attempt = newest_attempt(home.storage.list(CLAIMS))
         watch = self.watches.setdefault(trial, LeaseObserver(home))
         seen = watch.look()
         if seen is None or self.holder.succeeds(home.holder_of(seen[0])):

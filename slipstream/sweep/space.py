@@ -12,9 +12,9 @@ from typing import Any
 from slipstream.artifacts.results.sweep import AS_GIVEN
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
-from slipstream.settings import Settings, to_dict, unknown
+from slipstream.settings import Settings, to_dict, unknown_setting
 from slipstream.sweep.config import RangeConfig, SweepConfig, Values
-from slipstream.train.config import StepProfileConfig, TrainingConfig, lasting
+from slipstream.train.config import StepProfileConfig, TrainingConfig, resume_settings
 from slipstream.train.parallel.config import ParallelConfig
 
 #: Prefix of paths without a fixed name: keyword arguments of the model's factory.
@@ -55,7 +55,7 @@ def choice_text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def objection(values: Values, parameters: Sequence[SearchedParameter]) -> str:
+def values_objection(values: Values, parameters: Sequence[SearchedParameter]) -> str:
     """Return why the sampler would never propose ``values``; "" if it could.
 
     ``values`` come from a store and are untrusted: they must set exactly the paths of the space.
@@ -71,7 +71,7 @@ def objection(values: Values, parameters: Sequence[SearchedParameter]) -> str:
     return ""
 
 
-def parameters_of(config: RunConfig) -> list[SearchedParameter]:
+def searched_parameters(config: RunConfig) -> list[SearchedParameter]:
     """Return the parameters of ``config.sweep.space``, sorted by path.
 
     Raises ``UserError`` for a path that is not a setting of training, and for values that the setting rejects.
@@ -100,7 +100,7 @@ def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> SearchedParam
         )
     value = setting_at(config, path)
     section, name = path.split(".")[:2]
-    if section == "training" and name not in lasting(TrainingConfig()):
+    if section == "training" and name not in resume_settings(TrainingConfig()):
         raise UserError(f"{where}: does not change the trained model; expected a setting that does")
     if isinstance(value, Settings):
         names = ", ".join(field.name for field in dataclasses.fields(value))
@@ -129,7 +129,7 @@ def setting_at(config: RunConfig, path: str) -> Any:
     for place, step in enumerate(steps):
         names = [field.name for field in dataclasses.fields(found)] if isinstance(found, Settings) else []
         if step not in names:
-            raise UserError(f"sweep.space: {unknown('.'.join(steps[:place]), step, names)}")
+            raise UserError(f"sweep.space: {unknown_setting('.'.join(steps[:place]), step, names)}")
         found = getattr(found, step)
     return found
 
@@ -165,7 +165,7 @@ def trial_config(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     return replace(tried, training=training, sweep=SweepConfig())
 
 
-def words(values: Values) -> str:
+def values_in_words(values: Values) -> str:
     """Format values, such as ``learning_rate 0.00213, hidden [64, 64]``."""
     if not values:
         return AS_GIVEN

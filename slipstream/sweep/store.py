@@ -6,7 +6,7 @@ server nor a lock. ``trials/0007/`` has ``claims/`` and ``leases/``, which limit
 ``checkpoints/`` of its training until it ends. The trial of the unchanged configuration also has its ``model/``.
 
 Anyone with write access to the store may write records. So a trial counts only if its settings can be drawn from the
-space (:func:`~slipstream.sweep.records.trials_of`).
+space (:func:`~slipstream.sweep.records.assemble_trials`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from slipstream.sweep.records import (
     TrialEnded,
     TrialHistory,
     TrialProposed,
-    decode,
-    encode,
-    given_of,
-    trials_of,
+    assemble_trials,
+    decode_sweep_record,
+    encode_record,
+    unchanged_trial,
 )
 from slipstream.sweep.space import SearchedParameter
 from slipstream.train.config import TrainingConfig
@@ -76,7 +76,7 @@ class SweepStore:
             self._append(SWEEP, identity)
             self._read.clear()  # if two start at once, the first counts
             there = self.identity() or identity
-        then, now = completed(there), completed(identity)
+        then, now = with_default_settings(there), with_default_settings(identity)
         if then != now:
             name = next(each.name for each in fields(then) if getattr(then, each.name) != getattr(now, each.name))
             what = {"data": "other data", "training": "other training settings"}.get(name, f"another {name}")
@@ -105,7 +105,7 @@ class SweepStore:
     def known(self) -> list[TrialHistory]:
         """Return the trials known so far, without accessing the store."""
         found = {number_of(directory): self._of(directory) for directory in self._read if directory != SWEEP}
-        trials, ignored = trials_of(found, self._parameters)
+        trials, ignored = assemble_trials(found, self._parameters)
         for number, why in ignored.items():
             warn_once(f"{self.address.rstrip('/')}/{records_of(number)}", why)
         return trials
@@ -121,7 +121,7 @@ class SweepStore:
         trials = self.trials()
         number = max((number_of(directory) for directory in self._read if directory != SWEEP), default=-1) + 1
         record = propose(trials)
-        if not try_create(self.storage, f"{records_of(number)}0001.json", encode(record)):
+        if not try_create(self.storage, f"{records_of(number)}0001.json", encode_record(record)):
             return None
         self._read[records_of(number)] = {1: record}
         return TrialHistory(number, record.values)
@@ -132,7 +132,7 @@ class SweepStore:
 
     def _read_below(self, prefix: str) -> None:
         """Read all new records below ``prefix``."""
-        places = list(filter(None, map(place_of, self.storage.list(prefix))))
+        places = list(filter(None, map(parse_record_key, self.storage.list(prefix))))
         unread = [place for place in places if place[1] not in self._read.get(place[0], {})]
         with ThreadPoolExecutor(READERS) as pool:
             for (directory, number), record in zip(unread, pool.map(self._fetch, unread), strict=True):
@@ -141,13 +141,13 @@ class SweepStore:
     def _fetch(self, place: tuple[str, int]) -> Record | None:
         try:
             with open_reader(f"{self.storage.base}/{place[0]}{place[1]:04d}.json") as file:
-                return decode(file.read(LARGEST_RECORD + 1))
+                return decode_sweep_record(file.read(LARGEST_RECORD + 1))
         except MissingObject:  # deleted since the listing
             return None
 
     def _append(self, directory: str, record: Record) -> None:
         read = self._read.setdefault(directory, {})
-        key, content = f"{directory}{{:04d}}.json".format, encode(record)
+        key, content = f"{directory}{{:04d}}.json".format, encode_record(record)
         read[create_next(self.storage, key, lambda _: content, max(read, default=0) + 1)] = record
 
     def home(self, trial: int) -> str:
@@ -184,7 +184,7 @@ class SweepStore:
             self.storage.put(f"{TRIALS}{trial:04d}/log.txt", log.read_bytes())
 
 
-def completed(identity: SweepIdentity) -> SweepIdentity:
+def with_default_settings(identity: SweepIdentity) -> SweepIdentity:
     """Return the identity with defaults for settings that older sweeps lack."""
     model = with_defaults(to_dict(ModelConfig()), identity.model)
     training = with_defaults(to_dict(TrainingConfig()), identity.training)
@@ -196,7 +196,7 @@ def records_of(trial: int) -> str:
     return f"{RECORDS}{number_as_name(trial, 4)}/"
 
 
-def place_of(key: str) -> tuple[str, int] | None:
+def parse_record_key(key: str) -> tuple[str, int] | None:
     """Return the directory and number of a record's key; None for other keys."""
     match = KEY.fullmatch(key)
     if not match or (f"{RECORDS}{match[2]}/" != SWEEP and number_in_name(match[2], 4) is None):
@@ -216,9 +216,9 @@ def warn_once(where: str, why: str) -> None:
     )
 
 
-def refusal(trials: list[TrialHistory]) -> str:
+def early_end_reason(trials: list[TrialHistory]) -> str:
     """Return why the sweep must end, if its first trials all failed; "" otherwise."""
-    given = given_of(trials)
+    given = unchanged_trial(trials)
     if given is None or any(trial.ended.state != "failed" for trial in trials if trial.ended):
         return ""
     # While the settings as given are in training, others may fail.
@@ -228,7 +228,7 @@ def refusal(trials: list[TrialHistory]) -> str:
     return f"sweep: the first {FAILURES} trials failed; trial {given.number}: {given.ended.reason}"
 
 
-def best_of(trials: list[TrialHistory]) -> TrialHistory | None:
+def best_trial(trials: list[TrialHistory]) -> TrialHistory | None:
     """Return the complete trial with the smallest loss, or None.
 
     If losses are equal, the earlier trial wins.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream.sweep.config import SweepConfig
-from slipstream.sweep.records import RungReported, TrialHistory, TrialProposed, given_of
+from slipstream.sweep.records import RungReported, TrialHistory, TrialProposed, unchanged_trial
 from slipstream.sweep.space import SearchedParameter, choice_text
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ REDUCTION = 3
 MOST_RUNGS = 4
 
 
-def rungs(epochs: int, evaluations: int) -> list[int]:
+def rung_positions(epochs: int, evaluations: int) -> list[int]:
     """Return the rungs of a training, in thousandths of an epoch.
 
     Every rung is :data:`REDUCTION` times the previous one. The last is a third of ``epochs``; the first is not before
@@ -47,18 +47,18 @@ def is_due(places: Sequence[int], trial: TrialHistory, progress: int) -> bool:
     return any(before < place <= progress for place in places)
 
 
-def propose(
+def propose_trial(
     sweep: SweepConfig, parameters: Sequence[SearchedParameter], trials: Sequence[TrialHistory]
 ) -> TrialProposed:
     """Return the next trial: the unchanged configuration first, then sampled values."""
-    if given_of(trials) is None:
+    if unchanged_trial(trials) is None:
         return TrialProposed({})
     study = study_of(trials, parameters, sampler_of(sweep, len(trials)))
     asked = study.ask({each.path: distribution_of(each) for each in parameters})
     return TrialProposed({each.path: value_of(each, asked.params[each.path]) for each in parameters})
 
 
-def stops(
+def stops_at_rung(
     sweep: SweepConfig, places: Sequence[int], trials: Sequence[TrialHistory], now: TrialHistory, report: RungReported
 ) -> bool:
     """Return True if the trial ``now``, one of ``trials``, stops at this report.
@@ -72,8 +72,8 @@ def stops(
     study = study_of([], ())
     for each in trials:
         if each.number != now.number:
-            study.add_trial(running(at_rungs(each, places), {}))
-    study.add_trial(running(at_rungs(now, places), {report.progress: report.best}))
+            study.add_trial(running_trial(at_rungs(each, places), {}))
+    study.add_trial(running_trial(at_rungs(now, places), {report.progress: report.best}))
     pruner = SuccessiveHalvingPruner(min_resource=places[0], reduction_factor=REDUCTION)
     return bool(pruner.prune(study, study.trials[-1]))
 
@@ -87,7 +87,7 @@ def at_rungs(trial: TrialHistory, places: Sequence[int]) -> dict[str, float]:
     return found
 
 
-def importance(parameters: Sequence[SearchedParameter], trials: Sequence[TrialHistory]) -> dict[str, float]:
+def setting_importance(parameters: Sequence[SearchedParameter], trials: Sequence[TrialHistory]) -> dict[str, float]:
     """Return, by path, the fraction of the loss's variance that each setting explains, largest first.
 
     Computed from complete trials; fractions sum to 1. Empty if there are too few trials. Source: Hutter, Hoos and
@@ -142,7 +142,7 @@ def as_optuna(
     )
 
 
-def running(attributes: dict[str, Any], reports: dict[int, float]) -> FrozenTrial:
+def running_trial(attributes: dict[str, Any], reports: dict[int, float]) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
     return create_trial(state=TrialState.RUNNING, system_attrs=attributes, intermediate_values=reports)

@@ -16,7 +16,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.training import KIND, ValidationPoint
 from slipstream.config import RunConfig
 from slipstream.distributed.child_processes import end_with_parent
-from slipstream.distributed.user_errors import explained
+from slipstream.distributed.user_errors import torch_user_error
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.storage import StorageUnavailable
 from slipstream.sweep.records import CurvePoint
@@ -72,13 +72,13 @@ def train_trial(link: Connection, job: TrialJob) -> None:
         os.dup2(said, stream)
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": str(job.slot), "LOCAL_WORLD_SIZE": "1"}
     os.environ.update({**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})
-    link.send(attempt(link, job))
+    link.send(attempt_trial(link, job))
 
 
-def attempt(link: Connection, job: TrialJob) -> TrialOutcome:
-    from slipstream.train.identity import identity
+def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
+    from slipstream.train.identity import run_identity
     from slipstream.train.loop.train_loop import Stopped
-    from slipstream.train.run import run
+    from slipstream.train.run import run_attempt
     from slipstream.train.setup import TrainingRequest
 
     def told(evaluations: Sequence[ValidationPoint]) -> bool:
@@ -97,13 +97,13 @@ def attempt(link: Connection, job: TrialJob) -> TrialOutcome:
             training=training,
             directory=job.directory,
             home=job.home,
-            made_by={"sweep": identity(open_prepared(job.prepared), model, training, base_digest=base)},
+            made_by={"sweep": run_identity(open_prepared(job.prepared), model, training, base_digest=base)},
             holder=job.holder,
             notices=job.notices,
             grace_s=job.grace_s,
             told=told,
         )
-        run(request)
+        run_attempt(request)
         return TrialOutcome("complete", weights=Artifact.open(job.directory, KIND).files[WEIGHTS].sha256)
     except Stopped:
         return TrialOutcome("pruned")
@@ -117,7 +117,7 @@ def attempt(link: Connection, job: TrialJob) -> TrialOutcome:
         return TrialOutcome("unavailable", str(error))
     except Exception as error:
         traceback.print_exc()
-        mistake = error if isinstance(error, UserError) else explained(error)
+        mistake = error if isinstance(error, UserError) else torch_user_error(error)
         return TrialOutcome("failed", mistake.message if mistake else f"{type(error).__name__}: {error}")
 
 

@@ -33,9 +33,9 @@ from slipstream.sweep.progress import TrialProgressDisplay
 from slipstream.sweep.records import CurvePoint, RungReported, TrialDied, TrialEnded, TrialHistory
 from slipstream.sweep.slots import OccupiedSlots
 from slipstream.sweep.space import SearchedParameter, trial_config
-from slipstream.sweep.store import SweepStore, refusal
+from slipstream.sweep.store import SweepStore, early_end_reason
 from slipstream.sweep.trial import TrialJob, TrialOutcome, train_trial
-from slipstream.train.checkpoint.home import CHECKPOINTS, complete
+from slipstream.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
 from slipstream.train.checkpoint.lease import Lease
 
 #: Modules preloaded by the server from which trial processes are forked.
@@ -49,7 +49,7 @@ LOG = logger("sweep")
 
 @dataclass(frozen=True)
 class SweepSearch:
-    """User's configuration, searched parameters, and rungs (:func:`slipstream.sweep.study.rungs`)."""
+    """User's configuration, searched parameters, and rungs (:func:`slipstream.sweep.study.rung_positions`)."""
 
     config: RunConfig
     parameters: list[SearchedParameter]
@@ -113,7 +113,7 @@ class SweepWorker:
         if sweep.minutes:
             began = self._store.started(self._pod.execution, time.time())
             self._deadline = began + 60 * sweep.minutes
-        fork_server.start(MODULES)
+        fork_server.start_fork_server(MODULES)
         with self._sigterm(), self._progress, ThreadPoolExecutor(self._pod.slots) as pool:
             slots = [pool.submit(self._slot, number) for number in range(self._pod.slots)]
             try:
@@ -152,7 +152,7 @@ class SweepWorker:
         """Return a trial or None, and whether a later call may return one."""
         trials = self._store.trials()
         self._progress.show(trials)
-        if why := refusal(trials):
+        if why := early_end_reason(trials):
             raise UserError(why)
         may_come = False
         for trial in trials:
@@ -166,7 +166,7 @@ class SweepWorker:
         if len(trials) >= self._search.config.sweep.trials or time.time() >= self._deadline:
             return None, may_come
         proposed = self._store.propose(
-            lambda known: study.propose(self._search.config.sweep, self._search.parameters, known)
+            lambda known: study.propose_trial(self._search.config.sweep, self._search.parameters, known)
         )
         return (self._take(proposed, 0) if proposed else None), True
 
@@ -258,7 +258,7 @@ class SweepWorker:
         with self._lock:  # starting a process changes this one's main module for a moment
             if self._over.is_set():
                 return None, curve
-            process = fork_server.process(train_trial, (there, job))
+            process = fork_server.start_process(train_trial, (there, job))
             taken.process = process
         there.close()
         if self._leaving:
@@ -294,7 +294,7 @@ class SweepWorker:
             if told is not None or not study.is_due(rungs, trial, point.progress):
                 return bool(told)
             report = RungReported(point.progress, point.best, stops=False)
-            report = RungReported(point.progress, point.best, study.stops(sweep, rungs, trials, trial, report))
+            report = RungReported(point.progress, point.best, study.stops_at_rung(sweep, rungs, trials, trial, report))
             self._store.append(number, report)
             return report.stops
 
@@ -305,7 +305,7 @@ class SweepWorker:
         code = process.exitcode if process is not None else None
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         storage = storage_for(self._store.checkpoints(number))
-        step = max((each.step for each in complete(storage.list(CHECKPOINTS))), default=0)
+        step = max((each.step for each in complete_checkpoints(storage.list(CHECKPOINTS))), default=0)
         with self._lock:
             self._store.append(number, TrialDied(step, how))
             trial = next(each for each in self._store.known() if each.number == number)

@@ -85,7 +85,7 @@ class AttemptMeasurements:
     threads: int = 1
 
 
-def observe(blocks: StepBlocks, around: AttemptMeasurements) -> AttemptLosses | None:
+def measure_losses(blocks: StepBlocks, around: AttemptMeasurements) -> AttemptLosses | None:
     """Return the seconds lost to every cause in one attempt, with evidence; None if it finished no step."""
     total = blocks.total
     if total is None:
@@ -118,9 +118,9 @@ def observe(blocks: StepBlocks, around: AttemptMeasurements) -> AttemptLosses | 
             f"step for the all_reduce{each}"
         )
     if not around.divided:
-        lost[STRAGGLER], evidence[STRAGGLER] = straggler(blocks.blocks, steps_s / total.steps)
-    lost[LAUNCH], evidence[LAUNCH] = launch(total, columns, around)
-    lost[THROTTLED], evidence[THROTTLED] = throttled(blocks.beside, columns["processor_wait"], around.threads)
+        lost[STRAGGLER], evidence[STRAGGLER] = straggler_loss(blocks.blocks, steps_s / total.steps)
+    lost[LAUNCH], evidence[LAUNCH] = launch_overhead(total, columns, around)
+    lost[THROTTLED], evidence[THROTTLED] = throttling_loss(blocks.beside, columns["processor_wait"], around.threads)
     whole = steps_s + around.evaluation + around.checkpoint
     most = dict.fromkeys(lost, whole) | {LATE_PODS: around.late_pods}
     return AttemptLosses(
@@ -150,7 +150,7 @@ def largest_of_loader(beside: np.ndarray) -> str:
     return max(LOADER, key=lambda name: seconds[name])
 
 
-def straggler(blocks: Sequence[StepBlock], step_s: float) -> tuple[float, str]:
+def straggler_loss(blocks: Sequence[StepBlock], step_s: float) -> tuple[float, str]:
     """Return the seconds that the slowest rank delayed the others, and a sentence about it.
 
     A rank's extra time is its own work less the median of the others, without waits for data or a processor. The result
@@ -174,7 +174,9 @@ def straggler(blocks: Sequence[StepBlock], step_s: float) -> tuple[float, str]:
     return mean * steps, f"rank {slowest} works {1e3 * mean:.3g} ms longer on each step than the others"
 
 
-def launch(total: StepBlock, columns: Mapping[str, np.ndarray], around: AttemptMeasurements) -> tuple[float, str]:
+def launch_overhead(
+    total: StepBlock, columns: Mapping[str, np.ndarray], around: AttemptMeasurements
+) -> tuple[float, str]:
     """Return the seconds of passes that do not depend on their rows, and a sentence about them.
 
     The host spends this time on launching kernels.
@@ -190,7 +192,7 @@ def launch(total: StepBlock, columns: Mapping[str, np.ndarray], around: AttemptM
     )
 
 
-def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[float, str]:
+def throttling_loss(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[float, str]:
     """Return the seconds lost to the pod's CPU quota or lower GPU clocks, and a sentence about them.
 
     The kernel counts throttled seconds per thread, and since Linux 6.18 misses some. ``waited``, the ranks' time ready
@@ -209,7 +211,7 @@ def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[flo
     ), f"the CPU quota throttled the pod in {100 * stopped[rank]:.0f} % of its periods"
 
 
-def judge(attempts: Sequence[AttemptLosses]) -> Bottleneck | None:
+def diagnose_training(attempts: Sequence[AttemptLosses]) -> Bottleneck | None:
     """Return the diagnosis over all attempts of a training; None if no attempt finished a step."""
     seconds = sum(each.seconds for each in attempts)
     if not attempts or seconds <= 0:
@@ -220,13 +222,13 @@ def judge(attempts: Sequence[AttemptLosses]) -> Bottleneck | None:
     shares = {cause: lost[cause] / whole[cause] for cause in CAUSES if lost[cause] > 0}
     longest = max(attempts, key=lambda each: each.seconds)
     phases = {name: sum(each.phases.get(name, 0.0) for each in attempts) for name in longest.phases}
-    verdict, also = weigh(shares)
+    verdict, also = decisive_causes(shares)
     steps = sum(each.steps for each in attempts)
     gain = 1 / (1 - min(shares[verdict], 0.99)) if verdict else 1.0
     waited = max(each.waited_for_processor for each in attempts)
     if verdict:
         its = max(attempts, key=lambda each: each.lost.get(verdict, 0.0))
-        sentence = describe(verdict, shares[verdict], gain, its)
+        sentence = describe_cause(verdict, shares[verdict], gain, its)
     elif waited >= DECISIVE:
         verdict = CONTENDED
         sentence = (
@@ -253,14 +255,14 @@ def judge(attempts: Sequence[AttemptLosses]) -> Bottleneck | None:
     )
 
 
-def weigh(shares: Mapping[str, float]) -> tuple[str, list[str]]:
+def decisive_causes(shares: Mapping[str, float]) -> tuple[str, list[str]]:
     """Return the diagnosed cause ("" if no share is decisive) and other notable causes, largest first."""
     ordered = sorted(shares, key=lambda cause: -shares[cause])
     verdict = ordered[0] if ordered and shares[ordered[0]] >= DECISIVE else ""
     return verdict, [cause for cause in ordered if cause != verdict and shares[cause] >= WORTH_A_LOOK]
 
 
-def describe(cause: str, share: float, gain: float, its: AttemptLosses) -> str:
+def describe_cause(cause: str, share: float, gain: float, its: AttemptLosses) -> str:
     remedy = REMEDIES[cause]
     if isinstance(remedy, dict):
         remedy = next(what for part, what in remedy.items() if its.evidence[cause].endswith(part))

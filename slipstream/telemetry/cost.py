@@ -88,14 +88,14 @@ class Bill:
     total: Cost
 
 
-def bill(usages: Iterable[AttemptUsage]) -> Bill:
+def compute_bill(usages: Iterable[AttemptUsage]) -> Bill:
     """Return the costs per attempt, per stage and in total."""
     used = list(usages)
     order = list(dict.fromkeys(usage.stage for usage in used))
     used.sort(key=lambda usage: order.index(usage.stage))
     rows = tuple(AttemptCost(usage.stage, usage.attempt, cost) for usage, cost in zip(used, costs(used), strict=True))
-    stages = {stage: together([row.cost for row in rows if row.stage == stage]) for stage in order}
-    return Bill(rows, stages, together([row.cost for row in rows]))
+    stages = {stage: total_cost([row.cost for row in rows if row.stage == stage]) for stage in order}
+    return Bill(rows, stages, total_cost([row.cost for row in rows]))
 
 
 def costs(used: Sequence[AttemptUsage]) -> Iterator[Cost]:
@@ -141,7 +141,7 @@ def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
     return rounded
 
 
-def together(rows: Sequence[Cost]) -> Cost:
+def total_cost(rows: Sequence[Cost]) -> Cost:
     """Return the sum of every figure over the rows that have it."""
     return Cost(
         sum(row.pod_hours for row in rows),

@@ -46,7 +46,7 @@ class MetricFamily:
     lines: list[Line] = field(default_factory=list)
 
 
-def exposition(
+def metrics_exposition(
     sample: Sample | None,
     node: NodeTotals,
     ranks: Sequence[RankTotals],

@@ -25,8 +25,8 @@ from slipstream.machine.cloud_metadata import (
     LINK_LOCAL,
     AwsMetadata,
     MetadataUnavailable,
+    http_request,
     parse_mapping,
-    request,
 )
 
 #: Timeout of all queries together, in seconds.
@@ -77,7 +77,9 @@ def first_cloud(askers: Mapping[str, Asker]) -> tuple[str, dict[str, str]]:
     until = time.monotonic() + WITHIN_S
     answers: SimpleQueue[tuple[str, Answer | None]] = SimpleQueue()
     for cloud, asker in askers.items():
-        threading.Thread(target=ask, args=(cloud, asker, answers), name=f"{cloud} metadata", daemon=True).start()
+        threading.Thread(
+            target=query_cloud, args=(cloud, asker, answers), name=f"{cloud} metadata", daemon=True
+        ).start()
     said: dict[str, dict[str, str]] = defaultdict(dict)
     unfinished = set(askers)
     while unfinished:
@@ -94,7 +96,7 @@ def first_cloud(askers: Mapping[str, Asker]) -> tuple[str, dict[str, str]]:
     return max(said.items(), key=lambda item: len(item[1]), default=("", {}))
 
 
-def ask(cloud: str, asker: Asker, answers: SimpleQueue[tuple[str, Answer | None]]) -> None:
+def query_cloud(cloud: str, asker: Asker, answers: SimpleQueue[tuple[str, Answer | None]]) -> None:
     """Put a cloud's valid answers into the queue, then None."""
     with suppress(MetadataUnavailable):
         for what, value in asker():
@@ -118,7 +120,7 @@ def ask_aws(base: str = LINK_LOCAL) -> Iterator[Answer]:
 def ask_gcp(base: str = GOOGLE) -> Iterator[Answer]:
     def get(path: str) -> str:
         url = f"{base}/computeMetadata/v1/instance/{path}"
-        status, body, headers = request(url, {"Metadata-Flavor": "Google"}, timeout=WITHIN_S)
+        status, body, headers = http_request(url, {"Metadata-Flavor": "Google"}, timeout=WITHIN_S)
         if headers.get("Metadata-Flavor") != "Google" and status != 404:
             raise MetadataUnavailable(f"{url}: status {status}")
         return text(body).rpartition("/")[2] if status == 200 else ""
@@ -132,7 +134,7 @@ def ask_gcp(base: str = GOOGLE) -> Iterator[Answer]:
 
 def ask_azure(base: str = LINK_LOCAL) -> Iterator[Answer]:
     url = f"{base}/metadata/instance?api-version=2021-02-01"
-    status, body, _ = request(url, {"Metadata": "true"}, timeout=WITHIN_S)
+    status, body, _ = http_request(url, {"Metadata": "true"}, timeout=WITHIN_S)
     compute = parse_mapping(body, url).get("compute") if status == 200 else None
     if not isinstance(compute, dict):
         raise MetadataUnavailable(f"{url}: status {status}")

@@ -50,7 +50,7 @@ def check_gpu_memory(shared_gpu: str = "", root: Path = Path("/")) -> list[str]:
     gpus = visible_memory(os.environ, root)
     for gpu in gpus:
         refuse_if_too_small(gpu)
-    return list(remarks(gpus, sharing(os.environ, shared_gpu)))
+    return list(gpu_remarks(gpus, sharing_mode(os.environ, shared_gpu)))
 
 
 def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None = None) -> None:
@@ -69,23 +69,24 @@ def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None = None) -> None
             "micro-batches (training.accumulation), or a layout that divides the model (training.parallel)"
         )
     raise UserError(
-        f"{needs} and {gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} are free: {held(gpu)}; end those processes, or "
+        f"{needs} and {gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} are free: {held_memory(gpu)}; end those "
+        "processes, or "
         "choose another GPU (CUDA_VISIBLE_DEVICES)"
     )
 
 
-def remarks(gpus: list[GpuMemory], shared: str) -> Iterator[str]:
+def gpu_remarks(gpus: list[GpuMemory], shared: str) -> Iterator[str]:
     """Yield remarks about usable GPUs: held memory, partitions, sharing."""
     for gpu in gpus:
         if gpu.held_bytes >= NOTICEABLE_BYTES:
-            yield f"{gpu.label}: {held(gpu)}"
+            yield f"{gpu.label}: {held_memory(gpu)}"
         if gpu.partitioned:
             yield f"{gpu.label}: divided by MIG; a process uses one partition, which has {gib(gpu.total_bytes)}"
         if shared:
             yield f"{gpu.label}: shared with other pods ({shared}): its {gib(gpu.free_bytes)} are free at this moment"
 
 
-def held(gpu: GpuMemory) -> str:
+def held_memory(gpu: GpuMemory) -> str:
     """Return the held memory and its holders in words."""
     unseen = (gpu.processes or 0) - len(gpu.holders)
     others = [f"{unseen} process{'es' if unseen > 1 else ''} that cannot be seen from here"] if unseen > 0 else []
@@ -93,7 +94,7 @@ def held(gpu: GpuMemory) -> str:
     return f"{gib(gpu.held_bytes)} are held by {who}"
 
 
-def sharing(environment: Mapping[str, str], shared_gpu: str) -> str:
+def sharing_mode(environment: Mapping[str, str], shared_gpu: str) -> str:
     """Return how the GPUs are shared, such as "mps"; "" if they are not, as far as known."""
     return shared_gpu or ("mps" if any(environment.get(name) for name in MPS_VARIABLES) else "")
 

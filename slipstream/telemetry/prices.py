@@ -153,7 +153,7 @@ def read_prices(path: Path) -> PriceList:
     return PriceList(read, accelerators, read_cpus)
 
 
-def over(below: PriceList, above: PriceList) -> PriceList:
+def merge_prices(below: PriceList, above: PriceList) -> PriceList:
     """Return ``below`` updated with ``above``."""
     return PriceList(
         {**below.instances, **above.instances},

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from slipstream.logs import logger
-from slipstream.telemetry.metrics import MetricLabels, exposition
+from slipstream.telemetry.metrics import MetricLabels, metrics_exposition
 from slipstream.telemetry.totals import read_node, read_totals
 
 VARIABLE = "SLIPSTREAM_PUSHGATEWAY"
@@ -63,7 +63,7 @@ class PushGateway:
         return cls(address, quote(parts.query, safe=SAFE), authorization)
 
 
-def push(url: str, directory: Path, labels: MetricLabels, within: float = WITHIN_S) -> None:
+def push_totals(url: str, directory: Path, labels: MetricLabels, within: float = WITHIN_S) -> None:
     """Replace the gateway's totals of these labels by those in ``directory``.
 
     Failure or timeout is logged as one warning.
@@ -77,8 +77,8 @@ def push(url: str, directory: Path, labels: MetricLabels, within: float = WITHIN
             VARIABLE,
         )
         return
-    text = exposition(None, read_node(directory), read_totals(directory), labels, counters_only=True)
-    problem = put(gateway, path_of(labels), text.encode(), within) if text else ""
+    text = metrics_exposition(None, read_node(directory), read_totals(directory), labels, counters_only=True)
+    problem = put_metrics(gateway, path_of(labels), text.encode(), within) if text else ""
     if problem:
         log.warning("%s=%s: %s; the attempt's totals were not sent", VARIABLE, gateway.address, problem)
 
@@ -97,7 +97,7 @@ def encoded(text: str) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode() or "="
 
 
-def put(gateway: PushGateway, path: str, content: bytes, within: float) -> str:
+def put_metrics(gateway: PushGateway, path: str, content: bytes, within: float) -> str:
     """Send ``content`` and return a description of the failure; "" on success.
 
     A thread that is still waiting after ``within`` seconds is abandoned.

@@ -92,7 +92,7 @@ class SampleRing:
 
     def _condense(self, before: float) -> None:
         """Convert files that start at or before the time ``before`` to minutes."""
-        for begin, path in files_of(self._directory):
+        for begin, path in ring_files(self._directory):
             if begin <= before:
                 samples = minutes_of(read_file(path, {}))
                 devices = {device.uuid: device for sample in samples for device in sample.devices}
@@ -114,12 +114,12 @@ def key_of(uuid: str) -> int:
     return crc32(uuid.encode())
 
 
-def frame(kind: bytes, content: bytes) -> bytes:
+def frame_record(kind: bytes, content: bytes) -> bytes:
     return HEAD.pack(MAGIC, kind, len(content), crc32(CHECKED.pack(kind, len(content)) + content)) + content
 
 
 def names_frame(devices: Iterable[DeviceReading]) -> bytes:
-    return frame(NAMES, json.dumps([(device.uuid, device.index, device.name) for device in devices]).encode())
+    return frame_record(NAMES, json.dumps([(device.uuid, device.index, device.name) for device in devices]).encode())
 
 
 def sample_frame(sample: Sample) -> bytes:
@@ -135,7 +135,7 @@ def sample_frame(sample: Sample) -> bytes:
         written(host.memory_used_bytes),
         written(host.memory_limit_bytes),
     )
-    return frame(SAMPLE, content + b"".join(map(device_bytes, sample.devices)))
+    return frame_record(SAMPLE, content + b"".join(map(device_bytes, sample.devices)))
 
 
 def device_bytes(device: DeviceReading) -> bytes:
@@ -161,7 +161,7 @@ def written(value: float | None) -> float:
 # Reading
 
 
-def read(directory: Path) -> list[Sample]:
+def read_samples(directory: Path) -> list[Sample]:
     """Return all intact samples, the oldest first.
 
     A minute's sample is dated as its last second. If times are equal, the seconds file's sample is returned.
@@ -179,9 +179,9 @@ class RingReader:
         self._known: dict[Path, tuple[int, list[Sample]]] = {}
 
     def read(self) -> list[Sample]:
-        """Return the samples like :func:`read`."""
+        """Return the samples like :func:`read_samples`."""
         # Seconds first, so that samples condensed meanwhile are found among the minutes.
-        paths = [*(path for _, path in files_of(self._directory)), self._directory / MINUTES]
+        paths = [*(path for _, path in ring_files(self._directory)), self._directory / MINUTES]
         self._known = {path: self._file(path) for path in paths}
         *seconds, minutes = ({sample.at: sample for sample in self._known[path][1]} for path in paths)
         together = dict(minutes)
@@ -198,7 +198,7 @@ class RingReader:
         return known if known and known[0] == size else (size, read_file(path, self._named))
 
 
-def files_of(directory: Path) -> list[tuple[int, Path]]:
+def ring_files(directory: Path) -> list[tuple[int, Path]]:
     """Return the seconds files with their start times, the oldest first."""
     paths = {path.stem.removeprefix("seconds-"): path for path in directory.glob("seconds-*.ring")}
     begins = ((number_in_name(begin), path) for begin, path in paths.items())
@@ -219,18 +219,18 @@ def read_file(path: Path, named: Names) -> list[Sample]:
     return samples_in(frames, named)
 
 
-def newest(directory: Path) -> Sample | None:
+def newest_sample(directory: Path) -> Sample | None:
     """Return the last sample; None if there is none."""
-    return next(iter(latest(directory, 1)), None)
+    return next(iter(latest_samples(directory, 1)), None)
 
 
-def latest(directory: Path, count: int) -> list[Sample]:
+def latest_samples(directory: Path, count: int) -> list[Sample]:
     """Return at most ``count`` last samples, the oldest first (with 8 devices at most 40).
 
     Only start and end of the last file are read, and earlier files only if it has too few.
     """
     found: list[Sample] = []
-    for path in [*(path for _, path in reversed(files_of(directory))), directory / MINUTES]:
+    for path in [*(path for _, path in reversed(ring_files(directory))), directory / MINUTES]:
         found = end_of(path, count - len(found)) + found
         if len(found) == count:
             break

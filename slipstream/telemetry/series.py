@@ -12,7 +12,7 @@ POINTS = 240
 NO_RANKS: Mapping[str, int] = {}
 
 
-def condense(
+def condense_samples(
     samples: Sequence[Sample], attempt: int, node: str, ranks: Mapping[str, int] = NO_RANKS, points: int = POINTS
 ) -> PodSeries | None:
     """Return the samples as at most ``points`` means per series; None for fewer than two samples.
@@ -32,7 +32,7 @@ def condense(
         at=[span[-1].at for span in spans],
         devices=devices,
         seconds=last.at - samples[0].at,
-        energy_joules=energy(samples),
+        energy_joules=energy_joules(samples),
         largest_memory=max(memory, default=None),
     )
 
@@ -42,7 +42,8 @@ def of_gpu(number: int, spans: Sequence[Sequence[Sample]], ranks: Mapping[str, i
 
     def means(value: Callable[[DeviceReading], float | None]) -> list[float | None]:
         return [
-            mean(value(sample.devices[number]) for sample in span[1:] if number < len(sample.devices)) for span in spans
+            mean_of_known(value(sample.devices[number]) for sample in span[1:] if number < len(sample.devices))
+            for span in spans
         ]
 
     its = spans[-1][-1].devices[number]
@@ -60,7 +61,7 @@ def of_host(spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
     """Return the CPU and memory series of a pod without GPUs."""
     busy = [cpu_use(span[0], span[-1]) for span in spans]
     memory = [
-        mean(share(sample.host.memory_used_bytes, sample.host.memory_limit_bytes) for sample in span[1:])
+        mean_of_known(share(sample.host.memory_used_bytes, sample.host.memory_limit_bytes) for sample in span[1:])
         for span in spans
     ]
     return DeviceSeries(f"{spans[-1][-1].host.cpus:g} CPUs", "cpu", busy, memory)
@@ -73,7 +74,7 @@ def cpu_use(first: Sample, last: Sample) -> float | None:
     return min(1.0, max(0.0, used / available)) if available > 0 else None
 
 
-def energy(samples: Sequence[Sample]) -> float | None:
+def energy_joules(samples: Sequence[Sample]) -> float | None:
     """Return all devices' joules from first to last sample; None if no device counts them."""
     total, counted = 0.0, False
     for before, after in pairwise(samples):
@@ -85,7 +86,7 @@ def energy(samples: Sequence[Sample]) -> float | None:
     return total if counted else None
 
 
-def mean(values: Iterable[float | None]) -> float | None:
+def mean_of_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -17,7 +17,7 @@ from typing import IO
 import slipstream
 from slipstream.logs import logger
 from slipstream.telemetry.metrics import MetricLabels
-from slipstream.telemetry.push import VARIABLE, push
+from slipstream.telemetry.push import VARIABLE, push_totals
 
 #: Name of the directory of samples, which has a subdirectory per stage.
 SAMPLES = "telemetry"
@@ -28,7 +28,7 @@ log = logger("telemetry")
 
 
 @contextmanager
-def watching(
+def telemetry_sampled(
     directory: Path, labels: MetricLabels, prices: Mapping[str, float] = NO_PRICES, after_s: float = 0.0
 ) -> Iterator[None]:
     """Sample this pod into ``directory`` while the body runs.
@@ -42,7 +42,7 @@ def watching(
         ended.wait(after_s)
         with turn:
             if not ended.is_set():
-                samplers.append(start(directory, labels, prices))
+                samplers.append(start_sampler(directory, labels, prices))
 
     if after_s:
         threading.Thread(target=begin, name="sampler", daemon=True).start()
@@ -55,12 +55,12 @@ def watching(
         with turn:
             ended.set()
         for sampler in filter(None, samplers):
-            stop(sampler)
+            stop_sampler(sampler)
         if os.environ.get(VARIABLE):
-            push(os.environ[VARIABLE], directory, labels, until - time.monotonic())
+            push_totals(os.environ[VARIABLE], directory, labels, until - time.monotonic())
 
 
-def start(directory: Path, labels: MetricLabels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
+def start_sampler(directory: Path, labels: MetricLabels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
     """Start the sampler; log a warning and return None on failure.
 
     It inherits no open file. Otherwise a sampler that a driver blocks in the kernel would keep this process's output
@@ -80,11 +80,11 @@ def start(directory: Path, labels: MetricLabels, prices: Mapping[str, float]) ->
     except (OSError, ValueError) as error:
         log.warning("the sampler cannot be started, and the work continues without samples: %s", error)
         return None
-    threading.Thread(target=relay, args=(sampler.stderr,), name="sampler", daemon=True).start()
+    threading.Thread(target=relay_messages, args=(sampler.stderr,), name="sampler", daemon=True).start()
     return sampler
 
 
-def relay(lines: IO[bytes]) -> None:
+def relay_messages(lines: IO[bytes]) -> None:
     """Copy the sampler's messages to stderr."""
     for line in lines:
         sys.stderr.write(line.decode(errors="replace"))
@@ -96,7 +96,7 @@ def search_path() -> str:
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
 
 
-def stop(sampler: subprocess.Popen[bytes]) -> None:
+def stop_sampler(sampler: subprocess.Popen[bytes]) -> None:
     """Stop the sampler; kill it after a timeout.
 
     A sampler that a driver blocks in the kernel is not waited for; it ends when the driver call returns.

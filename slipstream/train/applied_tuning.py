@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from slipstream.artifacts.records import from_tree
 from slipstream.distributed.process_group import process_group
-from slipstream.distributed.user_errors import AgreedUserError, backend_of
+from slipstream.distributed.user_errors import AgreedUserError, resolve_backend
 from slipstream.errors import UserError
-from slipstream.interconnect.fingerprint import fingerprint_of
+from slipstream.interconnect.fingerprint import interconnect_fingerprint
 from slipstream.interconnect.history import tuning_at
 from slipstream.interconnect.profile import Fingerprint
-from slipstream.interconnect.topology import topology_of
+from slipstream.interconnect.topology import group_topology
 from slipstream.interconnect.tuning import DdpSettings, Tuning, changes_numbers, check_variables
 from slipstream.logs import logger
 from slipstream.train.config import TrainingConfig
@@ -125,9 +125,9 @@ def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], T]
 
 def fingerprint_here(training: TrainingConfig, store: dist.Store) -> Fingerprint:
     """Return the hardware fingerprint of these processes, as the tuner computes it."""
-    backend = backend_of(training.backend, torch.cuda.device_count())
+    backend = resolve_backend(training.backend, torch.cuda.device_count())
     with process_group(store=dist.PrefixStore("look", store), backend="gloo") as group:
-        return fingerprint_of(topology_of(group.device), group.device, backend)
+        return interconnect_fingerprint(group_topology(group.device), group.device, backend)
 
 
 def tuned_for(hardware: Fingerprint, training: TrainingConfig) -> AppliedTuning:

@@ -18,23 +18,23 @@ from torch import nn
 from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.distributed.process_group import RankContext
-from slipstream.distributed.user_errors import backend_of
+from slipstream.distributed.user_errors import resolve_backend
 from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
-from slipstream.models.arithmetic import precision_of
+from slipstream.models.arithmetic import choose_precision
 from slipstream.models.base.shape import shaped_for, with_base_shape
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build, initial_values
-from slipstream.models.plan import blocks_of, plan_of
+from slipstream.models.factory import Predictor, build_model, initial_values
+from slipstream.models.plan import block_names, model_plan
 from slipstream.source.config import DataConfig
 from slipstream.telemetry.preflight import memory_of_gpu, refuse_if_too_small
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.loop.probe import ModelTraits, probe
+from slipstream.train.loop.probe import ModelTraits, probe_model
 from slipstream.train.loop.step import micro_batches, padded_rows
 from slipstream.train.memory.lasting import MemoryCapacity, ModelState, refuse_what_cannot_fit, room_of_host
-from slipstream.train.parallel.layout import check_plan, nodes
+from slipstream.train.parallel.layout import check_plan, count_nodes
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import check_exchange
 
@@ -48,21 +48,21 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     on the meta device if possible, else in host memory. :func:`.check_fits` checks memory from the model's shapes.
     """
     gpus = visible_gpus()
-    precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
-    check_exchange(training.gradients, backend_of(training.backend, gpus), precision)
+    precision = choose_precision(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
+    check_exchange(training.gradients, resolve_backend(training.backend, gpus), precision)
     check_pipeline(training, gpu=gpus > 0)
     _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
     data = open_prepared(prepared)
     check_rows(data)
     model = shaped_for(model, data.signature)
-    pieces = pieces_of(data, training, replicas * shards)
+    pieces = micro_batch_slices(data, training, replicas * shards)
     if training.compile:
         check_compiler(gpus > 0)
     if model.base or training.parallel.divides or training.compile or training.recompute == "full":
-        predictor = build(model, data.signature, training.seed, empty=True)
+        predictor = build_model(model, data.signature, training.seed, empty=True)
         initial_values(model, predictor.network, training.seed)
-        check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
-        check_plan(training.parallel, plan_of(predictor.network), len(pieces), adapted=predictor.adapted)
+        check_divisible(training, probe_traits(predictor, torch.device("cpu")), precision)
+        check_plan(training.parallel, model_plan(predictor.network), len(pieces), adapted=predictor.adapted)
         if training.recompute == "full":
             recompute_blocks(predictor.network)
         if training.parallel.uses_fsdp(replicas * shards):
@@ -77,10 +77,10 @@ def check_base(model: ModelConfig, training: TrainingConfig, data: DataConfig) -
     """
     signature = rows_of_text(data, model)
     shaped = shaped_for(model, signature)
-    predictor = build(shaped, signature, training.seed, empty=True)
+    predictor = build_model(shaped, signature, training.seed, empty=True)
     initial_values(shaped, predictor.network, training.seed)
     enough = training.parallel.pipeline * training.parallel.stages_per_rank  # their number depends on the data
-    check_plan(training.parallel, plan_of(predictor.network), enough, adapted=predictor.adapted)
+    check_plan(training.parallel, model_plan(predictor.network), enough, adapted=predictor.adapted)
 
 
 def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
@@ -93,12 +93,12 @@ def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
     return Signature((tokens,), "next token", "next token", buckets=vocabulary, document_end=end)
 
 
-def traits_of(predictor: Predictor, device: torch.device) -> ModelTraits:
+def probe_traits(predictor: Predictor, device: torch.device) -> ModelTraits:
     """Return a model's traits, probed on ``device``, or on the meta device if any parameter is there."""
-    return probe(predictor, META if any(parameter.is_meta for parameter in predictor.parameters()) else device)
+    return probe_model(predictor, META if any(parameter.is_meta for parameter in predictor.parameters()) else device)
 
 
-def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
+def micro_batch_slices(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
     """Return the micro-batches of one rank's padded batch, as slices.
 
     ``shares`` is the number of data-parallel ranks. Raises ``UserError`` if a rank has fewer rows than micro-batches.
@@ -159,7 +159,7 @@ def check_parameters(model: nn.Module) -> None:
 
     These are scalars, and parameters that several blocks share.
     """
-    blocks = blocks_of(model)
+    blocks = block_names(model)
     owners: dict[nn.Parameter, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.ndim:
@@ -200,7 +200,7 @@ def check_memory(predictor: Predictor, training: TrainingConfig, group: RankCont
 
     Also checks free memory of this process's GPU, but not of other GPUs, whose processes may have started.
     """
-    state, on = ModelState.of(predictor, training), nodes(group.world)
+    state, on = ModelState.of(predictor, training), count_nodes(group.world)
     layout = training.parallel, group.world, on, precision
     if group.device.type == "cpu":
         refuse_what_cannot_fit(state, *layout, room_of_host(group.world // on))

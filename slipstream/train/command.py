@@ -20,19 +20,19 @@ from slipstream.artifacts.prepared.streamed import make_stub
 from slipstream.artifacts.results.training import KIND
 from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
-from slipstream.distributed.leaving import group_stands, leave
-from slipstream.distributed.user_errors import explained
+from slipstream.distributed.leaving import exit_at_once, group_stands
+from slipstream.distributed.user_errors import torch_user_error
 from slipstream.errors import OutOfMemory, UserError
 from slipstream.logs import logger
 from slipstream.models.base.fingerprint import fingerprint_origin
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES
 from slipstream.telemetry.metrics import MetricLabels
-from slipstream.telemetry.watch import watching
+from slipstream.telemetry.watch import telemetry_sampled
 from slipstream.train.checkpoint.home import Superseded
 from slipstream.train.checkpoint.lease import wait_for_others
-from slipstream.train.identity import identity
-from slipstream.train.run import run
+from slipstream.train.identity import run_identity
+from slipstream.train.run import run_attempt
 from slipstream.train.setup import TrainingRequest
 
 LOG = logger("train")
@@ -87,7 +87,7 @@ def alone_at_once() -> Iterator[None]:
             click.echo(str(error), err=True)
         else:
             traceback.print_exc()
-        leave()
+        exit_at_once()
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def sampled_machine(request: TrainingRequest) -> Iterator[None]:
         yield
         return
     labels = MetricLabels(request.holder.execution or "torchrun", KIND, request.holder.attempt, socket.gethostname())
-    with watching(request.sampled, labels):
+    with telemetry_sampled(request.sampled, labels):
         yield
 
 
@@ -124,7 +124,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             base = fingerprint_origin(settings.model)
             data = PreparedData.open(directory)
             made = {"command": "slipstream.train", "code": code_version(KIND)}
-            return {**made, **identity(data, settings.model, training, base_digest=base)}
+            return {**made, **run_identity(data, settings.model, training, base_digest=base)}
 
         if is_finished(output, made_by):
             return
@@ -146,11 +146,11 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
         )
         try:
             with sampled_machine(request):
-                run(request)
+                run_attempt(request)
         except Superseded as error:
             # Two processes started at once, so neither saw the other's lease.
             raise UserError(f"{error}; start again to wait for the other one") from None
         except Exception as error:
-            if mendable := explained(error):
+            if mendable := torch_user_error(error):
                 raise mendable from None
             raise

@@ -151,7 +151,7 @@ class TrainingConfig(Settings):
 NO_LONGER_LASTING = ("training.gradients.gradient_as_bucket_view",)
 
 
-def lasting(training: TrainingConfig) -> dict[str, object]:
+def resume_settings(training: TrainingConfig) -> dict[str, object]:
     """Return the settings that decide the result and must not change on resume."""
     hints = get_type_hints(TrainingConfig, include_extras=True)
     free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}

@@ -83,7 +83,7 @@ def training_batches(  # noqa: PLR0913 - the data to read, and options of its co
     """
     stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
     buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
-    return prefetch(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded, times)
+    return prefetch_batches(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded, times)
 
 
 def evaluation_batches(
@@ -105,7 +105,7 @@ def evaluation_batches(
     stored = StoredRows(prepared, split, order.blocks)
     most = max(rounds, order.batches(group.rank, group.world))
     buffers = make_buffers(max(padded, order.largest), prepared.signature, group.device, stored.streamed, most)
-    return prefetch(order.plans(group.rank, group.world, rounds), stored, buffers, waiting, padded)
+    return prefetch_batches(order.plans(group.rank, group.world, rounds), stored, buffers, waiting, padded)
 
 
 def stored_blocks(prepared: PreparedData, split: str) -> StoredBlocks:
@@ -113,7 +113,7 @@ def stored_blocks(prepared: PreparedData, split: str) -> StoredBlocks:
     return StoredBlocks(prepared.segment_rows(split), prepared.block_rows(split), prepared.shuffled_rows(split))
 
 
-def prefetch(
+def prefetch_batches(
     plans: Iterator[BatchPlan],
     stored: StoredRows,
     buffers: list[HostBuffer],
@@ -285,7 +285,7 @@ class HostBuffer:
         self.records = self._host.numpy()
         self._row_numbers = np.empty((batches, self._stride), np.int64)
         self._inputs = len(signature.inputs)
-        self._fields = [fields(part[:rows], signature) for part in self._memory().split(self._stride)]
+        self._fields = [record_fields(part[:rows], signature) for part in self._memory().split(self._stride)]
 
     def _memory(self) -> Tensor:
         """Return the memory that the batches' tensors view."""
@@ -351,7 +351,7 @@ class DeviceBuffer(HostBuffer):
         self._used = torch.cuda.current_stream(self._device.device).record_event()
 
 
-def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
+def padding_inputs(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
     """Return model inputs of ``rows`` zero rows, with the memory layout of a batch."""
     buffer = make_buffer(1, rows, signature, device)
     buffer.records[:] = 0
@@ -384,7 +384,7 @@ def aligned(rows: int, size: int) -> int:
     return -(-rows // step) * step
 
 
-def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
+def record_fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
     """Return views of records (uint8 ``[rows, record]``), one for every input and label."""
     views = []
     offsets = signature.record.fields

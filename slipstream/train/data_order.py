@@ -47,12 +47,12 @@ PLANNED_ROWS = 65_536
 NO_ROWS = np.empty(0, np.int64)
 
 
-def share(rank: int, world: int, length: int) -> slice:
+def rank_slice(rank: int, world: int, length: int) -> slice:
     """Return the slice of a list of ``length`` items that belongs to ``rank``; all ranks' slices are consecutive."""
     return slice(rank * length // world, (rank + 1) * length // world)
 
 
-def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+def concatenate_ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return the concatenation of all ``range(begin[i], end[i])`` (int64)."""
     lengths = end - begin
     numbers = np.repeat(end - np.cumsum(lengths), lengths)
@@ -60,7 +60,7 @@ def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
+def random_permutation(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
     """Return a random permutation of ``range(length)`` (int64), a pure function of the arguments."""
     # Sort Philox draws (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) that have their index in
     # the low bits. All draws are different, so every sorting algorithm gives the same result. Raw draws do not change
@@ -132,8 +132,8 @@ class GlobalOrder:
         self.blocks = blocks
         self.batch_size = batch_size
         self.seed = seed
-        self._strata = strata(blocks, batch_size)
-        self._cuts = cuts(blocks, batch_size, self._strata)
+        self._strata = stratum_ends(blocks, batch_size)
+        self._cuts = lane_boundaries(blocks, batch_size, self._strata)
         #: Approximate number of rows that a batch takes from one lane, to be read in ascending order.
         self._lane_rows = max(1, batch_size // (len(self._cuts) - 1))
         self._sequence = lru_cache(maxsize=2)(self._shuffle_blocks)
@@ -189,7 +189,7 @@ class GlobalOrder:
         given = starts * done[:, None] // self.blocks.rows
         bounds = np.diff(given, axis=0)
         sizes = np.diff(done).tolist()
-        mine = [share(rank, world, size) for size in sizes]
+        mine = [rank_slice(rank, world, size) for size in sizes]
         edges = np.array([(part.start, part.stop) for part in mine])
         begin, end = (np.clip(edge[:, None], bounds[:, :-1], bounds[:, 1:]) for edge in edges.T)
         first = starts[:-1] + np.diff(given[:-1], axis=1) + begin - bounds[:, :-1]
@@ -199,7 +199,7 @@ class GlobalOrder:
         # The blocks that each lane reads in these steps, lane by lane, and all their rows.
         low = np.searchsorted(sequence.start, first[0], side="right") - 1
         high = np.searchsorted(sequence.start, last[-1])
-        in_sequence = ranges(low, high)
+        in_sequence = concatenate_ranges(low, high)
         block, lane = sequence.block[in_sequence], np.repeat(np.arange(len(low)), high - low)
         length = self.blocks.length[block]
         rows = np.repeat(self.blocks.first[block], length)
@@ -207,7 +207,7 @@ class GlobalOrder:
         # Offset from a position in the sequence to the same row in ``rows``, per lane.
         ahead = np.cumsum(length) - length
         shift = ahead[np.cumsum(high - low) - (high - low)] - sequence.start[low]
-        taken = rows[ranges((first + shift).ravel(), (last + shift).ravel())]
+        taken = rows[concatenate_ranges((first + shift).ravel(), (last + shift).ravel())]
         due: dict[int, int] = {}
         needed = np.count_nonzero(last[:, lane] <= sequence.start[in_sequence], axis=0)
         for number, at in zip(block.tolist(), needed.tolist(), strict=True):
@@ -228,7 +228,7 @@ class GlobalOrder:
     def _shuffle_rows(self, epoch: int, length: int) -> np.ndarray:
         """Return the order of rows (int64) within every block of ``length`` rows."""
         run = max(1, self._lane_rows // RUNS)
-        order = shuffled(-(-length // run), self.seed, epoch, length)[:, None] * run + np.arange(run)
+        order = random_permutation(-(-length // run), self.seed, epoch, length)[:, None] * run + np.arange(run)
         order = order[order < length]
         # The rows of one batch are sorted, because memory is read faster in ascending order.
         whole = length - length % self._lane_rows
@@ -238,14 +238,14 @@ class GlobalOrder:
 
     def _shuffle_blocks(self, epoch: int) -> BlockSequence:
         """Return the order of the blocks in an epoch: stratum by stratum, random within a stratum."""
-        block = shuffled(self.blocks.count, self.seed, epoch, 0)
+        block = random_permutation(self.blocks.count, self.seed, epoch, 0)
         stratum = np.searchsorted(self._strata, self.blocks.first[block], side="right")
         block = block[np.argsort(stratum, kind="stable")]
         start = np.concatenate([[0], np.cumsum(self.blocks.length[block])])
         return BlockSequence(block, start)
 
 
-def strata(blocks: StoredBlocks, batch_size: int) -> list[int]:
+def stratum_ends(blocks: StoredBlocks, batch_size: int) -> list[int]:
     """Return the end of every stratum, as a number of rows.
 
     A stratum is a group of files, joined with the next while it has too few rows to be in every batch.
@@ -258,7 +258,7 @@ def strata(blocks: StoredBlocks, batch_size: int) -> list[int]:
     return [*ends[1:-1], blocks.rows]
 
 
-def cuts(blocks: StoredBlocks, batch_size: int, ends: list[int]) -> list[int]:
+def lane_boundaries(blocks: StoredBlocks, batch_size: int, ends: list[int]) -> list[int]:
     """Return the boundaries of the lanes in the sequence, ascending, from 0 to the number of rows."""
     least = -(-blocks.rows // batch_size)
     boundaries = [0]
@@ -285,7 +285,7 @@ class StoredOrder:
         return min(self.batch_size, self.blocks.rows)
 
     def batches(self, rank: int, world: int) -> int:
-        mine = share(rank, world, self.blocks.rows)
+        mine = rank_slice(rank, world, self.blocks.rows)
         return -(-(mine.stop - mine.start) // self.batch_size)
 
     def plans(self, rank: int, world: int, rounds: int = 0) -> Iterator[BatchPlan]:
@@ -293,7 +293,7 @@ class StoredOrder:
 
         A plan's ``consumed`` is the number of the row after its batch.
         """
-        mine, read = share(rank, world, self.blocks.rows), -1
+        mine, read = rank_slice(rank, world, self.blocks.rows), -1
         starts = range(mine.start, mine.stop, self.batch_size)
         for start in starts:
             stop = min(start + self.batch_size, mine.stop)

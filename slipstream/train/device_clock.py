@@ -80,5 +80,5 @@ def wait_for(stream: torch.cuda.Stream) -> None:
     event.synchronize()
 
 
-def clock_of(device: torch.device) -> DeviceClock:
+def device_clock(device: torch.device) -> DeviceClock:
     return CudaClock(device) if device.type == "cuda" else DeviceClock()

@@ -18,14 +18,14 @@ from slipstream.settings import to_dict
 from slipstream.stages import STAGES
 from slipstream.train.applied_tuning import AppliedTuning
 from slipstream.train.checkpoint.restore import MANIFESTS
-from slipstream.train.config import STEP_VERSION, TrainingConfig, lasting
+from slipstream.train.config import STEP_VERSION, TrainingConfig, resume_settings
 from slipstream.train.data_order import ORDER_VERSION
 
 #: Maximum number of changed modules that a log line names.
 NAMED = 5
 
 
-def identity(
+def run_identity(
     data: PreparedData,
     model: ModelConfig,
     training: TrainingConfig,
@@ -47,7 +47,7 @@ def identity(
         **({"base": base_digest} if base_digest else {}),
         "order": ORDER_VERSION,
         "step": STEP_VERSION,
-        "training": lasting(training),
+        "training": resume_settings(training),
         **({"network": asdict(applied)} if applied else {}),
     }
 

@@ -10,7 +10,9 @@ from slipstream.logs import logger
 
 
 @contextmanager
-def periodically(work: Callable[[], None], every_s: float, last_s: float, name: str, failure: str) -> Iterator[None]:
+def call_periodically(
+    work: Callable[[], None], every_s: float, last_s: float, name: str, failure: str
+) -> Iterator[None]:
     """Run ``work`` every ``every_s`` seconds during the block, and once at its end, in a thread called ``name``.
 
     The end waits for at most ``last_s`` seconds. The first failure logs ``failure`` and the error as a warning; others

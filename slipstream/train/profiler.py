@@ -52,13 +52,13 @@ class StepProfiler:
         if finished.step_num < WAIT + WARM_UP + self._steps:
             return
         with tempfile.TemporaryDirectory() as scratch:
-            found = operations(finished.key_averages(), self._steps, self._on_gpu)
+            found = summarise_operations(finished.key_averages(), self._steps, self._on_gpu)
             path = Path(scratch) / TRACE
             finished.export_chrome_trace(str(path))
             self.files = {TRACE: path.read_bytes(), OPERATIONS: to_json(found)}
 
 
-def operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu: bool) -> Operations:
+def summarise_operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu: bool) -> Operations:
     """Return the time that ``steps`` steps spent per operation (CPU) or kernel (GPU)."""
     # The profiler counts a kernel's time three times: for the kernel, for the operation that launched it, and for
     # enclosing annotations. Like torch's own total (``torch.autograd.profiler_util._build_table``), only kernels count.

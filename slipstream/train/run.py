@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.ledger import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, summarise
+from slipstream.artifacts.results.ledger import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, summarise_goodput
 from slipstream.artifacts.results.training import Attempt, History, ProcessGroupFigures, Throughput, record_files
 from slipstream.artifacts.versions import code_version
 from slipstream.distributed.child_processes import end_with_torch_elastic
@@ -37,29 +37,29 @@ from slipstream.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.device_clock import clock_of
+from slipstream.train.device_clock import device_clock
 from slipstream.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import NoticeWatcher, metadata_servers
-from slipstream.train.identity import describe_other_code, identity, in_older_form, training_code
-from slipstream.train.loop.precision import kernels
+from slipstream.train.identity import describe_other_code, in_older_form, run_identity, training_code
+from slipstream.train.loop.precision import kernels_configured
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.loop.train_loop import RanOutOfMemory, TrainLoop
 from slipstream.train.memory.decision import DecisionConditions, with_micro_batches
 from slipstream.train.memory.running_out import after_running_out
 from slipstream.train.profiler import StepProfiler
 from slipstream.train.setup import Setup, TrainingRequest, describe_changes
-from slipstream.train.so_far import written
-from slipstream.train.telemetry.around import observed, verdict
-from slipstream.train.telemetry.pods import devices_of, uploaded
+from slipstream.train.so_far import progress_written
+from slipstream.train.telemetry.around import current_losses, safe_diagnosis
+from slipstream.train.telemetry.pods import read_device_series, samples_uploaded
 from slipstream.train.telemetry.totals import written_totals
-from slipstream.train.throughput import throughput
+from slipstream.train.throughput import compute_throughput
 
 LOG = logger("train")
 
 
-def run(request: TrainingRequest) -> None:
+def run_attempt(request: TrainingRequest) -> None:
     """Train, from the newest checkpoint if there is one, and write the trained model (on rank 0).
 
     Raises :class:`~slipstream.distributed.user_errors.AgreedUserError` on all ranks if any rank found a user error,
@@ -80,7 +80,7 @@ def run(request: TrainingRequest) -> None:
     exchange = applied.exchange(training.gradients)
     with (
         NoticeWatcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
-        kernels(training),
+        kernels_configured(training),
         process_group(store=dist.PrefixStore("training", store), backend=training.backend) as group,
     ):
         if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
@@ -94,9 +94,9 @@ def run(request: TrainingRequest) -> None:
         # From here on only layers such as dropout draw random numbers, which must differ between ranks. A user's model
         # may also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(generator_seed(training.seed, setup.layout.data_rank))
-        clock = clock_of(group.device)
+        clock = device_clock(group.device)
         interval = interval_of(training, setup.data)
-        this = identity(setup.data, setup.architecture.config, training, applied, setup.origin)
+        this = run_identity(setup.data, setup.architecture.config, training, applied, setup.origin)
         this |= setup.lineage.identity()
         code = training_code() if group.rank == 0 else ("", {})
         version, modules = Peers(group.rank, group.world, on_host).gather(code)[0]
@@ -168,14 +168,14 @@ def train(
     first_step = state.progress.step
     steps = training.profile.steps if group.rank == 0 else 0
     profiler = StepProfiler(steps, group.device) if steps else None
-    recorder.observe = partial(observed, setup, guard.times, recorder)
+    recorder.observe = partial(current_losses, setup, guard.times, recorder)
     guard.begin(first_step)
     try:
         loop = TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler)
         with (
-            written(request.so_far if group.rank == 0 else None, loop.so_far),
+            progress_written(request.so_far if group.rank == 0 else None, loop.so_far),
             written_totals(request.sampled, guard.times, recorder, group),
-            uploaded(checkpoints.home, recorder.record, request.sampled, guard.times),
+            samples_uploaded(checkpoints.home, recorder.record, request.sampled, guard.times),
         ):
             loop.run(restore, request.sampled, request.told)
             guard.collect_times()
@@ -191,7 +191,7 @@ def train(
         raise
     guard.close()
     attempts = recorder.attempts()
-    goodput, bottleneck = summarise(attempts), verdict(attempts)
+    goodput, bottleneck = summarise_goodput(attempts), safe_diagnosis(attempts)
     if group.rank == 0:
         LOG.info("%s", goodput)
         if bottleneck:
@@ -208,8 +208,8 @@ def train(
         code_versions=checkpoints.trained_by,
     )
     # All pods have uploaded their samples, because the ranks have exchanged memory figures afterwards.
-    devices = devices_of(checkpoints.home.storage, attempts) if group.rank == 0 else None
-    files = record_files(history(state, group, setup.precision), attempt, devices)
+    devices = read_device_series(checkpoints.home.storage, attempts) if group.rank == 0 else None
+    files = record_files(training_history(state, group, setup.precision), attempt, devices)
     return files | (profiler.files if profiler else {})
 
 
@@ -250,7 +250,7 @@ def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: A
     """Return the throughput of this attempt's steps, including data waits and stalls."""
     training, group, data, precision = setup.training, setup.group, setup.data, setup.precision
     order = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed)
-    return throughput(
+    return compute_throughput(
         rows=order.consumed(state.progress.step) - order.consumed(first_step),
         seconds=sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL)),
         tokens_per_row=data.signature.inputs[0].shape[0] if data.signature.task == "next token" else 0,
@@ -260,7 +260,7 @@ def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: A
     )
 
 
-def history(state: TrainingState, group: RankContext, precision: str) -> History:
+def training_history(state: TrainingState, group: RankContext, precision: str) -> History:
     """Return the contents of ``history.json``."""
     progress = state.progress
     assert progress.best, "training ends with an evaluation"

@@ -29,12 +29,12 @@ from slipstream.distributed.user_errors import AgreedUserError, same_error_on_al
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.adapters.network import hold_frozen
-from slipstream.models.arithmetic import ability_of, autocast, common_precision
+from slipstream.models.arithmetic import autocast_context, common_precision, device_capability
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_origin
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.models.factory import Predictor, build, initial_values
-from slipstream.models.initial.values import fill
+from slipstream.models.factory import Predictor, build_model, initial_values
+from slipstream.models.initial.values import fill_parameters
 from slipstream.models.trained import Architecture, TrainedModel
 from slipstream.settings import to_dict
 from slipstream.train.checks import (
@@ -44,23 +44,23 @@ from slipstream.train.checks import (
     check_parameters,
     check_pipeline,
     check_rows,
-    pieces_of,
-    traits_of,
+    micro_batch_slices,
+    probe_traits,
 )
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import padding
-from slipstream.train.device_clock import clock_of
+from slipstream.train.data_loader import padding_inputs
+from slipstream.train.device_clock import device_clock
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.state import Progress, TrainingState, copy_weights
 from slipstream.train.parallel.compiled import CompiledTraining, compile_blocks
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
-from slipstream.train.parallel.layout import Layout, nodes
+from slipstream.train.parallel.layout import Layout, count_nodes
 from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import recompute_blocks
-from slipstream.train.parallel.replicas import ReplicatedModel, check_exchange, replicate
+from slipstream.train.parallel.replicas import ReplicatedModel, check_exchange, replicate_model
 from slipstream.train.telemetry.launch import overhead_seconds
 
 LOG = logger("train")
@@ -146,7 +146,7 @@ class Lineage:
         """
         if self.start:
             return self.start.load().train()
-        return build(architecture.config, architecture.signature, training.seed, empty=True)
+        return build_model(architecture.config, architecture.signature, training.seed, empty=True)
 
     def teacher_on(self, device: torch.device, precision: str) -> Teacher | None:
         """Load the teacher to ``device``; None without a teacher. Loading seeds torch's random generators."""
@@ -209,7 +209,7 @@ class Setup:
         """
         training = request.training
         peers = Peers(group.rank, group.world, on_host)
-        abilities = peers.gather(ability_of(group.device))
+        abilities = peers.gather(device_capability(group.device))
         with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
@@ -217,8 +217,8 @@ class Setup:
                 check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
             divides = training.parallel.divides
-            _, replicas, shards, _ = training.parallel.sizes(group.world, nodes(group.world))
-            pieces = pieces_of(data, training, replicas * shards)
+            _, replicas, shards, _ = training.parallel.sizes(group.world, count_nodes(group.world))
+            pieces = micro_batch_slices(data, training, replicas * shards)
             lineage = Lineage.open(request, data)
             architecture = lineage.architecture(request.model, data)
             predictor = lineage.begin(architecture, training)
@@ -231,10 +231,10 @@ class Setup:
             check_memory(predictor, training, group, precision)
             if values and not divides:
                 # On the device and in the final dtypes: host memory may not suffice for one model per process.
-                fill(network.to_empty(device=group.device), values)
+                fill_parameters(network.to_empty(device=group.device), values)
             if not (unfilled and divides):
                 predictor = predictor.to(group.device)
-            traits = traits_of(predictor, group.device)
+            traits = probe_traits(predictor, group.device)
             check_divisible(training, traits, precision)
             if training.parallel.uses_fsdp(replicas * shards):
                 check_parameters(predictor.network)
@@ -246,8 +246,8 @@ class Setup:
             if not training.compile and not training.parallel.divides:
                 overhead = overhead_seconds(
                     predictor,
-                    partial(autocast, precision, group.device),
-                    clock_of(group.device),
+                    partial(autocast_context, precision, group.device),
+                    device_clock(group.device),
                     pieces[0].stop,
                     on_cpu=group.device.type == "cpu",
                     has_batch_statistics=traits.has_batch_statistics,
@@ -266,16 +266,16 @@ class Setup:
             parallel: ParallelModel
             if divides and values:
                 # The import takes half a second on every process, and most trainings do not need it.
-                from slipstream.train.parallel.divide import divide
+                from slipstream.train.parallel.divide import divide_model
 
                 size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
-                parallel = divide(predictor, layout, group.device, values, **size, precision=precision)
+                parallel = divide_model(predictor, layout, group.device, values, **size, precision=precision)
                 if training.compile:
                     # A pipeline takes whole batches only.
                     tried = pieces if training.parallel.pipeline > 1 else pieces[:1]
                     compiled = compile_for(parallel, tried, precision, group)
             else:
-                parallel = replicate(predictor, traits, group, exchange, training.seed, compiled)
+                parallel = replicate_model(predictor, traits, group, exchange, training.seed, compiled)
         return cls(
             training=training,
             group=group,
@@ -299,12 +299,12 @@ class Setup:
             parallel=self.parallel,
             optimizer=make_optimizer(predictor, training),
             scaler=LossScaler(group.device, enabled=self.precision == "fp16"),
-            best_weights=weights_of(predictor),
+            best_weights=copy_weights(predictor),
             progress=Progress(),
             traits=self.traits,
             averaged=AveragedWeights(predictor, training.ema) if training.ema else None,
             teacher=self.lineage.teacher_on(group.device, self.precision),
-            conditions=conditions(training, group),
+            conditions=bit_identity_conditions(training, group),
         )
 
 
@@ -335,8 +335,8 @@ def compile_for(
     parallel: ParallelModel, pieces: Sequence[slice], precision: str, group: RankContext
 ) -> CompiledTraining:
     """Compile this rank's part of the model for the micro-batches ``pieces``, and log the speedup."""
-    batch = padding(pieces[-1].stop, parallel.model.signature, group.device)
-    found = compile_blocks(parallel, batch, pieces, partial(autocast, precision, group.device))
+    batch = padding_inputs(pieces[-1].stop, parallel.model.signature, group.device)
+    found = compile_blocks(parallel, batch, pieces, partial(autocast_context, precision, group.device))
     if group.rank == 0:
         gain = found.figures.plain_pass_s / found.figures.pass_s
         LOG.info(
@@ -345,13 +345,13 @@ def compile_for(
     return found
 
 
-def conditions(training: TrainingConfig, group: RankContext) -> dict[str, object]:
+def bit_identity_conditions(training: TrainingConfig, group: RankContext) -> dict[str, object]:
     """Return the conditions, beyond the identity, under which a resumed run is bit-identical."""
     gpu = group.device.type == "cuda"
     return {
         "processes": group.world,
         "accumulation": training.micro_batches,
-        "layout": describe(training.parallel),
+        "layout": layout_in_words(training.parallel),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "backend": group.backend,
@@ -359,7 +359,7 @@ def conditions(training: TrainingConfig, group: RankContext) -> dict[str, object
     }
 
 
-def describe(parallel: ParallelConfig) -> str:
+def layout_in_words(parallel: ParallelConfig) -> str:
     """Return the non-default settings of the layout as text."""
     changed = {name: value for name, value in vars(parallel).items() if value != getattr(ParallelConfig(), name)}
     return " ".join(f"{name} {value}" for name, value in changed.items()) or "none"

@@ -14,31 +14,35 @@ from slipstream.artifacts.records import decode_record, to_json
 from slipstream.artifacts.results.ledger import DATA_WAIT, KILLED, STALL, STEPS, AttemptRecord, read_attempts
 from slipstream.artifacts.results.so_far import LiveAttempt, LiveProgress
 from slipstream.storage import storage_for
-from slipstream.train.periodically import periodically
+from slipstream.train.periodically import call_periodically
 
 PERIOD_S = 5.0
 
 
 @contextmanager
-def written(path: Path | None, look: Callable[[], LiveProgress]) -> Iterator[None]:
+def progress_written(path: Path | None, look: Callable[[], LiveProgress]) -> Iterator[None]:
     """Write the results of ``look`` to ``path`` during the block and once at its end; nothing if ``path`` is None."""
     if path is None:
         yield
         return
-    with periodically(
-        lambda: write(path, look()), PERIOD_S, PERIOD_S, "so far", "live training progress could not be written"
+    with call_periodically(
+        lambda: write_progress(path, look()),
+        PERIOD_S,
+        PERIOD_S,
+        "so far",
+        "live training progress could not be written",
     ):
         yield
 
 
-def write(path: Path, so_far: LiveProgress) -> None:
+def write_progress(path: Path, so_far: LiveProgress) -> None:
     """Replace the file at ``path`` atomically."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_bytes(to_json(so_far))
     beside.replace(path)
 
 
-def read(path: Path, home: str, batch_size: int, *, running: bool) -> LiveProgress | None:
+def read_progress(path: Path, home: str, batch_size: int, *, running: bool) -> LiveProgress | None:
     """Return the progress that rank 0 wrote last, with all attempts in the checkpoint directory ``home``.
 
     None if rank 0 runs on another machine or has written nothing yet, or if the file is damaged. Raises the store's
@@ -49,10 +53,10 @@ def read(path: Path, home: str, batch_size: int, *, running: bool) -> LiveProgre
     so_far = decode_record(path.read_bytes(), LiveProgress)
     if so_far is None:
         return None
-    return dataclasses.replace(so_far, attempts=attempts(read_attempts(storage_for(home)), batch_size, running))
+    return dataclasses.replace(so_far, attempts=live_attempts(read_attempts(storage_for(home)), batch_size, running))
 
 
-def attempts(records: Sequence[AttemptRecord], batch_size: int, running: bool) -> list[LiveAttempt]:
+def live_attempts(records: Sequence[AttemptRecord], batch_size: int, running: bool) -> list[LiveAttempt]:
     """Return the progress of all attempts, oldest first; the last is unfinished if ``running``."""
     found = []
     for record in records:

@@ -23,7 +23,7 @@ WIDTH, GPU_WIDTH, PRODUCTS = 512, 4096, 8
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def throughput(
+def compute_throughput(
     *, rows: int, seconds: float, tokens_per_row: int, flops_per_row: float, kind: str, group: RankContext
 ) -> Throughput | None:
     """Return the throughput of ``rows`` that all ranks trained on in ``seconds``; None without rows.
@@ -60,10 +60,10 @@ def measured_peak(device: torch.device, kind: str) -> float:
     one: Tensor = torch.ones(width, width, dtype=DTYPES[kind], device=device)
     best = float("inf")
     for _ in range(PRODUCTS):
-        synchronise(device)
+        synchronise_device(device)
         started = time.perf_counter()
         one @ one
-        synchronise(device)
+        synchronise_device(device)
         best = min(best, time.perf_counter() - started)
     return 2 * width**3 / best
 
@@ -76,6 +76,6 @@ def largest_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def synchronise(device: torch.device) -> None:
+def synchronise_device(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

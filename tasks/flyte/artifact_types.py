@@ -46,23 +46,23 @@ class ArtifactOf(FlyteDirToMultipartBlobTransformer):
         return await super().async_to_python_value(ctx, lv, expected_python_type)
 
 
-def fingerprint_of(directory: FlyteDirectory) -> str:
+def artifact_fingerprint(directory: FlyteDirectory) -> str:
     """Return the artifact's contribution to Flyte's cache key.
 
     It is the digest of its content, independent of location and code version; the address if there is no manifest.
     """
     path = Path(directory.path)
     if not (path / MANIFEST).exists():
-        return uri_of(directory)
+        return artifact_uri(directory)
     return Manifest.parse(read_below(str(path), MANIFEST, LONGEST_MANIFEST), path / MANIFEST).content
 
 
-def uri_of(directory: FlyteDirectory) -> str:
+def artifact_uri(directory: FlyteDirectory) -> str:
     """Return the artifact's address in a store, or its path on this machine."""
     return str(directory.remote_source or directory.path)
 
 
-BY_CONTENT = HashMethod(fingerprint_of)
+BY_CONTENT = HashMethod(artifact_fingerprint)
 Prepared = Annotated[FlyteDirectory, ArtifactOf("prepare"), BY_CONTENT]
 Trained = Annotated[FlyteDirectory, ArtifactOf("train"), BY_CONTENT]
 Evaluated = Annotated[FlyteDirectory, ArtifactOf("evaluate"), BY_CONTENT]

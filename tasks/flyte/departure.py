@@ -141,7 +141,7 @@ def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
         blind = not is_cause(error) and not isinstance(error, (PodPreempted, SmallerMicroBatches))
         found = wait_for(prefix, CAUSE_S if blind else 0.0, lambda found: found in (JobResult.CAUSE, JobResult.SUCCESS))
         # Flyte would prefer an error to a result that is complete.
-        if found is not JobResult.SUCCESS and not persistently(partial(prefix.leave, error), STORE_S):
+        if found is not JobResult.SUCCESS and not retry_until_done(partial(prefix.leave, error), STORE_S):
             raise
         raise IgnoreOutputs(f"the outcome of this job is recorded at {prefix.uri}") from error
 
@@ -162,7 +162,7 @@ def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[JobResult],
         time.sleep(POLL_S)
 
 
-def persistently(put: Callable[[], object], seconds: float) -> bool:
+def retry_until_done(put: Callable[[], object], seconds: float) -> bool:
     """Call ``put`` until it succeeds; return False if it did not within ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:

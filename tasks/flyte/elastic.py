@@ -50,18 +50,18 @@ from tasks.flyte.failures import (
     PodPreempted,
     SmallerMicroBatches,
     WorkerExit,
+    agent_error,
     as_seen_by_flyte,
     clear_report,
     collect_reports,
-    failure_of,
     ran_out_of_memory,
     read_reports,
     this_rank,
 )
 from tasks.flyte.forked_workers import LOOK, forked_workers, start_server
-from tasks.flyte.homes import home_of, this_attempt
+from tasks.flyte.homes import checkpoint_address, this_attempt
 from tasks.flyte.memory_notes import noted_memory
-from tasks.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, timeouts, waiting_for_pods
+from tasks.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, rendezvous_timeouts, waiting_for_pods
 from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
 from tasks.flyte.watching.live_deck import live_deck
 from tasks.flyte.watching.telemetry import sampled_directory
@@ -236,7 +236,7 @@ def distributed(
         nproc_per_node=placement.processes,
         max_restarts=placement.restarts,
         increase_shared_mem=False,
-        rdzv_configs=timeouts(PATIENCE_S),
+        rdzv_configs=rendezvous_timeouts(PATIENCE_S),
         # Ended pods keep their logs until Flyte deletes the job.
         run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
     )
@@ -372,7 +372,9 @@ class DistributedTask(PytorchElasticFunctionTask):
         unfinished, holder = self.task_config.unfinished, this_attempt()
         if unfinished is None:
             return "", holder, False
-        home = unfinished.address(home_of(self.task_config.stage, unfinished.lasting(inputs), placement), inputs)
+        home = unfinished.address(
+            checkpoint_address(self.task_config.stage, unfinished.lasting(inputs), placement), inputs
+        )
         return home, holder, unfinished.take(home, holder, inputs, directory)
 
     def _run_group(
@@ -408,7 +410,7 @@ class DistributedTask(PytorchElasticFunctionTask):
             if all(report.rank for report in reports):
                 raise IgnoreOutputs("rank 0's pod returns the result")
             return False
-        failure = failure_of(ended, reports)
+        failure = agent_error(ended, reports)
         if local and isinstance(failure, FlyteRecoverableException):
             # Local runs have no retries. ``str(failure)`` would start with Flyte's name of the error class.
             why = failure.args[0]

@@ -25,8 +25,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.artifacts.records import decode_record, to_json
-from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
-from slipstream.distributed.user_errors import explained
+from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
+from slipstream.distributed.user_errors import torch_user_error
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.storage import StorageUnavailable
 
@@ -138,7 +138,7 @@ class WorkerFailed(RuntimeError):
     """Bug or non-finite number in a worker, with the worker's traceback."""
 
 
-def failure_of(error: Exception, reports: list[FailureReport]) -> Exception:
+def agent_error(error: Exception, reports: list[FailureReport]) -> Exception:
     """Return the error that the agent raises.
 
     ``error`` is what torch or the plugin raised when the group ended; ``reports`` are sorted, worst first.
@@ -152,7 +152,7 @@ def failure_of(error: Exception, reports: list[FailureReport]) -> Exception:
         return PodPreempted(saved or f"the agent was told to end: {signalled}")
     if worst and worst.outcome is WorkerExit.OUT_OF_MEMORY:
         return SmallerMicroBatches(worst.message)
-    why = interruption(error)
+    why = interruption_reason(error)
     if not why:
         return error
     if worst and worst.outcome is WorkerExit.FAILED:
@@ -164,7 +164,7 @@ def failure_of(error: Exception, reports: list[FailureReport]) -> Exception:
     return FlyteRecoverableException(why)
 
 
-def interruption(error: Exception) -> str:
+def interruption_reason(error: Exception) -> str:
     """Return the reason of ``error`` if another attempt can help, else ""."""
     if isinstance(error, LOST_AGENT):
         return f"another pod's agent was lost: {error}"
@@ -196,9 +196,9 @@ def as_seen_by_flyte(error: Exception) -> Exception:
 
     It is an ``Interrupted`` if another attempt can help, a ``UserError`` if a setting can help, otherwise ``error``.
     """
-    if mendable := explained(error):
+    if mendable := torch_user_error(error):
         return mendable
-    if isinstance(error, StorageUnavailable) or meaning_of(error) in (ErrorMeaning.BROKEN, ErrorMeaning.PEER):
+    if isinstance(error, StorageUnavailable) or error_meaning(error) in (ErrorMeaning.BROKEN, ErrorMeaning.PEER):
         return Interrupted(f"{type(error).__name__}: {error}")
     return error
 

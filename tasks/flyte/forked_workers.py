@@ -15,7 +15,7 @@ from torch.distributed.launcher import api
 
 from slipstream.distributed import fork_server
 from slipstream.distributed.child_processes import no_main_module
-from slipstream.distributed.leaving import group_stands, leave
+from slipstream.distributed.leaving import exit_at_once, group_stands
 from slipstream.stages import DISTRIBUTED, STAGES
 from tasks.flyte.other_pods import with_timeouts
 from tasks.flyte.stage import runs_locally
@@ -33,7 +33,7 @@ def start_server(stage: str) -> None:
     A local run preloads the modules of all distributed stages and keeps the server for later stages.
     """
     stages = DISTRIBUTED if runs_locally() else (stage,)
-    fork_server.start(("torch", *(engine for each in stages for engine in STAGES[each].engines), *PLUGIN))
+    fork_server.start_fork_server(("torch", *(engine for each in stages for engine in STAGES[each].engines), *PLUGIN))
 
 
 class AnnouncedCall(fork_server.ForkedCall):
@@ -57,7 +57,7 @@ class AnnouncedCall(fork_server.ForkedCall):
             return record(super().__call__)(*arguments)
         except Exception:
             if group_stands():
-                leave()
+                exit_at_once()
             raise
 
 

@@ -11,24 +11,24 @@ from flytekit import current_context
 from slipstream.artifacts.homes import HOMES, Holder, home_below
 from slipstream.artifacts.store import STORE, content_key
 from slipstream.profiles.placement import Placement
-from tasks.flyte.stage import describe, runs_locally
+from tasks.flyte.stage import describe_input, runs_locally
 
 
-def home_of(stage: str, inputs: Mapping[str, object], placement: Placement, among: str = HOMES) -> str:
+def checkpoint_address(stage: str, inputs: Mapping[str, object], placement: Placement, among: str = HOMES) -> str:
     """Return the address of a stage's checkpoint directory, the same for every attempt, recovery and relaunch.
 
     ``inputs`` are all inputs that decide the result; artifacts among them must be on this machine. The code version is
     not part of the address: unfinished work resumes after a change of the code, which is logged.
     """
-    key = content_key(stage, "", {name: describe(value) for name, value in inputs.items()})
+    key = content_key(stage, "", {name: describe_input(value) for name, value in inputs.items()})
     if runs_locally():
         return home_below(placement.checkpoints or str(STORE.absolute()), key, among=among)
     context = current_context()
-    base = placement.checkpoints or base_of(context.raw_output_prefix)
+    base = placement.checkpoints or raw_output_base(context.raw_output_prefix)
     return home_below(base, key, context.execution_id.project, context.execution_id.domain, among=among)
 
 
-def base_of(raw_output_prefix: str) -> str:
+def raw_output_base(raw_output_prefix: str) -> str:
     """Return the prefix of Flyte's raw output shared by all attempts.
 
     Propeller appends a shard and the attempt's name to it (``taskexec_context.go: ComputeRawOutputPrefix``).
@@ -40,7 +40,7 @@ def shared_address(name: str) -> str:
     """Return an address for ``name`` that all executions of a project and domain share; for pods only."""
     context = current_context()
     execution = context.execution_id
-    return "/".join([base_of(context.raw_output_prefix), name, execution.project, execution.domain])
+    return "/".join([raw_output_base(context.raw_output_prefix), name, execution.project, execution.domain])
 
 
 def this_attempt() -> Holder:

@@ -26,13 +26,13 @@ def message_of(error: Exception) -> str:
 
     flytekit calls this when a task has failed.
     """
-    line = cause_of(error.value if isinstance(error, FlyteUserRuntimeException) else error)
-    atexit.unregister(say)
-    atexit.register(say, line)
+    line = error_line(error.value if isinstance(error, FlyteUserRuntimeException) else error)
+    atexit.unregister(print_last_line)
+    atexit.register(print_last_line, line)
     return f"{line}\n\n{flytekits_message(error)}"
 
 
-def cause_of(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the error as one line; if it quotes a worker's traceback, return the worker's error."""
     text = str(error.args[0] if isinstance(error, FlyteException) and error.args else error)
     if FRAMES in text:
@@ -50,7 +50,7 @@ def raised_last(text: str) -> str:
     return next((line for line, indent in zip(below, indents, strict=True) if indent < indents[0]), text)
 
 
-def say(line: str) -> None:
+def print_last_line(line: str) -> None:
     logger("flyte").error("%s", line)
 
 

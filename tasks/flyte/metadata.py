@@ -37,7 +37,9 @@ describe_once()
 cause_first()
 
 
-def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...] = (), cached: bool = True) -> Metadata:
+def stage_metadata(
+    stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...] = (), cached: bool = True
+) -> Metadata:
     """Return the keyword arguments of ``task`` for a stage, from the current profile.
 
     The cache key ignores the inputs ``besides``. ``in_its_pod`` names further stages that the task runs, whose code is
@@ -49,15 +51,15 @@ def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...]
         "interruptible": placement.interruptible,
         "retries": placement.retries,
         "timeout": timedelta(minutes=placement.timeout_minutes),
-        "environment": {STAGE: stage, **environment(profile, placement)},
-        **pod_of(placement),
+        "environment": {STAGE: stage, **pod_environment(profile, placement)},
+        **pod_metadata(placement),
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
         # Serialised: a second execution waits for the result of the first.
         version = "-".join(map(cache_version, (*in_its_pod, stage)))
         metadata["cache"] = Cache(version=version, serialize=True, ignored_inputs=besides)
     if placement.accelerator:
-        metadata["accelerator"] = accelerator(placement)
+        metadata["accelerator"] = pod_accelerator(placement)
     if placement.shared_memory:
         metadata["shared_memory"] = placement.shared_memory
     return metadata
@@ -71,7 +73,7 @@ def cache_version(stage: str) -> str:
     return f"{code_version(stage)}-{hashlib.sha256(hardware.encode()).hexdigest()[:8]}"
 
 
-def environment(profile: Profile, placement: Placement) -> dict[str, str]:
+def pod_environment(profile: Profile, placement: Placement) -> dict[str, str]:
     """Return the environment variables of the pods; local runs do not set them."""
     # By default torch, PyArrow, scikit-learn and BLAS start a thread for every core of the node.
     threads = {"OMP_NUM_THREADS": str(placement.threads)} if placement.threads else {}
@@ -79,7 +81,7 @@ def environment(profile: Profile, placement: Placement) -> dict[str, str]:
     return {**FLYTEKIT, **NO_TELEMETRY, **NO_SYSTEM_FONTS, **threads, **placement.environment, **travelling}
 
 
-def pod_of(placement: Placement) -> Metadata:
+def pod_metadata(placement: Placement) -> Metadata:
     if needs_template(placement):
         return {"pod_template": pod_template(placement)}
     asked = placement.resources
@@ -92,7 +94,7 @@ def pod_of(placement: Placement) -> Metadata:
     return {"requests": resources, "limits": resources}
 
 
-def accelerator(placement: Placement) -> BaseAccelerator:
+def pod_accelerator(placement: Placement) -> BaseAccelerator:
     if not placement.mig:
         return GPUAccelerator(placement.accelerator)
     partition = MultiInstanceGPUAccelerator.partitioned(placement.mig)

@@ -85,7 +85,7 @@ def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
         waiting.met.set()
 
 
-def timeouts(seconds: float) -> dict[str, int]:
+def rendezvous_timeouts(seconds: float) -> dict[str, int]:
     """Return torch elastic's rendezvous timeouts."""
     return dict.fromkeys(("timeout", "join_timeout", "read_timeout"), max(1, round(seconds)))
 
@@ -99,4 +99,4 @@ def given_up(stage: str, nodes: int, seconds: float) -> UserError:
 
 
 def with_timeouts(rdzv_configs: Mapping[str, object], seconds: float) -> dict[str, object]:
-    return {**rdzv_configs, **timeouts(seconds)}
+    return {**rdzv_configs, **rendezvous_timeouts(seconds)}

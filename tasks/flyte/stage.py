@@ -27,23 +27,23 @@ from slipstream.machine.nvml import DriverHangs
 from slipstream.settings import Settings, to_dict
 from slipstream.stages import STAGES, StageRun, StageUsage
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
-from tasks.flyte.artifact_types import Made, fingerprint_of, uri_of
+from tasks.flyte.artifact_types import Made, artifact_fingerprint, artifact_uri
 from tasks.flyte.memory_notes import noted_memory
 from tasks.flyte.metadata import cache_version
 from tasks.flyte.out_of_memory import named_out_of_memory
-from tasks.flyte.watching.telemetry import watched
+from tasks.flyte.watching.telemetry import stage_sampled
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
 
-def digest_of(section: Settings) -> str:
+def section_digest(section: Settings) -> str:
     """Return a digest of the settings for Flyte's cache key, independent of their order."""
     return hashlib.sha256(json.dumps(to_dict(section), sort_keys=True).encode()).hexdigest()
 
 
 #: Annotation for a configuration section that a task returns: ``Annotated[DataConfig, BY_VALUE]``. Without it the cache
 #: would never hit, as Flyte writes sections in random order in every execution (flyte#6517).
-BY_VALUE = HashMethod(digest_of)
+BY_VALUE = HashMethod(section_digest)
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def local_path(directory: FlyteDirectory) -> Path:
 
     This project's client downloads, with its retries. Raises ``StorageUnavailable``.
     """
-    uri = uri_of(directory)
+    uri = artifact_uri(directory)
     if not uri.startswith(STORES):
         return Path(directory.download())
     return download_all(uri, fresh_directory("input"))
@@ -105,7 +105,7 @@ def local_path(directory: FlyteDirectory) -> Path:
 
 def rows_path(prepared: FlyteDirectory) -> Path:
     """Return a path for ``open_prepared``: local data, or a stub that downloads only rows that are read."""
-    uri = uri_of(prepared)
+    uri = artifact_uri(prepared)
     if not uri.startswith(STORES):
         return local_path(prepared)
     from slipstream.artifacts.prepared.streamed import make_stub
@@ -126,16 +126,16 @@ def runs_locally() -> bool:
     return state is not None and state.is_local_execution()
 
 
-def describe(value: object) -> object:
+def describe_input(value: object) -> object:
     """Return an input in JSON form for a key: an artifact as its content digest, settings as a dictionary."""
     if isinstance(value, FlyteDirectory):
-        return fingerprint_of(value)
+        return artifact_fingerprint(value)
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
-def key_of(stage: str, inputs: Mapping[str, object]) -> str:
+def result_key(stage: str, inputs: Mapping[str, object]) -> str:
     """Return the key of a stage's result in the local store, including the machine if results are timings."""
-    described = {name: describe(value) for name, value in inputs.items()}
+    described = {name: describe_input(value) for name, value in inputs.items()}
     if STAGES[stage].measured:
         described["machine"] = measuring_machine()
     return content_key(stage, cache_version(stage), described)
@@ -148,18 +148,21 @@ def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, st
     results itself, ``make`` returns True if it found one. Locally the result is stored under a key of inputs and code.
     In a pod Flyte caches and uploads it.
     """
-    key = key_of(stage, inputs)
+    key = result_key(stage, inputs)
     started = time.perf_counter()
     if not runs_locally():
         directory = Path(current_context().working_directory) / stage
         # The agent of a process group writes its own note, as it knows the checkpoints.
-        with nullcontext() if STAGES[stage].distributed else noted_memory(stage), watched(stage, local=False) as seen:
+        with (
+            nullcontext() if STAGES[stage].distributed else noted_memory(stage),
+            stage_sampled(stage, local=False) as seen,
+        ):
             make(directory, key)
         return result_of(directory, stage, started, reused=False, usage=seen.usage)
     if STAGES[stage].finds_earlier:
         directory = fresh_directory(stage)
         was_there = make(directory, key) is True
-        print(f"{stage:<12} {'reused  ' if was_there else took(started)}", flush=True)
+        print(f"{stage:<12} {'reused  ' if was_there else elapsed_text(started)}", flush=True)
         return result_of(directory, stage, started, reused=was_there)
     store = ArtifactStore(STORE)
     if reused := look_up(store, stage, key):
@@ -168,14 +171,14 @@ def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, st
         if waited and (reused := look_up(store, stage, key)):
             return result_of(reused.directory, stage, started, reused=True)
         with store.workspace(stage) as directory:
-            with watched(stage, local=True) as seen:
+            with stage_sampled(stage, local=True) as seen:
                 make(directory, key)
             artifact = store.publish(directory, stage, key)
-    print(f"{stage:<12} {took(started)} {artifact.directory}", flush=True)
+    print(f"{stage:<12} {elapsed_text(started)} {artifact.directory}", flush=True)
     return result_of(artifact.directory, stage, started, reused=False, usage=seen.usage)
 
 
-def took(started: float) -> str:
+def elapsed_text(started: float) -> str:
     return f"{time.perf_counter() - started:6.1f} s "
 
 

@@ -34,19 +34,19 @@ from slipstream.artifacts.prepared.data import segment_number
 from slipstream.artifacts.records import LARGEST_RECORD, decode_record, to_json, to_tree
 from slipstream.artifacts.results.bottleneck import AttemptLosses
 from slipstream.artifacts.results.devices import DeviceSeries, PodSeries
-from slipstream.artifacts.results.ledger import AttemptEnd, AttemptRecord, observed_in, read_attempts, summarise
+from slipstream.artifacts.results.ledger import AttemptEnd, AttemptRecord, observed_in, read_attempts, summarise_goodput
 from slipstream.artifacts.results.scoring import Publication
 from slipstream.artifacts.results.so_far import LiveProgress
 from slipstream.artifacts.results.training import LossPoint, ValidationPoint
 from slipstream.artifacts.strict_json import DEEPEST, parse_json
-from slipstream.artifacts.typed_values import decode as decode_value
+from slipstream.artifacts.typed_values import decode_value
 from slipstream.artifacts.versions import ROOT
 from slipstream.errors import UserError
 from slipstream.export import check
 from slipstream.export.package.opened import OpenedPackage
 from slipstream.plan.measured import figures_of_run
 from slipstream.promote.store import PromotionPointer, Registry
-from slipstream.score.publish import publications
+from slipstream.score.publish import list_publications
 from slipstream.storage import storage_for
 from slipstream.storage.names import MOST_DIGITS, number_as_name, number_in_name
 from slipstream.sweep.config import RangeConfig
@@ -59,14 +59,14 @@ from slipstream.sweep.records import (
     TrialEnded,
     TrialProposed,
 )
-from slipstream.sweep.records import decode as decode_sealed
+from slipstream.sweep.records import decode_sweep_record as decode_sealed
 from slipstream.sweep.space import SearchedParameter
-from slipstream.sweep.store import SweepStore, place_of
+from slipstream.sweep.store import SweepStore, parse_record_key
 from slipstream.telemetry import ring
-from slipstream.telemetry.metrics import exposition
+from slipstream.telemetry.metrics import metrics_exposition
 from slipstream.telemetry.node import NodeFacts, read_facts
 from slipstream.telemetry.records import Sample
-from slipstream.telemetry.series import condense
+from slipstream.telemetry.series import condense_samples
 from slipstream.telemetry.totals import NodeTotals, read_node, read_totals
 from slipstream.train import so_far
 from slipstream.train.applied_tuning import AppliedTuning, checked_record
@@ -76,15 +76,15 @@ from slipstream.train.checkpoint.home import (
     CheckpointName,
     FinishedTraining,
     InheritedCheckpoints,
-    newest,
+    newest_attempt,
 )
-from slipstream.train.checkpoint.lease import Heartbeat, LeaseObserver, sign_of
+from slipstream.train.checkpoint.lease import Heartbeat, LeaseObserver, last_heartbeat
 from slipstream.train.checkpoint.manager import read_states
 from slipstream.train.checkpoint.publish import RankState
 from slipstream.train.checkpoint.restore import newest_identity
 from slipstream.train.checkpoint.shards import check_index, read_index
 from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
-from slipstream.train.telemetry.pods import devices_of
+from slipstream.train.telemetry.pods import read_device_series
 from tasks.flyte.failures import FailureReport, WorkerExit, read_reports
 from tasks.flyte.memory_notes import MemoryNote, read_note
 from tests.support.damaged_records import JSON, damages
@@ -134,7 +134,7 @@ def lease(directory: Path, content: bytes) -> object:
     home = stored(directory, "leases/0001.json", content)
     home.storage.put("claims/0001", to_json(AttemptClaim(1, "random", HOLDER)))
     LeaseObserver(home).look()
-    return sign_of(home, 1)
+    return last_heartbeat(home, 1)
 
 
 def manifest_of(identity: object) -> bytes:
@@ -181,9 +181,9 @@ def attempt(directory: Path, content: bytes) -> object:
         storage.put("ledger/0002.json", to_json(AttemptRecord(2, 1, 5, 9, wall=10.0)))
         storage.put("devices/0001-0000.json", to_json(SERIES))
     records = read_attempts(storage)
-    to_json(summarise(records))
+    to_json(summarise_goodput(records))
     observed_in(records)
-    devices_of(storage, records)
+    read_device_series(storage, records)
     return next((record for record in records if record.attempt != 2), None)
 
 
@@ -194,13 +194,13 @@ def attempt_end(directory: Path, content: bytes) -> object:
 
 
 def devices(directory: Path, content: bytes) -> object:
-    return devices_of(stored(directory, "devices/0001-0000.json", content).storage, [AttemptRecord(1, 1)])
+    return read_device_series(stored(directory, "devices/0001-0000.json", content).storage, [AttemptRecord(1, 1)])
 
 
 def node_totals(directory: Path, content: bytes) -> object:
     (directory / "node.json").write_bytes(content)
     found = read_node(directory)
-    exposition(None, found, [], LABELS)
+    metrics_exposition(None, found, [], LABELS)
     return found
 
 
@@ -208,18 +208,18 @@ def rank_totals(directory: Path, content: bytes) -> object:
     (directory / "ranks").mkdir(exist_ok=True)
     (directory / "ranks/0.json").write_bytes(content)
     found = read_totals(directory)
-    exposition(None, NodeTotals(), found, LABELS)
+    metrics_exposition(None, NodeTotals(), found, LABELS)
     return next(iter(found), None)
 
 
 def ring_names(directory: Path, content: bytes) -> object:
     if len(content) < 1 << 16:  # of a longer one the head cannot say how long it is
         (directory / "seconds-0.ring").write_bytes(
-            ring.frame(ring.NAMES, content) + ring.sample_frame(sample(1.0, device()))
+            ring.frame_record(ring.NAMES, content) + ring.sample_frame(sample(1.0, device()))
         )
-    (found,) = ring.read(directory)
-    ring.latest(directory, 3)
-    condense([found, found], 1, "node", {})
+    (found,) = ring.read_samples(directory)
+    ring.latest_samples(directory, 3)
+    condense_samples([found, found], 1, "node", {})
     return found.devices[0].uuid if found.devices else None
 
 
@@ -280,7 +280,7 @@ def report(directory: Path, content: bytes) -> object:
 
 def progress(directory: Path, content: bytes) -> object:
     (directory / "so-far.json").write_bytes(content)
-    return so_far.read(directory / "so-far.json", str(directory / "home"), 8, running=True)
+    return so_far.read_progress(directory / "so-far.json", str(directory / "home"), 8, running=True)
 
 
 def pointer(directory: Path, content: bytes) -> object:
@@ -290,7 +290,7 @@ def pointer(directory: Path, content: bytes) -> object:
 
 def publication(directory: Path, content: bytes) -> object:
     storage_for(str(directory)).put(f"published/{'ab' * 8}.json", content)
-    return publications(str(directory))
+    return list_publications(str(directory))
 
 
 def package_manifest(directory: Path, content: bytes) -> object:
@@ -305,7 +305,7 @@ def package_signature(directory: Path, content: bytes) -> object:
     manifest = canonical_json({"kind": "export", "format": 1, "files": {check.DEPLOYED: record}})
     (directory / MANIFEST).write_bytes(manifest)
     (directory / check.DIGEST).write_text(check.digest_line(manifest))
-    return check.check(directory)
+    return check.check_package(directory)
 
 
 def package_statistics(directory: Path, content: bytes) -> object:
@@ -483,12 +483,12 @@ def test_a_sample_with_a_number_out_of_range_is_skipped(tmp_path: Path, place: i
     wrong, right = [*with_number(number)][place], sample(200.0, device())
     content = ring.names_frame(right.devices) + b"".join(map(ring.sample_frame, (wrong, right, wrong)))
     (tmp_path / "seconds-0.ring").write_bytes(content)
-    assert ring.read(tmp_path) == ring.latest(tmp_path, 3) == [right]
+    assert ring.read_samples(tmp_path) == ring.latest_samples(tmp_path, 3) == [right]
 
 
 def test_a_time_that_is_no_number_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "minutes.ring").write_bytes(ring.sample_frame(sample(math.nan)))
-    assert ring.read(tmp_path) == []
+    assert ring.read_samples(tmp_path) == []
 
 
 HELD = b'{"attempt": 1, "execution": "f1a2", "prefix": "prefix"}'
@@ -563,9 +563,9 @@ NO_NUMBERS += ["1" * (MOST_DIGITS + 1), "1" * 5000]
 @pytest.mark.parametrize("digits", NO_NUMBERS, ids=lambda digits: digits[:30])
 def test_what_is_no_number_in_a_name_is_skipped(digits: str, tmp_path: Path) -> None:
     assert number_in_name(digits, 4) is None
-    assert newest([f"claims/{digits}", "claims/0001"]) == 1
+    assert newest_attempt([f"claims/{digits}", "claims/0001"]) == 1
     assert CheckpointName.parse(f"step-{digits}.a0001") is CheckpointName.parse(f"step-000000000001.a{digits}") is None
-    assert place_of(f"records/{digits}/0001.json") is place_of(f"records/0001/{digits}.json") is None
+    assert parse_record_key(f"records/{digits}/0001.json") is parse_record_key(f"records/0001/{digits}.json") is None
     if digits != "00001":
         with pytest.raises(DamagedArtifact, match="train-"):
             segment_number(f"train-{digits}.rows")
@@ -573,7 +573,7 @@ def test_what_is_no_number_in_a_name_is_skipped(digits: str, tmp_path: Path) -> 
         (tmp_path / "promoted").mkdir()
         (tmp_path / f"promoted/{digits}.json").touch()
         (tmp_path / f"seconds-{digits}.ring").touch()
-        assert Registry(str(tmp_path)).history() == [] and ring.files_of(tmp_path) == []
+        assert Registry(str(tmp_path)).history() == [] and ring.ring_files(tmp_path) == []
 
 
 def test_a_number_in_a_name_is_read_as_it_was_written() -> None:

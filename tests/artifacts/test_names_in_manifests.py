@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 
 from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, hash_file
-from slipstream.artifacts.prepared.streamed import make_stub, size_of
+from slipstream.artifacts.prepared.streamed import artifact_size, make_stub
 from slipstream.errors import UserError
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import FILE as PROFILE_FILE
-from slipstream.prepare.base_set import BaseSet, fetch
+from slipstream.prepare.base_set import BaseSet, fetch_without_rows
 from slipstream.promote.store import PromotionPointer, Registry
 from slipstream.storage import storage_for
-from slipstream.storage.names import fault
+from slipstream.storage.names import name_fault
 from slipstream.train.checkpoint import restore
 from slipstream.train.checkpoint.home import CheckpointName
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
@@ -40,7 +40,7 @@ def test_an_opened_artifact_has_files_below_its_directory_only(name: str) -> Non
         place = Path(scratch, "artifact")
         place.mkdir()
         (place / MANIFEST).write_bytes(manifest(name))
-        if fault(name) == "":
+        if name_fault(name) == "":
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(b"1234")
             opened = Artifact.open(place, "test")
@@ -79,8 +79,8 @@ def test_what_is_fetched_by_a_manifest_stays_where_it_is_fetched_to(
     target = tmp_path / "deep" / "target"
     for work in (
         lambda: make_stub("gs://bucket/set", target),
-        lambda: size_of("gs://bucket/set"),
-        lambda: fetch("gs://bucket/set", target),
+        lambda: artifact_size("gs://bucket/set"),
+        lambda: fetch_without_rows("gs://bucket/set", target),
         lambda: BaseSet.open("gs://bucket/set"),
     ):
         with refuses(UserError):
@@ -103,7 +103,9 @@ def test_a_checkpoint_that_names_files_elsewhere_is_damaged(
     target.mkdir(parents=True)
     before = outside(tmp_path, target)
     with refuses(DamagedArtifact, match=f"{MANIFEST}:"):
-        restore.download(restore.Candidate(home, CheckpointName(1, 2)), restore.ResumePolicy({}), str(target))
+        restore.download_checkpoint(
+            restore.Candidate(home, CheckpointName(1, 2)), restore.ResumePolicy({}), str(target)
+        )
     assert outside(tmp_path, target) == before
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.evaluation import read_evaluation
-from slipstream.artifacts.versions import SEAMS, import_closure, seam_of, syntax_of
+from slipstream.artifacts.versions import SEAMS, cached_syntax, enclosing_seam, import_closure
 from slipstream.evaluate.engine import evaluate
 from slipstream.models.config import ModelConfig
 from slipstream.models.trained import TrainedModel
@@ -82,20 +82,20 @@ def doubles(counted: Counted) -> dict[str, Any]:
         return counted.returning(seam, value)
 
     return {
-        "slipstream.text_table.size": none("slipstream.text_table", ""),
-        "slipstream.text_table.aligned": none("slipstream.text_table", ""),
+        "slipstream.text_table.size_text": none("slipstream.text_table", ""),
+        "slipstream.text_table.aligned_table": none("slipstream.text_table", ""),
         f"{telemetry}.node.read_facts": none(telemetry),
         f"{telemetry}.preflight.memory_of_gpu": none(telemetry),
         f"{telemetry}.preflight.refuse_if_too_small": none(telemetry),
         f"{telemetry}.preflight.visible_memory": none(telemetry),
-        f"{telemetry}.ring.latest": none(telemetry),
+        f"{telemetry}.ring.latest_samples": none(telemetry),
         f"{telemetry}.series.cpu_use": none(telemetry, 0.0),
         f"{telemetry}.series.share": none(telemetry, 0.0),
         f"{telemetry}.step_blocks.StepBlocks": NoBlocks,
-        f"{local}.around.observed": none(f"{local}.around"),
-        f"{local}.around.verdict": none(f"{local}.around"),
-        f"{local}.pods.devices_of": none(f"{local}.pods"),
-        f"{local}.pods.uploaded": none(f"{local}.pods", nullcontext),
+        f"{local}.around.current_losses": none(f"{local}.around"),
+        f"{local}.around.safe_diagnosis": none(f"{local}.around"),
+        f"{local}.pods.read_device_series": none(f"{local}.pods"),
+        f"{local}.pods.samples_uploaded": none(f"{local}.pods", nullcontext),
         f"{local}.totals.written_totals": none(f"{local}.totals", nullcontext),
     }
 
@@ -105,8 +105,8 @@ def taken_from_seams() -> dict[str, list[str]]:
     engines = tuple(engine for stage in STAGES_RUN for engine in STAGES[stage].engines)
     found: dict[str, list[str]] = {}
     for module, path in import_closure(engines).items():
-        for name in () if module in SEAMS else syntax_of(path).imports:
-            if seam_of(name):
+        for name in () if module in SEAMS else cached_syntax(path).imports:
+            if enclosing_seam(name):
                 found.setdefault(name, []).append(module)
     return found
 
@@ -136,7 +136,7 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Counted:
 def test_every_name_that_a_stage_takes_from_a_seam_is_a_constant_or_has_a_double() -> None:
     made = doubles(Counted())
     for name in taken_from_seams():
-        seam = seam_of(name)
+        seam = enclosing_seam(name)
         if name in made or name in STORES or seam in (*STORES, "slipstream.logs"):
             continue
         module, _, attribute = name.rpartition(".")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts import syntax
-from slipstream.artifacts.syntax import Syntaxes, data_files, parse
+from slipstream.artifacts.syntax import Syntaxes, analyse_source, data_files
 from slipstream.artifacts.versions import ROOT
 
 SOURCE = """
@@ -50,11 +50,14 @@ OTHER = {
 
 @pytest.mark.parametrize("change", EQUAL)
 def test_what_means_the_same_has_one_digest(change: str) -> None:
-    assert EQUAL[change] != SOURCE and parse(EQUAL[change].encode()).digest == parse(SOURCE.encode()).digest
+    assert (
+        EQUAL[change] != SOURCE
+        and analyse_source(EQUAL[change].encode()).digest == analyse_source(SOURCE.encode()).digest
+    )
 
 
 def test_what_means_something_else_has_another_digest() -> None:
-    digests = {change: parse(source.encode()).digest for change, source in {"none": SOURCE, **OTHER}.items()}
+    digests = {change: analyse_source(source.encode()).digest for change, source in {"none": SOURCE, **OTHER}.items()}
     assert len(set(digests.values())) == len(digests)
 
 
@@ -69,14 +72,14 @@ def later():
     imports = "import tasks.no"
 """
     expected = {"os", "tasks.a", "tasks.b", "tasks.c.one", "tasks.c.two", ".near", "..far.thing", "tasks.f"}
-    assert set(parse(source.encode()).imports) == expected
+    assert set(analyse_source(source.encode()).imports) == expected
 
 
 def test_every_data_file_of_the_project_counts_for_a_module_that_reads_it() -> None:
     found = {
         path
         for source in (ROOT / "slipstream").rglob("*.py")
-        for path in data_files(source, parse(source.read_bytes())).values()
+        for path in data_files(source, analyse_source(source.read_bytes())).values()
     }
     files = {path for path in (ROOT / "slipstream").rglob("*") if path.suffix in syntax.DATA_SUFFIXES}
     assert found == files and len(files) > 20
@@ -91,7 +94,7 @@ def test_digests_are_kept_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def parses_nothing(source: bytes) -> syntax.Syntax:
         raise AssertionError("parsed again")
 
-    monkeypatch.setattr(syntax, "parse", parses_nothing)
+    monkeypatch.setattr(syntax, "analyse_source", parses_nothing)
     assert Syntaxes(file).of(SOURCE.encode()) == kept
     with pytest.raises(AssertionError, match="parsed again"):
         Syntaxes(file).of(SOURCE.encode() + b"#")

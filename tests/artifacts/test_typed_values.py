@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.typed_values import TREE, decode, encode
+from slipstream.artifacts.typed_values import TREE, decode_value, encode_value
 from slipstream.errors import UserError
 from tests.support.bits import bits
 from tests.support.wording import refuses
@@ -94,7 +94,7 @@ outers = st.builds(
 @settings(deadline=None)
 @given(outers)
 def test_a_value_comes_back_to_the_bit(value: Outer) -> None:
-    assert bits(decode(encode(value, Outer), Outer, "f")) == bits(value)
+    assert bits(decode_value(encode_value(value, Outer), Outer, "f")) == bits(value)
 
 
 @pytest.mark.parametrize("dtype", [np.uint64, np.int64, np.int32, np.uint8, np.float64, np.float32, bool, ">i4"])
@@ -102,7 +102,7 @@ def test_a_value_comes_back_to_the_bit(value: Outer) -> None:
 def test_arrays_of_all_shapes(dtype: Any, shape: tuple[int, ...]) -> None:
     array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
     for one in (array, array.T, np.asfortranarray(array)):
-        again = decode(encode(one, np.ndarray), np.ndarray, "f")
+        again = decode_value(encode_value(one, np.ndarray), np.ndarray, "f")
         assert again.dtype == one.dtype.newbyteorder("=") and again.shape == one.shape
         assert (again == one).all() and again.flags.writeable
 
@@ -110,7 +110,7 @@ def test_arrays_of_all_shapes(dtype: Any, shape: tuple[int, ...]) -> None:
 def test_dictionaries_and_pieces_of_batches() -> None:
     batch = pa.record_batch({"c": pa.array(["a", None, "b", "a"]).dictionary_encode(), "n": pa.nulls(4)})
     piece = batch.slice(1, 2)
-    assert decode(encode(piece, pa.RecordBatch), pa.RecordBatch, "f").equals(piece)
+    assert decode_value(encode_value(piece, pa.RecordBatch), pa.RecordBatch, "f").equals(piece)
 
 
 VALUE = Outer(True, {"a": 1.5}, [Inner("n", Path("p"))], (1, 2), Point(0.5, 3), [np.arange(3)])
@@ -118,7 +118,7 @@ VALUE = Outer(True, {"a": 1.5}, [Inner("n", Path("p"))], (1, 2), Point(0.5, 3), 
 
 def changed(**tree: Any) -> bytes:
     """The bytes of ``VALUE`` with other content in some fields; those that are ``None`` are left out."""
-    tensors = load(encode(VALUE, Outer))
+    tensors = load(encode_value(VALUE, Outer))
     content = {**json.loads(tensors[TREE].tobytes()), **tree}
     content = {name: part for name, part in content.items() if part is not None or name == "batch"}
     return save({**tensors, TREE: np.frombuffer(json.dumps(content).encode(), np.uint8)})
@@ -152,21 +152,21 @@ INNER = {"name": "n", "place": "p", "cuts": None, "kind": "a"}
 )
 def test_what_is_not_of_the_type_is_named(tree: dict[str, Any]) -> None:
     with refuses(DamagedArtifact, match=r"^value\.file:") as error:
-        decode(changed(**tree), Outer, "value.file")
+        decode_value(changed(**tree), Outer, "value.file")
     assert "\n" not in error.value.message
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", pickle.dumps(VALUE.shape), encode(1, int)[:-1], save({})])
+@pytest.mark.parametrize("data", [b"", b"{}", pickle.dumps(VALUE.shape), encode_value(1, int)[:-1], save({})])
 def test_what_is_no_value_is_refused(data: bytes) -> None:
     with refuses(DamagedArtifact, match=r"^value\.file:"):
-        decode(data, Outer, "value.file")
+        decode_value(data, Outer, "value.file")
 
 
 def test_too_deep_is_refused() -> None:
     deep = save({TREE: np.frombuffer(b"[" * 100_000 + b"]" * 100_000, np.uint8)})
     for kind in (Any, list[Any], Outer):
         with pytest.raises(DamagedArtifact):
-            decode(deep, kind, "value.file")
+            decode_value(deep, kind, "value.file")
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class Even:
 
 
 def test_a_class_that_checks_its_values_is_asked() -> None:
-    data = encode(Even(2), Even).replace(b'{"number":2}', b'{"number":3}')
+    data = encode_value(Even(2), Even).replace(b'{"number":2}', b'{"number":3}')
     with refuses(DamagedArtifact):
-        decode(data, Even, "value.file")
+        decode_value(data, Even, "value.file")
 
 
 @pytest.mark.parametrize(
@@ -199,4 +199,4 @@ def test_a_class_that_checks_its_values_is_asked() -> None:
 )
 def test_a_writer_that_is_wrong_is_told(value: Any, kind: Any) -> None:
     with refuses(TypeError):
-        encode(value, kind)
+        encode_value(value, kind)

@@ -123,10 +123,10 @@ def test_neither_a_stub_nor_a_value_is_read_through_a_link(tmp_path: Path) -> No
     (tmp_path / "data" / STUB).symlink_to(make_secret(tmp_path))
     with refuses(DamagedArtifact, match=f"{STUB}:"):
         open_prepared(tmp_path / "data")
-    directory = exchange.write(tmp_path / "part")
+    directory = exchange.write_part(tmp_path / "part")
     (directory / exchange.VALUE).symlink_to(make_secret(tmp_path))
     with refuses(DamagedArtifact):
-        exchange.read(directory, type("Value", (), {}))
+        exchange.read_part(directory, type("Value", (), {}))
 
 
 def test_weights_are_not_read_through_a_link(tmp_path: Path) -> None:

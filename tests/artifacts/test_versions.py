@@ -16,11 +16,17 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import fingerprint_model
 from slipstream.profiles.profile import current_profile
 from slipstream.stages import STAGES
-from tasks.flyte.homes import home_of
-from tasks.flyte.stage import describe
+from tasks.flyte.homes import checkpoint_address
+from tasks.flyte.stage import describe_input
 from tests.support.wording import refuses
 
-CACHES = (versions.code_version, versions.syntax_of, versions.module_digest, versions.source_of, syntax.kept_syntaxes)
+CACHES = (
+    versions.code_version,
+    versions.cached_syntax,
+    versions.module_digest,
+    versions.module_source_path,
+    syntax.kept_syntaxes,
+)
 CACHED = [name for name, stage in STAGES.items() if stage.engines]
 SOURCES = {
     "slipstream/__init__.py": "",
@@ -121,9 +127,9 @@ def test_reformatting_every_module_changes_no_key_of_a_stage_and_no_checkpoint_d
     def keys() -> dict[str, str]:
         code = fingerprint_model(model)
         inputs = {"model": model, "code": code, "prepared": "content"}
-        described = {name: describe(value) for name, value in inputs.items()}
+        described = {name: describe_input(value) for name, value in inputs.items()}
         made = {stage: content_key(stage, versions.code_version(stage), described) for stage in CACHED}
-        return made | {"checkpoints": home_of("train", inputs, placement)}
+        return made | {"checkpoints": checkpoint_address("train", inputs, placement)}
 
     before, plain, rewritten = keys(), Path.read_bytes, set[Path]()
 
@@ -159,7 +165,7 @@ def test_an_edit_of_a_factory_changes_key_and_checkpoint_directory(
     for source in ("def build(signature):\n    return 1", "def build(signature):\n    return 2"):
         (tmp_path / "mine.py").write_text(source)
         code = fingerprint_model(ModelConfig("mine:build"))
-        homes.add(home_of("train", {"code": code}, current_profile().placement("train")))
+        homes.add(checkpoint_address("train", {"code": code}, current_profile().placement("train")))
     assert len(homes) == 2
 
 
@@ -210,7 +216,7 @@ def imported_libraries(stage: str) -> set[str]:
     return {
         name.split(".")[0]
         for path in versions.import_closure(STAGES[stage].engines).values()
-        for name in versions.syntax_of(path).imports
+        for name in versions.cached_syntax(path).imports
     } - {*sys.stdlib_module_names, "slipstream"}
 
 

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from slipstream.artifacts import workspaces
-from slipstream.artifacts.workspaces import LOCK, put_in_place, workspace
+from slipstream.artifacts.workspaces import LOCK, put_in_place, temporary_workspace
 from slipstream.errors import UserError
 from tests.support.wording import refuses
 
@@ -24,8 +24,8 @@ OWNER = """
 import os, sys
 from pathlib import Path
 os.getpid = lambda: 2**22 + 1
-from slipstream.artifacts.workspaces import workspace
-with workspace(Path(sys.argv[1])) as directory:
+from slipstream.artifacts.workspaces import temporary_workspace
+with temporary_workspace(Path(sys.argv[1])) as directory:
     (directory / "unfinished").touch()
     print(directory, flush=True)
     sys.stdin.read()
@@ -43,22 +43,22 @@ def owner(parent: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 def test_what_a_living_process_of_another_namespace_holds_stays_and_what_a_killed_one_left_goes(tmp_path: Path) -> None:
     with owner(tmp_path) as (process, held):
-        with workspace(tmp_path):
+        with temporary_workspace(tmp_path):
             assert (held / "unfinished").exists()
         process.kill()
         process.wait()
         assert held.exists()
-        with workspace(tmp_path) as ours:
+        with temporary_workspace(tmp_path) as ours:
             assert not held.exists() and ours.exists()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_owner_removes_its_own_and_a_process_that_it_forks_does_not_give_it_up(tmp_path: Path) -> None:
-    with workspace(tmp_path) as held:
+    with temporary_workspace(tmp_path) as held:
         if not (child := os.fork()):
             os._exit(0)
         os.waitpid(child, 0)
-        with workspace(tmp_path):
+        with temporary_workspace(tmp_path):
             assert held.exists()
         held.rename(tmp_path / "published")
     assert [path.name for path in tmp_path.iterdir()] == ["published"]
@@ -73,10 +73,10 @@ def test_where_there_are_no_locks_nothing_of_others_is_removed(tmp_path: Path, m
 
     with monkeypatch.context() as patched:
         patched.setattr(FileLock, "acquire", refuse)
-        with workspace(tmp_path) as ours:
+        with temporary_workspace(tmp_path) as ours:
             assert ours.exists() and left.exists()
             patched.undo()  # as another machine sees the same disk
-            with workspace(tmp_path):
+            with temporary_workspace(tmp_path):
                 assert ours.exists() and not left.exists()
     assert list(tmp_path.iterdir()) == []
 
@@ -88,16 +88,16 @@ def test_of_another_system_whose_locks_may_be_unseen_here_only_what_is_old_is_re
         process.kill()
     lock = left.with_suffix(LOCK)
     lock.write_text("another boot")
-    with workspace(tmp_path):
+    with temporary_workspace(tmp_path):
         assert left.exists()
     now = time.time
     with monkeypatch.context() as patched:  # a clock that is ahead is not that of the disk
         patched.setattr(time, "time", lambda: now() + workspaces.FORSAKEN_S + 1)
-        with workspace(tmp_path):
+        with temporary_workspace(tmp_path):
             assert left.exists()
     old = time.time() - workspaces.FORSAKEN_S - 1
     os.utime(lock, (old, old))
-    with workspace(tmp_path):
+    with temporary_workspace(tmp_path):
         assert not left.exists() and not lock.exists()
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_was_not_locked_yet_is_taken_from_nobody(tmp_path: Path) -> 
     """The moment between the creation of the file and its lock: there is nothing to remove yet but the file."""
     (tmp_path / f".{'0f' * 8}{LOCK}").touch()
     (tmp_path / f".others{LOCK}").touch()
-    with workspace(tmp_path):
+    with temporary_workspace(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == [f".others{LOCK}"]
 
@@ -114,9 +114,9 @@ def test_many_that_begin_and_sweep_at_once_never_lose_one(tmp_path: Path) -> Non
     many = """
 import sys
 from pathlib import Path
-from slipstream.artifacts.workspaces import workspace
+from slipstream.artifacts.workspaces import temporary_workspace
 for _ in range(60):
-    with workspace(Path(sys.argv[1])) as directory:
+    with temporary_workspace(Path(sys.argv[1])) as directory:
         (directory / "file").touch()
         assert (directory / "file").exists()
         (directory / "file").rename(directory / "renamed")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.collectives.config import OPERATIONS
-from slipstream.collectives.launch.timing import check
+from slipstream.collectives.launch.timing import check_cases
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.operations.cases import (
     ALWAYS_IN_PLACE,
@@ -19,7 +19,7 @@ from slipstream.collectives.operations.cases import (
     IN_AND_OUT_OF_PLACE,
     REDUCING,
     OperationKind,
-    prepare,
+    prepare_case,
 )
 from slipstream.collectives.operations.feasibility import unsupported_reason
 from slipstream.collectives.operations.reference_data import DTYPES
@@ -47,7 +47,7 @@ def check_all(worker: WorkerContext) -> list[str]:
             continue
         for size in (64, 3000, 40_000):
             try:
-                check([prepare(kind, size, CPU)])
+                check_cases([prepare_case(kind, size, CPU)])
             except AgreedUserError as wrong:
                 said.append(wrong.message)
     return said
@@ -59,7 +59,7 @@ def test_all_of_them_are_right_on_gloo(world: int) -> None:
 
 
 def sizes_of(worker: WorkerContext) -> dict[str, int]:
-    return {kind.operation: prepare(kind, 48_000, CPU).bytes for kind in kinds(["float32"])}
+    return {kind.operation: prepare_case(kind, 48_000, CPU).bytes for kind in kinds(["float32"])}
 
 
 def test_sizes_follow_nccl_tests() -> None:
@@ -71,12 +71,12 @@ def test_sizes_follow_nccl_tests() -> None:
 def attempt(worker: WorkerContext, kind: OperationKind) -> str:
     """What a fresh group says of one run of ``kind``, and then of an all_reduce after it."""
     try:
-        check([prepare(kind, 4000, CPU)])
+        check_cases([prepare_case(kind, 4000, CPU)])
     except AgreedUserError:
         return "wrong"
     except Exception as error:
         return type(error).__name__
-    check([prepare(OperationKind("all_reduce", reduction="sum", in_place=True), 4000, CPU)])
+    check_cases([prepare_case(OperationKind("all_reduce", reduction="sum", in_place=True), 4000, CPU)])
     return "right"
 
 
@@ -96,7 +96,7 @@ def faults(worker: WorkerContext) -> dict[str, str]:
     """Return the error of every operation and type if one element of one rank's output is changed in transit."""
     said = {}
     for kind in [k for k in kinds(list(DTYPES)) if k.reduction in ("", "sum") and not unsupported_reason("gloo", k)]:
-        case = prepare(kind, 4000, CPU)
+        case = prepare_case(kind, 4000, CPU)
         victim = 0 if kind.operation in ("reduce", "gather") else 1
         finish = case.start
 
@@ -109,7 +109,7 @@ def faults(worker: WorkerContext) -> dict[str, str]:
 
         broken = type(case)(**{**vars(case), "start": start})
         try:
-            check([broken])
+            check_cases([broken])
             said[str(kind), kind.in_place] = "nothing"
         except AgreedUserError as wrong:
             said[str(kind), kind.in_place] = wrong.message
@@ -128,7 +128,7 @@ def test_a_fault_in_each_operation_and_type_is_found_and_named() -> None:
 
 def swapped(worker: WorkerContext) -> str:
     """The shares of two ranks change places on the way."""
-    case = prepare(OperationKind("all_gather"), 4000, CPU)
+    case = prepare_case(OperationKind("all_gather"), 4000, CPU)
 
     def start() -> list[Any]:
         for each in case.start():
@@ -138,7 +138,7 @@ def swapped(worker: WorkerContext) -> str:
         return []
 
     try:
-        check([type(case)(**{**vars(case), "start": start})])
+        check_cases([type(case)(**{**vars(case), "start": start})])
     except AgreedUserError as wrong:
         return wrong.message
     return "nothing"
@@ -154,7 +154,7 @@ def test_every_operation_of_the_configuration_exists() -> None:
 
 def memory_of_a_check(worker: WorkerContext, size: int) -> int:
     """Bytes by which filling and checking the buffer of an all_reduce raises the memory of a group's only process."""
-    case = prepare(OperationKind("all_reduce", reduction="sum", in_place=True), size, CPU)
+    case = prepare_case(OperationKind("all_reduce", reduction="sum", in_place=True), size, CPU)
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = peak_memory()
     case.fill()

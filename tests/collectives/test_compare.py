@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from slipstream.collectives.compare import Answer, HistoryComparison, by_kind, compare, overall
+from slipstream.collectives.compare import Answer, HistoryComparison, by_kind, compare_profiles, overall_answer
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tests.support.network_profiles import publish
@@ -45,8 +45,8 @@ def test_a_link_of_154_instead_of_200_is_found_and_nothing_else_is(history: int)
     for seed in range(30):
         rng = np.random.default_rng(seed)
         earlier = [profile(rng, 1.0, 0.01, LINK) for _ in range(history)]
-        found += overall(compare(earlier, profile(rng, 200 / 154, 0.01, LINK, launches=8))) == "slower"
-        again = overall(compare(earlier, profile(rng, 1.0, 0.01, LINK, launches=8)))
+        found += overall_answer(compare_profiles(earlier, profile(rng, 200 / 154, 0.01, LINK, launches=8))) == "slower"
+        again = overall_answer(compare_profiles(earlier, profile(rng, 1.0, 0.01, LINK, launches=8)))
         false, before = false + (again == "slower"), before + (again == "as before")
     assert found == 30
     assert false <= 1
@@ -64,8 +64,10 @@ def test_on_a_loopback_whose_load_changes_there_is_no_false_alarm_and_no_false_c
         load = lambda: float(np.exp(rng.normal(0, 0.2)))  # noqa: B023, E731
         addresses = LOOPBACKS[seed % 3]
         earlier = [profile(rng, load(), spread, addresses) for _ in range(history)]
-        false += overall(compare(earlier, profile(rng, load(), spread, addresses))) == "slower"
-        comfort += overall(compare(earlier, profile(rng, 1.3 * load(), spread, addresses))) == "as before"
+        false += overall_answer(compare_profiles(earlier, profile(rng, load(), spread, addresses))) == "slower"
+        comfort += (
+            overall_answer(compare_profiles(earlier, profile(rng, 1.3 * load(), spread, addresses))) == "as before"
+        )
     assert false <= 1
     assert comfort == 0
 
@@ -74,37 +76,37 @@ def test_one_process_has_no_network_that_could_be_as_before() -> None:
     rng = np.random.default_rng(0)
     alone = [profile(rng, pace, 0.01, ()) for pace in (1.0, 1.1)]
     alone = [replace(each, fingerprint=replace(each.fingerprint, world=1)) for each in alone]
-    assert overall(compare(alone[:1], alone[1])) == "can't tell"
+    assert overall_answer(compare_profiles(alone[:1], alone[1])) == "can't tell"
 
 
 def test_noisy_launches_leave_it_open_and_more_launches_decide() -> None:
     rng = np.random.default_rng(0)
     earlier = [profile(rng, 1.0, 0.1, LINK, launches=10) for _ in range(4)]
     few, many = (profile(rng, 1.0, 0.1, LINK, launches=n) for n in (2, 60))
-    undecided = [change for change in compare(earlier, few) if change.answer == "can't tell"]
+    undecided = [change for change in compare_profiles(earlier, few) if change.answer == "can't tell"]
     assert undecided
     assert "can't tell (a slow-down of less than" in str(undecided[0])
-    assert overall(compare(earlier, many)) == "as before"
+    assert overall_answer(compare_profiles(earlier, many)) == "as before"
 
 
 def test_one_operation_that_became_slower_is_named() -> None:
     rng = np.random.default_rng(0)
     earlier, new, slow = (profile(rng, pace, 0.01, LINK, launches=6) for pace in (1.0, 1.0, 1.5))
     mixed = NetworkProfile(new.fingerprint, 0.0, (*new.measurements[:-1], slow.measurements[-1]), new.topology)
-    changes = compare([earlier], mixed)
+    changes = compare_profiles([earlier], mixed)
     assert [(c.operation, c.bytes) for c in changes if c.answer == "slower"] == [("broadcast", 4 << 20)]
-    assert overall(changes) == "slower"
+    assert overall_answer(changes) == "slower"
     assert str(changes[-1]).startswith("broadcast of 4194304 bytes: slower: 1.")
 
 
 def test_a_single_launch_decides_nothing() -> None:
     rng = np.random.default_rng(0)
     one, other = (profile(rng, pace, 0.01, LINK, launches=1) for pace in (1.0, 3.0))
-    assert overall(compare([one], other)) == "can't tell"
+    assert overall_answer(compare_profiles([one], other)) == "can't tell"
 
 
 def test_without_earlier_profiles_there_is_nothing_to_say() -> None:
-    assert compare([], profile(np.random.default_rng(0), 1.0, 0.01, LINK)) == ()
+    assert compare_profiles([], profile(np.random.default_rng(0), 1.0, 0.01, LINK)) == ()
 
 
 def test_launches_are_added_until_it_is_clear_or_the_time_is_over(
@@ -146,7 +148,7 @@ def looked(rng: np.random.Generator, draw: Draw, cases: int, slower: float = 0.0
     before, now = [of(draw(rng, (3, cases))) for _ in range(profiles)], draw(rng, (12, cases)) + slower
     answer: Answer = "can't tell"
     for look in range(1, 11):
-        answer = overall(compare(before, of(now[: 2 + look]), look))
+        answer = overall_answer(compare_profiles(before, of(now[: 2 + look]), look))
         if answer != "can't tell":
             break
     return answer
@@ -200,8 +202,11 @@ def test_launches_of_two_kinds_are_likeliest_apart_by_a_share_that_is_known() ->
     rng = np.random.default_rng(0)
     few, many = (profile(rng, 3.0, 0.01, LINK, launches=n) for n in (3, 8))
     before = [profile(rng, 1.0, 0.01, LINK)]
-    assert overall(compare(before, few)) == "can't tell" and overall(compare(before, many)) == "slower"
-    assert "can't tell (too few launches, here or before)" in str(compare(before, few)[0])
+    assert (
+        overall_answer(compare_profiles(before, few)) == "can't tell"
+        and overall_answer(compare_profiles(before, many)) == "slower"
+    )
+    assert "can't tell (too few launches, here or before)" in str(compare_profiles(before, few)[0])
 
 
 def test_looks_at_which_nothing_could_be_slower_are_not_counted(tmp_path: Path) -> None:
@@ -212,11 +217,11 @@ def test_looks_at_which_nothing_could_be_slower_are_not_counted(tmp_path: Path) 
     for launches in (3, 4, 8):
         shown = [replace(m, launches=m.launches[:launches]) for m in noisy.measurements]
         assert not comparison.enough(replace(noisy, measurements=tuple(shown)))
-    first, second = (str(compare([before], noisy, look)[0]) for look in (1, 2))
+    first, second = (str(compare_profiles([before], noisy, look)[0]) for look in (1, 2))
     assert first != second and first in comparison.text()
 
 
 def test_earlier_profiles_count_by_their_launches_while_they_are_few() -> None:
     """The interval is of all launches together, and so is what it lies around."""
     before = [of(np.zeros((9, 1))), of(np.full((1, 1), np.log(2)))]
-    assert compare(before, of(np.zeros((5, 1))))[0].ratio == pytest.approx(2 ** (-1 / 10))
+    assert compare_profiles(before, of(np.zeros((5, 1))))[0].ratio == pytest.approx(2 ** (-1 / 10))

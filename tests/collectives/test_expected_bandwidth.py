@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.collectives.findings import PUBLISHED, grade
+from slipstream.collectives.findings import PUBLISHED, grade_bandwidth
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 
 GIB = 1 << 30
@@ -28,23 +28,23 @@ ETHERNET = ("eth0: 10000 Mbit/s, MTU 1500", "ib0: 100000 Mbit/s, MTU 2044")
 
 @pytest.mark.parametrize(("busbw", "word"), [(1.15, "normal"), (0.8, "low"), (0.3, "far too low")])
 def test_an_ethernet_is_graded_by_the_rate_of_the_interface_that_is_used(busbw: float, word: str) -> None:
-    said = list(grade(profile(busbw, 4 << 20, ETHERNET, NETWORK)))
+    said = list(grade_bandwidth(profile(busbw, 4 << 20, ETHERNET, NETWORK)))
     assert said[0].startswith(f"{word}: all_reduce at 4194304 bytes reaches")
     assert "of the 1.18 GB/s of its slowest interface" in said[0]
     assert len(said) == (1 if word == "normal" else 2)
 
 
 def test_a_speed_that_nobody_knows_is_not_graded() -> None:
-    assert not list(grade(profile(1.0, 4 << 20, ("eth0: speed unknown, MTU 1500",), NETWORK)))
+    assert not list(grade_bandwidth(profile(1.0, 4 << 20, ("eth0: speed unknown, MTU 1500",), NETWORK)))
 
 
 @pytest.mark.parametrize("address", ["lo (127.0.0.1)", "eth0 (10.0.0.1)"])
 def test_what_never_leaves_the_machine_is_not_graded_by_its_interface(address: str) -> None:
-    assert not list(grade(profile(8.0, 4 << 20, ETHERNET, (address,))))
+    assert not list(grade_bandwidth(profile(8.0, 4 << 20, ETHERNET, (address,))))
 
 
 def test_gpus_are_graded_at_large_sizes_only() -> None:
-    small, large = (list(grade(profile(200, size, (), ("P2P/CUMEM",), "nccl"))) for size in (1 << 20, GIB))
+    small, large = (list(grade_bandwidth(profile(200, size, (), ("P2P/CUMEM",), "nccl"))) for size in (1 << 20, GIB))
     assert small == [
         "not graded: set collectives.largest to 268435456 or more, as NVLink reaches its bandwidth only there"
     ]

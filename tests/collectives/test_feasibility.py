@@ -11,9 +11,9 @@ from slipstream.collectives.launch.measurements import inspect_group, subgroup_r
 from slipstream.collectives.operations import feasibility
 from slipstream.collectives.operations.feasibility import (
     free_memory,
-    kinds,
     memory_needed,
     refuse_too_large,
+    requested_kinds,
     select_kinds,
 )
 from slipstream.errors import UserError
@@ -39,7 +39,7 @@ def test_one_process_measures_what_still_makes_sense() -> None:
 
 def test_all_that_is_asked_for_and_each_once() -> None:
     config = CollectivesConfig(dtypes=["float32", "bfloat16"], reductions=["sum", "max"], in_place=True)
-    found = kinds(config)
+    found = requested_kinds(config)
     assert len(set(found)) == len(found)
     # Two types each: three operations by two reductions, all_gather and reduce_scatter in two places, one barrier.
     assert len(found) == 2 * (2 + 4 + 2 + 2 + 6) + 1
@@ -47,7 +47,7 @@ def test_all_that_is_asked_for_and_each_once() -> None:
 
 def test_a_size_over_the_memory_of_all_ranks_of_a_host_is_refused() -> None:
     config = CollectivesConfig(operations=["all_gather"], largest=1 << 30)
-    asked = kinds(config)
+    asked = requested_kinds(config)
     needed, _ = memory_needed(config, asked)
     assert needed == 3 << 30
     two_hosts = {0: ("a", 7 << 30), 1: ("a", 7 << 30), 2: ("b", 4 << 30), 3: ("c", 4 << 30)}

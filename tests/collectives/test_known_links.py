@@ -20,17 +20,17 @@ import torch
 import torch.distributed as dist
 
 from harness.links import PAYLOAD, Links
-from slipstream.collectives.compare import ENOUGH, compare, overall
+from slipstream.collectives.compare import ENOUGH, compare_profiles, overall_answer
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.findings import slow_ranks_and_links
 from slipstream.collectives.launch.measurements import measure_group
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
-from slipstream.interconnect.model.predictions import AllReduce, model_of
+from slipstream.interconnect.model.predictions import AllReduce, all_reduce_model
 from slipstream.interconnect.model.schemes import SCHEMES, evaluate_schemes, message_model
-from slipstream.interconnect.model.step_time import Compute, predict
-from slipstream.interconnect.profile import Launch, NetworkProfile, merged
-from slipstream.interconnect.topology import interfaces
+from slipstream.interconnect.model.step_time import Compute, predict_step_time
+from slipstream.interconnect.profile import Launch, NetworkProfile, merge_profiles
+from slipstream.interconnect.topology import network_interfaces
 from slipstream.interconnect.tuning import DdpSettings
 from tests.support.link_profiles import profile_of_this_launch, profile_over, worker_context
 from tests.support.links import linked
@@ -141,7 +141,7 @@ def held_back_profile(config: CollectivesConfig, rank: int) -> NetworkProfile:
 @pytest.mark.prove
 def test_a_process_that_is_held_back_is_a_straggler_and_not_a_slow_link() -> None:
     with linked(4) as links:
-        named = slow_ranks_and_links(merged([links.in_world(held_back_profile, PAIRS, 1)[0] for _ in range(2)]))
+        named = slow_ranks_and_links(merge_profiles([links.in_world(held_back_profile, PAIRS, 1)[0] for _ in range(2)]))
     assert len(named) == 1
     assert named[0].startswith("rank 1 is a straggler")
 
@@ -178,7 +178,7 @@ def test_smaller_groups_tell_what_all_reduce_follows() -> None:
     with linked(4, 200) as links:
         whole, *smaller = (fitted(links, world, 4 * MB) for world in (4, 2, 3))
     measurements = [m for profile in (whole, *smaller) for m in profile.measurements]
-    model = model_of(replace(whole, measurements=tuple(measurements)))
+    model = all_reduce_model(replace(whole, measurements=tuple(measurements)))
     assert isinstance(model, AllReduce) and model.tested is not None
     assert model.scheme == SCHEMES["all_reduce"][0]
     assert abs(dict(model.tested.errors)["ring"]) < 0.1
@@ -217,7 +217,7 @@ def test_a_training_step_takes_as_long_as_predicted_from_two_ranks() -> None:
         message = message_model(ring, fitted(links, 2, 4 * MB).of("all_reduce"))
         compute = links.in_world(computation, model, world=2)[0]
         for world in (2, 3, 4):
-            expected = predict(compute, partial(ring.seconds, message, world))
+            expected = predict_step_time(compute, partial(ring.seconds, message, world))
             step = links.in_world(seconds_of_a_step, model, world=world)[0]
             errors[world] = expected.step.seconds / step - 1
     assert all(abs(error) <= 0.1 for error in errors.values()), errors
@@ -234,8 +234,8 @@ def test_a_link_that_became_slower_is_found_and_one_that_did_not_is_as_before() 
         for rank in range(2):
             links.limit_sending(rank, 154)
         slower = compared(links)
-    assert overall(compare([before], again)) != "slower"
-    assert overall(compare([before], slower)) == "slower"
+    assert overall_answer(compare_profiles([before], again)) != "slower"
+    assert overall_answer(compare_profiles([before], slower)) == "slower"
 
 
 @pytest.mark.prove
@@ -244,7 +244,12 @@ def test_154_instead_of_200_is_found_20_times_of_20_with_one_false_alarm_at_most
         answers = []
         for _ in range(20):
             before = compared(links)
-            answers.append((overall(compare([before], compared(links))), overall(compare([before], compared(slower)))))
+            answers.append(
+                (
+                    overall_answer(compare_profiles([before], compared(links))),
+                    overall_answer(compare_profiles([before], compared(slower))),
+                )
+            )
     assert sum(again == "slower" for again, _ in answers) <= 1, answers
     assert [worse for _, worse in answers] == ["slower"] * 20, answers
 
@@ -260,21 +265,24 @@ def slowed(profile: NetworkProfile, factor: float) -> NetworkProfile:
 @pytest.mark.prove
 @pytest.mark.parametrize("address", ["loopback's", "the machine's own"])
 def test_within_a_machine_there_is_one_false_alarm_in_20_at_most_and_no_false_comfort(address: str) -> None:
-    others = [line.partition(":")[0] for line in interfaces()]
+    others = [line.partition(":")[0] for line in network_interfaces()]
     if address != "loopback's" and not others:
         pytest.skip("this machine has no interface but loopback")
     environment = {"GLOO_SOCKET_IFNAME": "lo" if address == "loopback's" else others[0]}
     config = only_all_reduce(smallest=1024, largest=4 * MB, factor=4096, budget=0.1)
     workers = WorkerGroup.local(2, timeout=60)
     profiles = [
-        merged([workers.launch(measure_group, config, environment=environment) for _ in range(4)])
+        merge_profiles([workers.launch(measure_group, config, environment=environment) for _ in range(4)])
         for _ in range(ENOUGH + 20)
     ]
     assert all(profile.topology.loopback for profile in profiles)
     # Against the one before, and against all before, from as many on as the drift is measured from.
     for most in (1, len(profiles)):
         answers = [
-            [overall(compare(profiles[max(0, at - most) : at], slowed(new, factor))) for factor in (1, 1.3, 20)]
+            [
+                overall_answer(compare_profiles(profiles[max(0, at - most) : at], slowed(new, factor)))
+                for factor in (1, 1.3, 20)
+            ]
             for at, new in enumerate(profiles)
             if at >= ENOUGH
         ]

@@ -47,7 +47,7 @@ def test_on_one_machine_a_young_profile_is_reused_without_starting_a_process(
     assert not made.run.reused
 
     monkeypatch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
-    monkeypatch.setattr(fork_server, "start", lambda _: pytest.fail("a fork server was started"))
+    monkeypatch.setattr(fork_server, "start_fork_server", lambda _: pytest.fail("a fork server was started"))
     again = benchmark_collectives(config=config)
     assert again.run.reused and read_profile(local_path(again.artifact)) == profile
 

@@ -11,9 +11,9 @@ import torch
 
 from slipstream.collectives import engine
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.launch.numa import bind_threads, node_cpus, node_of, numbers, reason_to_skip
+from slipstream.collectives.launch.numa import bind_threads, cpus_near_gpu, node_cpus, parse_cpu_list, reason_to_skip
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.output import table
+from slipstream.collectives.output import results_table
 from slipstream.proofs.processes import FORK
 from tests.support.network_profiles import network_profile
 
@@ -42,13 +42,13 @@ def test_where_a_machine_has_one_node_it_is_left_out_with_the_reason() -> None:
 
 
 def test_a_rank_gets_the_cpus_of_a_node_that_it_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert numbers("0-3,8,10-11") == {0, 1, 2, 3, 8, 10, 11} and numbers("") == set()
+    assert parse_cpu_list("0-3,8,10-11") == {0, 1, 2, 3, 8, 10, 11} and parse_cpu_list("") == set()
     mine = sorted(os.sched_getaffinity(0))
     nodes = node_cpus(nodes_of(tmp_path))
     assert nodes == [{mine[0]}, {mine[-1]}]
     for rank, node in ((0, 0), (1, 1), (2, 0)):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        assert node_of(CPU, nodes) == nodes[node]
+        assert cpus_near_gpu(CPU, nodes) == nodes[node]
 
 
 def bound_body(cpu: int, out: Path) -> None:
@@ -73,6 +73,6 @@ def test_it_is_measured_in_turns_and_said(tmp_path: Path, monkeypatch: pytest.Mo
     workers = WorkerGroup.local(2, timeout=60)
     turns = engine.numa_turns(workers, CollectivesConfig(largest=1 << 16), network_profile(2))
     assert len(turns) == engine.FEWEST_TURNS and all(free > 0 and bound > 0 for free, bound in turns)
-    assert "with each rank bound to a NUMA node, the largest all_reduce: " in table(
+    assert "with each rank bound to a NUMA node, the largest all_reduce: " in results_table(
         replace(network_profile(2), numa=tuple(turns))
     )

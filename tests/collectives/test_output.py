@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.records import from_json
-from slipstream.collectives.output import csv_text, table, write_results
+from slipstream.collectives.output import csv_text, results_table, write_results
 from slipstream.interconnect.profile import COURSE, FILE, TABLE, Launch, NetworkProfile
 from tests.support.network_profiles import network_profile
 
 
 def test_the_table_has_the_columns_of_nccl_tests() -> None:
     profile = network_profile(3)
-    said = table(profile).splitlines()
+    said = results_table(profile).splitlines()
     head = next(line for line in said if "size" in line)
     assert head.split()[1:10] == ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"]
     lines = [line.split() for line in said if not line.startswith("#")]
@@ -34,7 +34,9 @@ def test_the_table_has_the_columns_of_nccl_tests() -> None:
 def test_what_too_few_iterations_support_is_not_quoted() -> None:
     profile = network_profile()
     few = replace(profile.measurements[0], launches=(Launch((0.001, 0.0012, 0.0011), narrow=False),))
-    line = next(line for line in table(replace(profile, measurements=(few,))).splitlines() if not line.startswith("#"))
+    line = next(
+        line for line in results_table(replace(profile, measurements=(few,))).splitlines() if not line.startswith("#")
+    )
     # p10, p90, p99 and the interval over launches are dashes; the star says that the time was over.
     assert line.split()[-5:] == ["-", "-", "-", "-", "3*"]
 
@@ -42,7 +44,7 @@ def test_what_too_few_iterations_support_is_not_quoted() -> None:
 def test_findings_and_what_was_left_out_are_said() -> None:
     profile = network_profile(4, pair_seconds={(0, 1): 0.5})
     topology = replace(profile.topology, findings=("the link between ranks 0 and 1 is slow",))
-    said = table(replace(profile, topology=topology, left_out=("send_recv: one process",)))
+    said = results_table(replace(profile, topology=topology, left_out=("send_recv: one process",)))
     assert "# FINDING: the link between ranks 0 and 1 is slow" in said
     assert "# skipped: send_recv: one process" in said
     assert "# slowest pair: ranks 0 and 1, 0.002 GB/s each way" in said
@@ -60,6 +62,6 @@ def test_json_comes_back(tmp_path: Path) -> None:
     profile = network_profile(3)
     write_results(tmp_path / "profile", profile, [], {}, "an answer\n\n")
     assert from_json((tmp_path / "profile" / FILE).read_bytes(), NetworkProfile, "here") == profile
-    assert (tmp_path / "profile" / TABLE).read_text() == f"an answer\n\n{table(profile)}"
+    assert (tmp_path / "profile" / TABLE).read_text() == f"an answer\n\n{results_table(profile)}"
     (point,) = json.loads((tmp_path / "profile" / COURSE).read_text())
     assert point["measured_at"] == profile.measured_at

@@ -14,9 +14,9 @@ from slipstream.collectives.operations.reference_data import (
     TOLERANCE,
     TURN,
     ReferenceData,
-    pieces,
-    row,
-    tabulated,
+    chunk_ranges,
+    random_levels,
+    repeat_period,
 )
 
 COUNT = 1 << 16
@@ -42,7 +42,7 @@ def test_a_piece_is_the_data_at_its_positions() -> None:
     values = ReferenceData("float32", 5, "sum")
     assert torch.equal(values.sent(2, 1000, 500), values.sent(2, 0, 1500)[1000:])
     assert torch.equal(values.reduced(1000, 500), values.reduced(0, 1500)[1000:])
-    assert [sum(n for _, n in pieces(c)) for c in (0, 5, 3 << 20)] == [0, 5, 3 << 20]
+    assert [sum(n for _, n in chunk_ranges(c)) for c in (0, 5, 3 << 20)] == [0, 5, 3 << 20]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,5 +82,5 @@ def test_values_are_those_of_the_definition() -> None:
     """Position p holds entry (p + p // PERIOD * TURN) mod PERIOD of the rank's row."""
     for start, count in ((0, 5000), (1020, 3), (123_456, 4000), (5, 0), (PERIOD * 7, PERIOD)):
         at = np.arange(start, start + count)
-        expected = row(3, 100)[(at + at // PERIOD * TURN) % PERIOD]
-        assert np.array_equal(tabulated(row(3, 100), start, count, "int64").numpy(), expected), start
+        expected = random_levels(3, 100)[(at + at // PERIOD * TURN) % PERIOD]
+        assert np.array_equal(repeat_period(random_levels(3, 100), start, count, "int64").numpy(), expected), start

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from slipstream.collectives.config import OPERATIONS, CollectivesConfig
 from slipstream.collectives.launch import timing
-from slipstream.collectives.launch.measurements import MatrixProduct, measurements_of
+from slipstream.collectives.launch.measurements import MatrixProduct, measure_all_cases
 from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.collectives.operations.cases import OperationCase, OperationKind, prepare
+from slipstream.collectives.operations.cases import OperationCase, OperationKind, prepare_case
 from slipstream.interconnect.profile import Launch, Mode
 from tests.support.worker_groups import in_group
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def touched(worker: WorkerContext) -> dict[str, Any]:
     """An all_reduce that is timed: fills and runs, and whether it stays finite."""
-    case = prepare(OperationKind("all_reduce", reduction="sum", in_place=True), 4000, CPU)
+    case = prepare_case(OperationKind("all_reduce", reduction="sum", in_place=True), 4000, CPU)
     events: list[str] = []
     fill, start = OperationCase.fill, case.start
 
@@ -51,7 +51,7 @@ def test_nothing_is_reset_between_timed_iterations_and_the_data_stays_finite() -
 
 
 def sleepy(worker: WorkerContext) -> Launch:
-    case = prepare(OperationKind("broadcast", in_place=True), 400, CPU)
+    case = prepare_case(OperationKind("broadcast", in_place=True), 400, CPU)
 
     def start() -> Any:
         if dist.get_rank() == 1:
@@ -93,7 +93,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
 
 
 def stopped(worker: WorkerContext, budget: float) -> tuple[int, bool]:
-    case = prepare(OperationKind("all_reduce", reduction="sum", in_place=True), 400, CPU)
+    case = prepare_case(OperationKind("all_reduce", reduction="sum", in_place=True), 400, CPU)
 
     def start() -> list[Any]:
         time.sleep(0.01)
@@ -122,7 +122,7 @@ def measured_in_every_way(worker: WorkerContext) -> list[tuple[str, str, int, in
         largest=4096,
         budget=0.001,
     )
-    return [(m.operation, m.mode, m.in_flight, m.bytes, m.p50) for m in measurements_of(worker, config)]
+    return [(m.operation, m.mode, m.in_flight, m.bytes, m.p50) for m in measure_all_cases(worker, config)]
 
 
 def test_every_operation_is_measured_in_both_modes_and_with_several_in_flight() -> None:
@@ -152,7 +152,7 @@ def order_of_events(worker: WorkerContext, mode: Mode) -> list[str]:
         events.append("barrier")
         return barrier(**more)
 
-    case = prepare(OperationKind("broadcast", in_place=True), 400, CPU)
+    case = prepare_case(OperationKind("broadcast", in_place=True), 400, CPU)
     dist.barrier = waiting  # type: ignore[assignment]
     timing.time_block([replace(case, start=start)] * 2, mode, 3, CPU)
     return events[:]  # without those of the end
@@ -201,8 +201,8 @@ def on_a_gpu(worker: WorkerContext, kernel: float, mode: Mode) -> tuple[list[flo
     gpu.kernel = kernel
     vars(torch.cuda).update(Event=gpu.event, synchronize=gpu.synchronise)
     vars(dist)["barrier"] = gpu.synchronise
-    timing.slowest = lambda seconds, device: seconds
-    case = prepare(OperationKind("broadcast", in_place=True), 400, CPU)
+    timing.slowest_rank_seconds = lambda seconds, device: seconds
+    case = prepare_case(OperationKind("broadcast", in_place=True), 400, CPU)
     launch = timing.time_cases([replace(case, start=gpu.start)], mode, 0.05, device)
     return list(launch.seconds), gpu.events
 

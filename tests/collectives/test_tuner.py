@@ -19,7 +19,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.tune import tuner
-from slipstream.collectives.tune.decision import FEWEST_TURNS, SpeedTest, decide
+from slipstream.collectives.tune.decision import FEWEST_TURNS, SpeedTest, compare_settings
 from slipstream.collectives.tune.plugin_csv import plugin_csv
 from slipstream.collectives.tune.steps import (
     Model,
@@ -28,7 +28,7 @@ from slipstream.collectives.tune.steps import (
     time_alternately,
     time_in_one_launch,
 )
-from slipstream.collectives.tune.tuner import TuningCandidate, candidates
+from slipstream.collectives.tune.tuner import TuningCandidate, tuning_candidates
 from slipstream.errors import UserError
 from slipstream.interconnect.tuning import DdpSettings, Tuning, TuningTrial
 from slipstream.models.arithmetic import Arithmetic
@@ -41,7 +41,7 @@ HALF = DdpSettings(hook="fp16")
 
 
 def named(backend: str = "gloo", gradients: Any = (40 * MB, 40 * MB), used: Any = ("eth0",)) -> Any:
-    return {c.name: c for c in candidates(backend, gradients, ["eth0", "ib0"], used)}
+    return {c.name: c for c in tuning_candidates(backend, gradients, ["eth0", "ib0"], used)}
 
 
 def test_buckets_that_are_the_same_are_one_candidate() -> None:
@@ -109,7 +109,7 @@ def turns_of_this_rank(other: DdpSettings, megabytes: int, seconds: float) -> tu
 
 def decision(links: Any, other: DdpSettings, megabytes: int, seconds: float) -> SpeedTest:
     default_turns, other_turns = links.in_world(turns_of_this_rank, other, megabytes, seconds)[0]
-    return decide(default_turns, other_turns, tried=8)
+    return compare_settings(default_turns, other_turns, tried=8)
 
 
 @pytest.mark.prove
@@ -166,7 +166,9 @@ def same_turns_of_this_rank(decisions: int, seconds: float) -> list[tuple[list[f
 def test_identical_settings_are_no_change_in_95_of_100_real_decisions() -> None:
     with linked(2) as links:
         found = [turns for _ in range(20) for turns in links.in_world(same_turns_of_this_rank, 5, 1.0)[0]]
-    changed = [str(each) for each in (decide(in_use, other, tried=1) for in_use, other in found) if each.change]
+    changed = [
+        str(each) for each in (compare_settings(in_use, other, tried=1) for in_use, other in found) if each.change
+    ]
     assert len(changed) <= 5, changed
 
 
@@ -181,7 +183,7 @@ def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_
     monkeypatch.setattr(tuner, "list_candidates", lambda *_: tried)
     monkeypatch.setattr(tuner, "share_of_time", lambda *_: 4.0)
     config = CollectivesConfig(numbers="may_change", history=str(tmp_path))
-    tuning = tuner.tune(WorkerGroup.local(2, timeout=60), config, SyntheticModel(1))
+    tuning = tuner.tune_settings(WorkerGroup.local(2, timeout=60), config, SyntheticModel(1))
     assert tuning is not None
     hook, impossible = tuning.trials
     assert (impossible.verdict, hook.verdict, tuning.changes) == ("failed", "no change", False)
@@ -192,7 +194,7 @@ def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_
 @pytest.mark.prove
 def test_the_whole_tuner_on_loopback_claims_nothing_for_compression(tmp_path: Path) -> None:
     config = CollectivesConfig(tune_seconds=60, numbers="may_change", history=str(tmp_path))
-    tuning = tuner.tune(WorkerGroup.local(2, timeout=60), config, SyntheticModel(4))
+    tuning = tuner.tune_settings(WorkerGroup.local(2, timeout=60), config, SyntheticModel(4))
     assert tuning is not None
     verdicts = {trial.setting: trial.verdict for trial in tuning.trials}
     assert verdicts["fp16 compression hook"] == "no change"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 from slipstream.proofs.gpu.trainings import write_table
 from tests.support.command_line import Run, one_message
@@ -23,7 +23,7 @@ def model(tmp_path: Path) -> tuple[str, str]:
     """The directories of a trained model (of the weights that it starts with) and of its data."""
     data = write_table(tmp_path / "data", "classification")
     config = ModelConfig("mlp", {"hidden": [16, 8]})
-    weights = build(config, data.signature, seed=0).state_dict()
+    weights = build_model(config, data.signature, seed=0).state_dict()
     write_trained(tmp_path / "trained", Architecture(config, data.signature), weights, weights, {})
     return str(tmp_path / "trained"), str(tmp_path / "data")
 

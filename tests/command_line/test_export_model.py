@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.trained import Architecture, write_trained
 from slipstream.proofs.gpu.trainings import write_table
 from tests.support.command_line import Run, one_message
@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> tuple[str, str]:
     """The directories of a trained model (of the weights that it starts with) and of its data."""
     data = write_table(tmp_path / "data", "regression")
     config = ModelConfig(arguments={"hidden": [16]})
-    weights = build(config, data.signature, seed=0).state_dict()
+    weights = build_model(config, data.signature, seed=0).state_dict()
     write_trained(tmp_path / "trained", Architecture(config, data.signature), weights, weights, {})
     return str(tmp_path / "trained"), str(tmp_path / "data")
 
@@ -95,7 +95,7 @@ def build(signature, hidden): return MLP(signature, hidden=hidden)
 def of_a_factory(name: str, arguments: dict[str, object], tmp_path: Path) -> tuple[str, ...]:
     """The arguments for a trained model whose file names a factory; ``nets.py`` in the working directory has one."""
     data = write_table(tmp_path / "data", "regression")
-    weights = build(ModelConfig("mlp", {"hidden": [16]}), data.signature, seed=0).state_dict()
+    weights = build_model(ModelConfig("mlp", {"hidden": [16]}), data.signature, seed=0).state_dict()
     named = Architecture(ModelConfig(name, arguments), data.signature)
     write_trained(tmp_path / "trained", named, weights, weights, {})
     (tmp_path / "nets.py").write_text(NETS)

@@ -59,9 +59,9 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
     from flytekit.core.type_engine import TypeEngine
 
     from slipstream.artifacts.results.compression import ModelSize
-    from tasks.flyte.metadata import on
+    from tasks.flyte.metadata import stage_metadata
 
-    assert on("report")
+    assert stage_metadata("report")
     described = TypeEngine.to_literal_type(Annotated[ModelSize, {"unit": "parameters"}])
     assert described == TypeEngine.to_literal_type(ModelSize)
 

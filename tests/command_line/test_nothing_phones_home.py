@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.profiles.profile import current_profile
-from tasks.flyte.metadata import environment
+from tasks.flyte.metadata import pod_environment
 from tests.support.command_line import PYFLYTE, TERMINAL, TRAINING
 from tests.support.dockerfile import REPOSITORY, instructions
 from tests.support.recorded_network import impossible, recorded
@@ -45,7 +45,7 @@ def test_onnx_runtime_leaves_no_identifier_in_the_home_directory(before: str, tr
 
 def test_pods_and_images_opt_out_before_any_of_our_code_runs() -> None:
     profile = current_profile()
-    assert environment(profile, profile.asked("export"))[OPT_OUT] == "1"
+    assert pod_environment(profile, profile.asked("export"))[OPT_OUT] == "1"
     for path in sorted((REPOSITORY / "images").glob("*.Dockerfile")):
         assert any(kind == "ENV" and f"{OPT_OUT}=1" in value for kind, value in instructions(path)), path.name
 

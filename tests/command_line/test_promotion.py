@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.export.check import check
+from slipstream.export.check import check_package
 from slipstream.promote.store import Registry
 from slipstream.storage import storage_for
 from tests.support.command_line import one_message, run_in
@@ -75,9 +75,9 @@ def test_a_model_is_promoted_and_a_worse_one_is_not(tmp_path: Path) -> None:
     registry = Registry(str(tmp_path / "registry"))
     (pointer,) = registry.history()
     assert f"Promoted version {pointer.version} is in service it is the first in this registry" in first
-    check(registry.fetch(pointer, tmp_path / "served"))
+    check_package(registry.fetch(pointer, tmp_path / "served"))
     (directory,) = (tmp_path / "runs").iterdir()
-    check(directory / "model")
+    check_package(directory / "model")
     page = " ".join((directory / "report.html").read_text().split())
     assert f"In service as version <b>{pointer.version}</b>: it is the first in this registry." in page
     worse = run(1, 1e-7)

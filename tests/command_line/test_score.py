@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from slipstream.artifacts.format import canonical_json
 from slipstream.promote.store import Registry
 from slipstream.score.command import main
-from slipstream.score.engine import score
+from slipstream.score.engine import score_data
 from slipstream.source.config import DataConfig
 from tests.support.command_line import run_in
 from tests.support.promotions import flip
@@ -30,9 +30,9 @@ def test_the_tables_are_listed_and_the_newest_is_fetched(served: Registry, tmp_p
     data, output = write_files(tmp_path / "in", files=2, of_each=300), tmp_path / "out"
     said = CliRunner().invoke(main, [str(output)])
     assert said.exit_code == 1 and "no scored table was published yet" in said.output
-    first, _ = score(served.uri, str(data), str(output), DataConfig(), KEEP)
+    first, _ = score_data(served.uri, str(data), str(output), DataConfig(), KEEP)
     rows(100, seed=5).to_csv(data / "02.csv", index=False)
-    second, _ = score(served.uri, str(data), str(output), DataConfig(), KEEP)
+    second, _ = score_data(served.uri, str(data), str(output), DataConfig(), KEEP)
     said = CliRunner().invoke(main, [str(output), "--fetch", str(tmp_path / "copy")])
     assert said.exit_code == 0, said.output
     one, two, newest = said.output.splitlines()
@@ -46,7 +46,7 @@ def test_the_tables_are_listed_and_the_newest_is_fetched(served: Registry, tmp_p
 
 def test_a_record_forges_no_line_of_the_list(served: Registry, tmp_path: Path) -> None:
     data, output = write_files(tmp_path / "in", files=1, of_each=300), tmp_path / "out"
-    publication, _ = score(served.uri, str(data), str(output), DataConfig(), KEEP)
+    publication, _ = score_data(served.uri, str(data), str(output), DataConfig(), KEEP)
     pointer = output / f"published/{publication.key}.json"
     pointer.write_bytes(canonical_json({**json.loads(pointer.read_bytes()), "at": "now\n   2  now  forged\x1b[2J"}))
     (line,) = CliRunner().invoke(main, [str(output)]).output.splitlines()
@@ -55,7 +55,7 @@ def test_a_record_forges_no_line_of_the_list(served: Registry, tmp_path: Path) -
 
 def test_a_table_that_was_damaged_is_named(served: Registry, tmp_path: Path) -> None:
     data, output = write_files(tmp_path / "in", files=1, of_each=300), tmp_path / "out"
-    publication, _ = score(served.uri, str(data), str(output), DataConfig(), KEEP)
+    publication, _ = score_data(served.uri, str(data), str(output), DataConfig(), KEEP)
     (part,) = (output / "tables" / publication.key).glob("part-*.parquet")
     flip(part)
     said = CliRunner().invoke(main, [str(output), "--fetch", str(tmp_path / "copy")])

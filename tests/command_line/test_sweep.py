@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from slipstream.sweep.command import main as sweep_command
-from slipstream.sweep.records import TrialEnded, TrialProposed, encode
+from slipstream.sweep.records import TrialEnded, TrialProposed, encode_record
 from slipstream.sweep.space import untyped_parameters
 from slipstream.sweep.store import SweepStore
 from tests.support.command_line import run_in
@@ -84,10 +84,10 @@ def test_records_that_somebody_else_wrote_set_nothing(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(table_text(600))
     (tmp_path / "evil.py").write_text(EVIL)
     records = tmp_path / "swept/records"
-    for number, content in ((0, encode(TrialProposed({}))[:-9]), (1, encode(TrialProposed(FORGED)))):
+    for number, content in ((0, encode_record(TrialProposed({}))[:-9]), (1, encode_record(TrialProposed(FORGED)))):
         (records / f"{number:04d}").mkdir(parents=True)
         (records / f"{number:04d}/0001.json").write_bytes(content)
-    (records / "0001/0002.json").write_bytes(encode(TrialEnded("complete", -1e9, weights="ab" * 32)))
+    (records / "0001/0002.json").write_bytes(encode_record(TrialEnded("complete", -1e9, weights="ab" * 32)))
     ended = run_in(tmp_path, "--data", "table.csv", "--target", "y", "--config", config(trials=2), **WORKFLOW)
     assert ended.returncode == 0, ended.stdout
     assert not (tmp_path / "ran").exists() and not (tmp_path / "elsewhere").exists()

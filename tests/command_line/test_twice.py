@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.format import Artifact
-from slipstream.export.check import check
+from slipstream.export.check import check_package
 from slipstream.promote.store import Registry
 from slipstream.stages import STAGES
 from tests.support.command_line import start_in
@@ -38,10 +38,10 @@ def test_each_stage_is_made_once_and_each_run_ends_well(tmp_path: Path) -> None:
     assert {stage: len(artifacts) for stage, artifacts in made.items()} == dict.fromkeys(made, 1)
     assert {"prepare", "train", "evaluate", "export"} <= made.keys()
     (pointer,) = Registry(str(tmp_path / "registry")).history()
-    check(Registry(str(tmp_path / "registry")).fetch(pointer, tmp_path / "served"))
+    check_package(Registry(str(tmp_path / "registry")).fetch(pointer, tmp_path / "served"))
     runs = [path.parent for path in tmp_path.glob("runs/*/summary.json")]
     assert len(runs) == 3
     for directory in runs:
-        check(directory / "model")
+        check_package(directory / "model")
         assert (directory / "report.html").read_text().rstrip().endswith("</html>")
     assert not [*tmp_path.glob(".slipstream/*/.*.work"), *tmp_path.glob("runs/.*")]

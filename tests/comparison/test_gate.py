@@ -10,9 +10,9 @@ from scipy.stats import beta, binom
 
 from slipstream.artifacts.results.export import Estimate, LatencyFigures
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
-from slipstream.comparison.quality import ERROR, QualityLoss, in_words, loss_of
+from slipstream.comparison.quality import ERROR, QualityLoss, in_words, quality_loss
 from slipstream.errors import UserError
-from slipstream.export.choose import Contender, VariantChoice, decide
+from slipstream.export.choose import Contender, VariantChoice, choose_variant
 from slipstream.export.config import ExportConfig
 from tests.support.wording import refuses, same_wording
 
@@ -77,7 +77,7 @@ def test_more_variants_on_the_same_rows_need_more_evidence() -> None:
     fp32 = np.tile([1.0, 0.0], (2000, 1))
     variant = fp32.copy()
     variant[:9] = [0.0, 1.0]
-    one, three = (loss_of("classification", truth, fp32, variant, 1.0, judged) for judged in (1, 3))
+    one, three = (quality_loss("classification", truth, fp32, variant, 1.0, judged) for judged in (1, 3))
     assert one.loss == three.loss == pytest.approx(0.45)
     assert one.high < three.high and three.level == pytest.approx(1 - 0.05 / 3)
 
@@ -109,7 +109,7 @@ FP32 = Contender("onnx-fp32", 400, {batch: figures(1.0, 1.0) for batch in ("1", 
 
 
 def decided(*others: Contender, **settings: Any) -> VariantChoice:
-    return decide("classification", FP32, others, ExportConfig(**settings))
+    return choose_variant("classification", FP32, others, ExportConfig(**settings))
 
 
 def test_faster_and_shown_to_be_good_is_chosen() -> None:

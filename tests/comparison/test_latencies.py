@@ -15,7 +15,7 @@ from scipy.stats import binom
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results.export import LatencyFigures
 from slipstream.comparison import latencies as timing
-from slipstream.comparison.intervals import calls_needed, latency, percentile, ratio
+from slipstream.comparison.intervals import calls_needed, latency_figures, percentile_estimate, speedup_estimate
 from slipstream.comparison.latencies import (
     FEWEST_LOADS,
     LOADS,
@@ -26,8 +26,8 @@ from slipstream.comparison.latencies import (
     measure_latencies,
     screen_speedups,
     take_turns,
+    time_turn,
     torch_threads,
-    turn,
 )
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
@@ -137,27 +137,27 @@ def test_the_first_call_of_a_turn_does_not_count(monkeypatch: pytest.MonkeyPatch
         calls += 1
 
     monkeypatch.setattr(time, "perf_counter_ns", lambda: clock)
-    assert turn(run) == [1_000_000] * TURN_CALLS
+    assert time_turn(run) == [1_000_000] * TURN_CALLS
 
 
 def test_slow_calls_shorten_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TURN_SECONDS", 0.02)
-    assert len(turn(lambda: time.sleep(0.03))) == 1
+    assert len(time_turn(lambda: time.sleep(0.03))) == 1
 
 
 def test_a_percentile_is_quoted_if_ten_calls_lie_beyond_it() -> None:
     assert [calls_needed(share) for share in (0.5, 0.9, 0.99)] == [20, 100, 1000]
-    found = latency(np.arange(1, 1000) * 1_000_000, None)
+    found = latency_figures(np.arange(1, 1000) * 1_000_000, None)
     assert found.p50 and found.p90 and found.p99 is None
-    assert latency(np.arange(1, 1001) * 1_000_000, None).p99
-    few = latency(np.arange(1, 20) * 1_000_000, None)
+    assert latency_figures(np.arange(1, 1001) * 1_000_000, None).p99
+    few = latency_figures(np.arange(1, 20) * 1_000_000, None)
     assert replace(few, mean=None, variation=None) == LatencyFigures(None, None, None, 19)
     assert few.mean == 10 and few.variation == pytest.approx((360 / 12) ** 0.5 / 10)
 
 
 def test_a_percentile_and_its_interval_by_hand() -> None:
     """101 calls of 1, 2, … 101 ms: the median is the 51st; its 95 % interval runs from the 41st or so to the 61st."""
-    found = percentile(np.arange(1.0, 102.0), 0.5)
+    found = percentile_estimate(np.arange(1.0, 102.0), 0.5)
     assert found is not None and found.value == 51
     assert 40 <= found.low <= 42 and 60 <= found.high <= 62
 
@@ -166,7 +166,7 @@ def test_intervals_of_percentiles_cover_the_truth() -> None:
     generator = np.random.default_rng(0)
     covered = 0
     for _ in range(300):
-        found = percentile(np.sort(generator.exponential(size=200)), 0.9)
+        found = percentile_estimate(np.sort(generator.exponential(size=200)), 0.9)
         assert found is not None
         covered += found.low <= np.log(10) <= found.high
     assert covered >= 0.92 * 300
@@ -176,7 +176,7 @@ def test_intervals_of_percentiles_cover_the_truth() -> None:
 def test_an_interval_of_a_percentile_misses_by_the_binomial_distribution(calls: int, share: float) -> None:
     """Of the ranks 0, 1, … the percentile is below that of ``low`` if no more calls than it are below, and above that
     of ``high`` if more are."""
-    found = percentile(np.arange(float(calls)), share)
+    found = percentile_estimate(np.arange(float(calls)), share)
     assert found is not None
     assert binom.cdf(found.low, calls, share) <= 0.025
     assert binom.sf(found.high, calls, share) <= 0.025
@@ -184,7 +184,7 @@ def test_an_interval_of_a_percentile_misses_by_the_binomial_distribution(calls: 
 
 def test_one_load_shows_nothing() -> None:
     """However many rounds it has, the next load may be 3 % slower."""
-    found = ratio([np.full(1000, np.log(2.0))])
+    found = speedup_estimate([np.full(1000, np.log(2.0))])
     assert found.value == pytest.approx(2.0) and found.low == 0.0
 
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from slipstream.comparison.quality import ERROR, in_words, loss_of, paired_loss
-from slipstream.comparison.rmse import MOST, loss, lower_limit, upper_limit
+from slipstream.comparison.quality import ERROR, in_words, paired_loss, quality_loss
+from slipstream.comparison.rmse import MOST, lower_limit, relative_rmse_growth, upper_limit
 from tests.support.wording import same_wording
 
 #: Draws errors of this shape, with a mean square of 1.
@@ -126,7 +126,7 @@ def test_limits_lie_around_the_loss_whatever_its_unit() -> None:
     random = np.random.default_rng(0)
     before, after = random.normal(size=(50, 300)) ** 2, 1.1 * random.normal(size=(50, 300)) ** 2
     low, high = lower_limit(before, after, ERROR), upper_limit(before, after, ERROR)
-    assert np.all(low < loss(before, after)) and np.all(loss(before, after) < high)
+    assert np.all(low < relative_rmse_growth(before, after)) and np.all(relative_rmse_growth(before, after) < high)
     assert upper_limit(1e-30 * before, 1e-30 * after, ERROR) == pytest.approx(high, rel=1e-9)
     assert lower_limit(after, before, ERROR) == pytest.approx(1 / (1 + high) - 1)
 
@@ -140,10 +140,10 @@ def test_a_tiny_difference_has_a_tiny_interval() -> None:
 
 def test_what_has_no_limit_says_so() -> None:
     nothing, some = np.zeros(30), np.ones(30)
-    assert loss(nothing, nothing) == 0 and upper_limit(nothing, nothing, ERROR) == MOST
-    assert loss(nothing, some) == MOST and lower_limit(nothing, some, ERROR) == pytest.approx(MOST)
+    assert relative_rmse_growth(nothing, nothing) == 0 and upper_limit(nothing, nothing, ERROR) == MOST
+    assert relative_rmse_growth(nothing, some) == MOST and lower_limit(nothing, some, ERROR) == pytest.approx(MOST)
     assert upper_limit(some[:1], some[:1], ERROR) >= 1
-    found = loss_of("regression", nothing, nothing[:, None], nothing[:, None], 1.0)
+    found = quality_loss("regression", nothing, nothing[:, None], nothing[:, None], 1.0)
     same_wording(in_words(found, "regression", 1.0, "test"))
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.artifacts.results.compression import CompressionTrial
 from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, choose, judge, propose
+from slipstream.compress.engine import CompressionRun, choose_model, evaluate_candidate, propose_model
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor
 from slipstream.models.trained import TrainedModel
@@ -108,7 +108,7 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
     start = tmp_path / "start" if pruned else None
     if start:
         config = CompressionConfig("prune", share=0.5)
-        propose(start, CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config), [], {})
+        propose_model(start, CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config), [], {})
 
     def job(name: str) -> TrainingJob:
         return TrainingJob(prepared, tmp_path / name, 2, str(tmp_path / name / "home"), teacher=teacher, start=start)
@@ -145,11 +145,11 @@ def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, 
     work = CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config)
     models, tried = list[TrainedModel](), list[CompressionTrial]()
     for number in range(3):
-        propose(tmp_path / str(number), work, tried, {})
+        propose_model(tmp_path / str(number), work, tried, {})
         models.append(TrainedModel.open(tmp_path / str(number)))
-        tried = judge(work, models[-1], 1.0, tried)
+        tried = evaluate_candidate(work, models[-1], 1.0, tried)
     assert [one.candidate for one in tried] == [0, 1] and tried[0].size == tried[1].size
-    model, found = choose(work, models, tried)
+    model, found = choose_model(work, models, tried)
     assert found.taken == "hidden 8, dropout 0.2" and model.config.arguments["dropout"] == 0.2
 
 
@@ -164,9 +164,9 @@ def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: P
 
 
 def other_model(directory: Path, signature: Signature) -> Path:
-    from slipstream.models.factory import build
+    from slipstream.models.factory import build_model
     from slipstream.models.trained import Architecture, write_trained
 
-    weights = build(SMALL, signature, seed=0).state_dict()
+    weights = build_model(SMALL, signature, seed=0).state_dict()
     write_trained(directory, Architecture(SMALL, signature), weights, weights, {})
     return directory

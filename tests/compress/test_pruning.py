@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, propose
-from slipstream.compress.groups import PruningGroup, find_groups, united
-from slipstream.compress.importance import importance, strongest
+from slipstream.compress.engine import CompressionRun, propose_model
+from slipstream.compress.groups import PruningGroup, find_groups, unite_prunings
+from slipstream.compress.importance import unit_importance, units_to_keep
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
-from slipstream.models.pruning import compose, prune
+from slipstream.models.factory import Predictor, build_model
+from slipstream.models.pruning import compose_prunings, prune_model
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 from slipstream.proofs.gpu.trainings import write_table
 from slipstream.train.config import TrainingConfig
@@ -75,7 +75,7 @@ class Stubborn(nn.Module):
 
 def predictor(signature: Signature, network: nn.Module | ModelConfig) -> Predictor:
     torch.manual_seed(3)
-    made = build(network, signature, 0) if isinstance(network, ModelConfig) else Predictor(signature, network)
+    made = build_model(network, signature, 0) if isinstance(network, ModelConfig) else Predictor(signature, network)
     return made.eval()
 
 
@@ -120,13 +120,13 @@ def test_removed_units_that_had_no_effect_change_no_output() -> None:
             return rows[:most]
 
     groups = find_groups(model)
-    found = importance(model, groups, Data())  # type: ignore[arg-type]
-    kept = united([g.retained(strongest(g, of, 0.5)) for g, of in zip(groups, found, strict=True)])
+    found = unit_importance(model, groups, Data())  # type: ignore[arg-type]
+    kept = unite_prunings([g.retained(units_to_keep(g, of, 0.5)) for g, of in zip(groups, found, strict=True)])
     assert kept["0"] == {"out": [0, 2, 3, 6]} and kept["2"] == {"out": [1, 4, 5], "in": [0, 2, 3, 6]}
     inputs = torch.randn(9, 5)
     with torch.no_grad():
         before = model(inputs)
-        prune(model.network, kept)
+        prune_model(model.network, kept)
         torch.testing.assert_close(model(inputs), before)
     assert [layer.weight.shape for layer in layers[::2]] == [(4, 5), (3, 4), (3, 3)]
 
@@ -134,8 +134,8 @@ def test_removed_units_that_had_no_effect_change_no_output() -> None:
 def test_group_normalisation_keeps_equally_many_of_each_block() -> None:
     group = PruningGroup(8, 4, ())
     of = torch.tensor([9.0, 8.0, 1.0, 2.0, 0.0, 1.0, 5.0, 4.0])
-    assert strongest(group, of, 0.5) == [0, 3, 5, 6]
-    assert strongest(group, of, 0.99) == [0, 3, 5, 6], "at least one of each"
+    assert units_to_keep(group, of, 0.5) == [0, 3, 5, 6]
+    assert units_to_keep(group, of, 0.99) == [0, 3, 5, 6], "at least one of each"
 
 
 def test_what_cannot_be_exchanged_or_made_smaller_stays() -> None:
@@ -148,14 +148,14 @@ def test_what_two_cuts_kept_is_what_one_would() -> None:
     first, second = {"0": {"out": [1, 3, 5, 7]}, "2": {"in": [1, 3, 5, 7]}}, {"0": {"out": [0, 2]}, "2": {"in": [0, 2]}}
     twice, once = (nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
     once.load_state_dict(twice.state_dict())
-    prune(twice, first)
-    prune(twice, second)
-    prune(once, compose(first, second))
+    prune_model(twice, first)
+    prune_model(twice, second)
+    prune_model(once, compose_prunings(first, second))
     assert all(torch.equal(a, b) for a, b in zip(twice.parameters(), once.parameters(), strict=True))
     with pytest.raises(ValueError, match="has 2 units"):
-        prune(once, {"0": {"out": [2]}})
+        prune_model(once, {"0": {"out": [2]}})
     with refuses(ValueError):
-        prune(once, {"x": {"out": [0]}})
+        prune_model(once, {"x": {"out": [0]}})
 
 
 def work_on(model: Path, prepared: Path, method: str = "prune", **settings: object) -> CompressionRun:
@@ -175,7 +175,7 @@ def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -
     whole = trained(prepared, tmp_path / "whole", 1, short, ModelConfig(arguments={"hidden": [16, 8]}))
     for name, widths in (("half", [8, 4]), ("quarter", [4, 2])):
         start = tmp_path / f"start-{name}"
-        propose(start, work_on(whole, prepared, share=0.5), [], {})
+        propose_model(start, work_on(whole, prepared, share=0.5), [], {})
         smaller = trained(prepared, tmp_path / name, 2, short, start=start, teacher=whole)
         layers = [module for module in TrainedModel.open(smaller).load().modules() if isinstance(module, nn.Linear)]
         assert [layer.out_features for layer in layers] == [*widths, 2]
@@ -192,7 +192,7 @@ def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -
 def test_a_network_that_is_not_the_pruned_one_is_refused(tmp_path: Path) -> None:
     config = ModelConfig("mlp", {"hidden": [16]})
     kept = {"layers.0": {"out": [0, 99]}}
-    weights = build(config, NUMBERS, seed=0).state_dict()
+    weights = build_model(config, NUMBERS, seed=0).state_dict()
     write_trained(tmp_path / "x", Architecture(config, NUMBERS, kept), weights, weights, {})
     with refuses(UserError):
         TrainedModel.open(tmp_path / "x").load()

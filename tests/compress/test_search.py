@@ -7,8 +7,8 @@ import pytest
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results.compression import CompressionTrial, ModelSize
 from slipstream.compress.config import ROUNDS, CompressionConfig
-from slipstream.compress.engine import best, next_candidate, shares_of
-from slipstream.compress.students import described, students_of
+from slipstream.compress.engine import next_candidate, removable_shares, smallest_passing
+from slipstream.compress.students import arguments_in_words, student_configs
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from tests.support.wording import refuses
@@ -24,20 +24,20 @@ def tried(candidate: int, answer: str, seconds: float = 1.0) -> CompressionTrial
 def test_the_largest_share_that_passes_is_found_in_four_rounds(largest: int) -> None:
     config = CompressionConfig()
     found: list[CompressionTrial] = []
-    assert len(shares_of(config)) == 15 and shares_of(config)[7] == 0.5
+    assert len(removable_shares(config)) == 15 and removable_shares(config)[7] == 0.5
     for _ in range(ROUNDS):
         candidate = next_candidate(15, found, config)
         if candidate not in [one.candidate for one in found]:
             found.append(tried(candidate, "passed" if candidate <= largest else "failed"))
-    winner = best(found, config)
+    winner = smallest_passing(found, config)
     assert (winner.candidate if winner else -1) == largest
 
 
 def test_in_doubt_nothing_is_taken_unless_it_was_said() -> None:
     found = [tried(7, "can't tell")]
-    assert best(found, CompressionConfig()) is None and next_candidate(15, found, CompressionConfig()) == 3
+    assert smallest_passing(found, CompressionConfig()) is None and next_candidate(15, found, CompressionConfig()) == 3
     take = CompressionConfig(when_in_doubt="take")
-    assert best(found, take) == found[0] and next_candidate(15, found, take) == 11
+    assert smallest_passing(found, take) == found[0] and next_candidate(15, found, take) == 11
 
 
 def test_when_the_time_is_over_no_other_network_is_proposed() -> None:
@@ -49,27 +49,27 @@ def test_when_the_time_is_over_no_other_network_is_proposed() -> None:
 
 
 def test_students_are_narrower_the_largest_first() -> None:
-    narrower = students_of(ModelConfig("mlp", {"hidden": [64, 16]}), NUMBERS, CompressionConfig())
+    narrower = student_configs(ModelConfig("mlp", {"hidden": [64, 16]}), NUMBERS, CompressionConfig())
     assert [student.arguments["hidden"] for student in narrower] == [
         *([48, 16], [32, 8], [24, 8], [16, 8], [8, 8]),
     ]
     named = CompressionConfig(students=[{"hidden": [8]}, {"hidden": [32, 8]}])
-    found = students_of(ModelConfig("mlp", {"hidden": [64, 16], "dropout": 0.1}), NUMBERS, named)
+    found = student_configs(ModelConfig("mlp", {"hidden": [64, 16], "dropout": 0.1}), NUMBERS, named)
     assert [student.arguments for student in found] == [
         {"hidden": [32, 8], "dropout": 0.1},
         {"hidden": [8], "dropout": 0.1},
     ]
-    assert described({"hidden": [96, 48], "dropout": 0.1}) == "hidden 96-48, dropout 0.1"
+    assert arguments_in_words({"hidden": [96, 48], "dropout": 0.1}) == "hidden 96-48, dropout 0.1"
 
 
 def test_students_that_cannot_be_are_refused() -> None:
     trained = ModelConfig("mlp", {"hidden": [64, 16]})
     with refuses(UserError, match="compression.students:"):
-        students_of(trained, NUMBERS, CompressionConfig(students=[{"hidden": [64, 16]}]))
+        student_configs(trained, NUMBERS, CompressionConfig(students=[{"hidden": [64, 16]}]))
     with refuses(UserError, match="compression.students:"):
-        students_of(ModelConfig("a.b:c"), NUMBERS, CompressionConfig())
+        student_configs(ModelConfig("a.b:c"), NUMBERS, CompressionConfig())
     with refuses(UserError):
-        students_of(ModelConfig("mlp", {"hidden": [8]}), NUMBERS, CompressionConfig())
+        student_configs(ModelConfig("mlp", {"hidden": [8]}), NUMBERS, CompressionConfig())
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import transformers
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, choose, judge, propose
-from slipstream.models.hugging_face.files import files_of
-from slipstream.models.pruning import prune
+from slipstream.compress.engine import CompressionRun, choose_model, evaluate_candidate, propose_model
+from slipstream.models.hugging_face.files import hugging_face_files
+from slipstream.models.pruning import prune_model
 from slipstream.models.trained import TrainedModel
 from slipstream.models.transformer import Transformer
 from slipstream.train.config import TrainingConfig
@@ -37,7 +37,7 @@ def whole(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 
 def made(work: CompressionRun, directory: Path) -> TrainedModel:
-    propose(directory, work, [], {})
+    propose_model(directory, work, [], {})
     return TrainedModel.open(directory)
 
 
@@ -52,21 +52,21 @@ def test_feed_forward_units_are_pruned_and_taught_again(
     }
     directories: dict[str, Any] = {"start": start.artifact.directory, "teacher": whole.artifact.directory}
     fine_tuned = TrainedModel.open(trained(data.artifact.directory, tmp_path / "fine_tuned", 1, SHORT, **directories))
-    model, found = choose(work, [fine_tuned], judge(work, fine_tuned, 1.0, []))
+    model, found = choose_model(work, [fine_tuned], evaluate_candidate(work, fine_tuned, 1.0, []))
     assert model is fine_tuned and found.tried[0].size.units.count(24) == 4 and "accuracy over tokens" in found.why
 
 
 def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:
     smaller = made(CompressionRun(whole, data, CompressionConfig("prune", share=0.5)), tmp_path / "start").load()
     assert isinstance(smaller.network, Transformer)
-    for name, content in files_of(smaller.network):
+    for name, content in hugging_face_files(smaller.network):
         (tmp_path / name).write_bytes(b"".join(content))
     rows = torch.from_numpy(np.array(data.split("test")["tokens"][:8]))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
         assert (theirs(rows).logits - smaller(rows)).abs().max() < 1e-4
-        prune(smaller.network, {"model.layers.0.mlp.gate_proj": {"out": [0, 1]}})
-    assert not list(files_of(smaller.network)), "its layers have two sizes"
+        prune_model(smaller.network, {"model.layers.0.mlp.gate_proj": {"out": [0, 1]}})
+    assert not list(hugging_face_files(smaller.network)), "its layers have two sizes"
 
 
 def test_a_student_may_be_shallower(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.collectives.launch.worker import ending_of
-from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
+from slipstream.collectives.launch.worker import call_and_report
+from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
 from slipstream.errors import Interrupted, UserError
 from slipstream.models.factory import Predictor
 from slipstream.models.tables_and_images import MLP
 from slipstream.train import setup
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import probe
+from slipstream.train.loop.probe import probe_model
 from tasks.flyte.failures import as_seen_by_flyte
 from tests.support import training
 from tests.support.training import refusal, table_of_numbers, trained
@@ -62,7 +62,7 @@ NAMES = [str(error).partition("\n")[0][-40:] or "MemoryError" for error, _ in ER
 
 @pytest.mark.parametrize(("error", "meaning"), ERRORS, ids=NAMES)
 def test_a_message_has_one_meaning_for_training_and_benchmark(error: Exception, meaning: ErrorMeaning | None) -> None:
-    assert meaning_of(error) is meaning
+    assert error_meaning(error) is meaning
     seen = as_seen_by_flyte(error)
     assert isinstance(seen, UserError) == (meaning is ErrorMeaning.MEMORY)
     assert isinstance(seen, Interrupted) == (meaning in (ErrorMeaning.BROKEN, ErrorMeaning.PEER))
@@ -71,7 +71,7 @@ def test_a_message_has_one_meaning_for_training_and_benchmark(error: Exception, 
         raise error
 
     kinds = {ErrorMeaning.MEMORY: "refused", ErrorMeaning.BROKEN: "died", ErrorMeaning.PEER: "lost", None: "failed"}
-    assert ending_of(fail)[0] == kinds[meaning]
+    assert call_and_report(fail)[0] == kinds[meaning]
 
 
 def test_a_device_that_breaks_under_the_model_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_device_that_breaks_under_the_model_is_no_fault_of_the_model(monkeypat
     model = Predictor(signature, MLP(signature))
     monkeypatch.setattr(model, "forward", forward)
     with pytest.raises(torch.AcceleratorError):
-        probe(model, torch.device("cpu"))
+        probe_model(model, torch.device("cpu"))
 
 
 def fail_for_memory(*_: object) -> None:
@@ -93,13 +93,13 @@ def fail_for_memory(*_: object) -> None:
 
 def rank_without_room_for_the_model(rank: int, *arguments: Any) -> None:
     if rank == 1:
-        vars(setup)["build"] = lambda *_, **__: Mock(parameters=list, to=fail_for_memory)
+        vars(setup)["build_model"] = lambda *_, **__: Mock(parameters=list, to=fail_for_memory)
     training.rank_body(rank, *arguments)
 
 
 def rank_without_room_for_its_state(rank: int, *arguments: Any) -> None:
     if rank == 1:
-        vars(setup)["weights_of"] = fail_for_memory
+        vars(setup)["copy_weights"] = fail_for_memory
     training.rank_body(rank, *arguments)
 
 

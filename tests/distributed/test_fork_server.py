@@ -21,7 +21,7 @@ PIPES: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
 
 
 def say(capfd: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
-    child = fork_server.process(told, arguments)
+    child = fork_server.start_process(told, arguments)
     child.join(60)
     assert child.exitcode == 0
     return capfd.readouterr().out.split()
@@ -39,19 +39,19 @@ def test_a_process_has_the_environment_the_directory_and_the_output_of_its_start
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    fork_server.start(["torch"])
+    fork_server.start_fork_server(["torch"])
     first = server_pid()
     assert say(capfd, "a") == ["a", "-", "-", "-", "1", str(Path.cwd())]
     monkeypatch.setenv("MARK", "set later")
     monkeypatch.chdir(tmp_path)
-    fork_server.start(["torch"])
+    fork_server.start_fork_server(["torch"])
     assert say(capfd, "b") == ["b", "set", "later", "-", "-", "1", str(tmp_path)]
     monkeypatch.delenv("MARK")
     assert say(capfd, "c")[1] == "-"
     assert server_pid() == first
     # torch reads this one while it is loaded.
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    fork_server.start(["torch"])
+    fork_server.start_fork_server(["torch"])
     assert say(capfd, "d")[-2] == "2" and server_pid() != first and not running(first)
 
 
@@ -65,7 +65,7 @@ def test_variables_that_are_set_in_it_count_more_than_those_of_its_start(
 ) -> None:
     """torch elastic tells each worker its rank so; in a pod of a job the agent has a RANK of its own."""
     monkeypatch.setenv("RANK", "7")
-    fork_server.start(["torch"])
+    fork_server.start_fork_server(["torch"])
     child = fork_server.CONTEXT.Process(target=ranked, args=({"RANK": "3"}, fork_server.ForkedCall(told)))
     child.start()
     child.join(60)
@@ -78,8 +78,8 @@ from slipstream.distributed import fork_server
 from slipstream.distributed.child_processes import end_with_parent
 from tests.support.forked import wait_for_long
 if __name__ == "__main__":
-    fork_server.start([])
-    child = fork_server.process(wait_for_long, ())
+    fork_server.start_fork_server([])
+    child = fork_server.start_process(wait_for_long, ())
     print(child.pid, flush=True)
     time.sleep(600)
 """
@@ -105,8 +105,8 @@ def test_modules_of_the_working_directory_are_not_loaded(tmp_path: Path) -> None
 import sys; sys.path[:] = [entry for entry in sys.path if entry]
 from slipstream.distributed import fork_server
 from tests.support.forked import collect_garbage, told
-fork_server.start(["torch"])
-child = fork_server.process(told, ("f",))
+fork_server.start_fork_server(["torch"])
+child = fork_server.start_process(told, ("f",))
 child.join()
 sys.exit(child.exitcode)
 """
@@ -116,8 +116,8 @@ sys.exit(child.exitcode)
 
 
 def test_a_collection_of_garbage_copies_nothing_that_the_server_loaded(capfd: pytest.CaptureFixture[str]) -> None:
-    fork_server.start(["torch"])
-    child = fork_server.process(collect_garbage, ())
+    fork_server.start_fork_server(["torch"])
+    child = fork_server.start_process(collect_garbage, ())
     child.join(60)
     frozen, before, after = map(int, capfd.readouterr().out.split())
     assert frozen > 100_000 and after - before < 10_000
@@ -129,7 +129,7 @@ def test_a_long_temporary_directory_is_no_traceback(tmp_path: Path) -> None:
     long.mkdir(parents=True)
     script = (
         "from multiprocessing import forkserver; from slipstream.distributed import fork_server\n"
-        "fork_server.start([]); child = fork_server.process(print, ('forked',)); child.join(60)\n"
+        "fork_server.start_fork_server([]); child = fork_server.start_process(print, ('forked',)); child.join(60)\n"
         "print(forkserver._forkserver._forkserver_address)"
     )
     ran = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(long)}, **PIPES)

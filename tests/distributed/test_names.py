@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.distributed import names
-from slipstream.distributed.names import DEFAULT, is_here, names_of_this_machine, sources
+from slipstream.distributed.names import DEFAULT, host_name_sources, is_here, names_of_this_machine
 from tests.support.recorded_network import impossible, recorded
 
 STORES = """
@@ -128,4 +128,4 @@ def test_the_usual_sources_are_read(
     monkeypatch.setattr(names, "SOURCES", tmp_path / "nsswitch.conf")
     if text is not None:
         (tmp_path / "nsswitch.conf").write_text(text)
-    assert sources() == found
+    assert host_name_sources() == found

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from threadpoolctl import threadpool_info
 
-from slipstream.distributed.pool import WorkerPool, importing_nothing_of
+from slipstream.distributed.pool import WorkerPool, imports_blocked
 from tests.support import REPOSITORY
 
 
@@ -50,7 +50,7 @@ def test_a_worker_that_needs_pandas_has_it(workers: WorkerPool) -> None:
 
 def test_a_package_seems_absent_within_the_block_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    with pytest.raises(ModuleNotFoundError, match="colorsys"), importing_nothing_of("colorsys"):
+    with pytest.raises(ModuleNotFoundError, match="colorsys"), imports_blocked("colorsys"):
         __import__("colorsys")
     assert __import__("colorsys").rgb_to_hsv(0, 0, 0) == (0, 0, 0)
 

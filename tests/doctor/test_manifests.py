@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from slipstream.doctor.command import main
 from slipstream.doctor.findings import Finding
-from slipstream.doctor.manifests import check_manifests, seconds
+from slipstream.doctor.manifests import check_manifests, parse_duration
 from slipstream.doctor.objects import KubernetesManifest
-from slipstream.manifests.write import write
-from slipstream.profiles.profile import load
+from slipstream.manifests.write import write_manifests
+from slipstream.profiles.profile import load_profile
 from tests.support.wording import same_wording
 from tests.support.written_manifests import PROFILES, files, named, objects
 
@@ -25,13 +25,15 @@ PROFILE = "a100-spot"
 
 
 def found(trees: list[Tree], profile: str = PROFILE) -> tuple[Finding, ...]:
-    return check_manifests([KubernetesManifest("file.yaml", tree) for tree in trees], load(profile)).findings
+    return check_manifests([KubernetesManifest("file.yaml", tree) for tree in trees], load_profile(profile)).findings
 
 
 @pytest.mark.parametrize("keda", [False, True])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_our_own_have_none(profile: str, keda: bool) -> None:
-    report = check_manifests([KubernetesManifest("file.yaml", tree) for tree in objects(profile, keda)], load(profile))
+    report = check_manifests(
+        [KubernetesManifest("file.yaml", tree) for tree in objects(profile, keda)], load_profile(profile)
+    )
     assert not report.findings and len(report.checked) + len(report.unchecked) == 2
     assert bool(report.unchecked) is (profile == "mi300x")
 
@@ -294,7 +296,7 @@ def test_a_plain_pod_or_template_has_a_grace_too() -> None:
 
 
 def test_times_are_read_as_kubernetes_writes_them() -> None:
-    assert [seconds(text) for text in (30, "90s", "5m", "1h30m", "Never", None)] == [30, 90, 300, 5400, 0, 0]
+    assert [parse_duration(text) for text in (30, "90s", "5m", "1h30m", "Never", None)] == [30, 90, 300, 5400, 0, 0]
 
 
 ODD: tuple[Any, ...] = (None, "text", [None])
@@ -337,7 +339,7 @@ def doctor(*arguments: object) -> Result:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    write(list(files(PROFILE)), tmp_path / "cluster", PROFILE)
+    write_manifests(list(files(PROFILE)), tmp_path / "cluster", PROFILE)
     return tmp_path / "cluster"
 
 

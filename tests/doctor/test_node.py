@@ -61,12 +61,12 @@ def test_a_free_gpu_and_one_that_another_process_holds(
     build: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", build)
-    driver, free = node.nvidia(tmp_path, Nvml(0, []), "12.4")
+    driver, free = node.nvidia_readings(tmp_path, Nvml(0, []), "12.4")
     assert driver.found == "550.54.15, CUDA up to 12.4" and not driver.problem
     assert free == NodeReading("GPU 0", "NVIDIA A100-SXM4-80GB, 80.0 GiB of 80.0 GiB free, held by no process")
     root = write(tmp_path, {"proc/7/comm": "python\n"})
     holders = [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
-    _, held = node.nvidia(root, Nvml(20 * GIB, holders), "12.4")
+    _, held = node.nvidia_readings(root, Nvml(20 * GIB, holders), "12.4")
     same_wording(held.found)
     same_wording(held.problem)
 
@@ -89,14 +89,14 @@ def test_a_gpu_whose_memory_is_the_hosts_is_listed(tmp_path: Path) -> None:
         raise Nvml.NVMLError("Not Supported")
 
     unified.nvmlDeviceGetMemoryInfo = refuse
-    _, found = node.nvidia(tmp_path, unified, "12.4")
+    _, found = node.nvidia_readings(tmp_path, unified, "12.4")
     same_wording(str(found))
 
 
 def test_a_library_that_fails_halfway_leaves_what_was_read(tmp_path: Path) -> None:
     broken = Nvml(0, [])
     broken.nvmlDeviceGetCount = lambda: 1 // 0
-    driver, why = node.readings("NVIDIA driver", lambda: node.nvidia(tmp_path, broken, ""))
+    driver, why = node.safe_readings("NVIDIA driver", lambda: node.nvidia_readings(tmp_path, broken, ""))
     assert driver.found.startswith("550") and why.found.startswith("not read: ZeroDivisionError")
 
 
@@ -122,7 +122,7 @@ def test_amd_gpus(tmp_path: Path) -> None:
             "proc/9/comm": "python\n",
         },
     )
-    driver, card = node.amd(root)
+    driver, card = node.amd_readings(root)
     assert driver == NodeReading("AMD driver", "6.10.5")
     assert card.what == "card0" and card.problem
     same_wording(card.found)
@@ -131,22 +131,22 @@ def test_amd_gpus(tmp_path: Path) -> None:
 def test_nccl_that_is_not_the_one_torch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ['nvidia-nccl-cu13==2.28.9; platform_system == "Linux"', "numpy"]
     monkeypatch.setattr(node, "version", lambda package: "2.28.9")
-    assert node.nccl("NCCL", "2.28.9", wanted).problem == ""
-    assert "LD_LIBRARY_PATH" in node.nccl("NCCL", "2.21.5", wanted).problem
+    assert node.nccl_reading("NCCL", "2.28.9", wanted).problem == ""
+    assert "LD_LIBRARY_PATH" in node.nccl_reading("NCCL", "2.21.5", wanted).problem
     monkeypatch.setattr(node, "version", lambda package: "2.27.0")
-    same_wording(node.nccl("NCCL", "2.28.9", wanted).problem)
+    same_wording(node.nccl_reading("NCCL", "2.28.9", wanted).problem)
 
 
 def test_cores_that_are_seen_and_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     root = write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "400000 100000\n"})
-    (of_96,) = node.processors(root, 96)
+    (of_96,) = node.processor_readings(root, 96)
     same_wording(of_96.found)
     assert "96 threads on 4 CPUs" in of_96.problem
-    (of_4,) = node.processors(root, 4)
+    (of_4,) = node.processor_readings(root, 4)
     assert not of_4.problem
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert not next(node.processors(root, 96)).problem
+    assert not next(node.processor_readings(root, 96)).problem
 
 
 def test_memory_numa_and_interfaces(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_memory_numa_and_interfaces(tmp_path: Path) -> None:
     )
     (root / "sys/class/infiniband/rdmap1s0/device").mkdir()
     (root / "sys/class/infiniband/rdmap1s0/device/driver").symlink_to(root / "sys/bus/drivers/efa")
-    assert [r.found for r in node.memory(root)] == ["0.5 GiB of 1.0 GiB available, cgroup limit 0.5 GiB"]
-    assert [r.found for r in node.numa(root)] == ["2 nodes: node0 has CPUs 0-47; node1 has CPUs 48-95"]
-    assert [r.found for r in node.interfaces(root)] == ["up, MTU 9001, 100000 Mbit/s"]
-    down, efa = node.fabric(root)
+    assert [r.found for r in node.memory_readings(root)] == ["0.5 GiB of 1.0 GiB available, cgroup limit 0.5 GiB"]
+    assert [r.found for r in node.numa_readings(root)] == ["2 nodes: node0 has CPUs 0-47; node1 has CPUs 48-95"]
+    assert [r.found for r in node.interface_readings(root)] == ["up, MTU 9001, 100000 Mbit/s"]
+    down, efa = node.fabric_readings(root)
     assert down.what == "RDMA mlx5_0" and down.problem
     assert efa == NodeReading("EFA rdmap1s0", "port 1: 4: ACTIVE, 100 Gb/sec (4X EDR)")
 
@@ -217,18 +217,18 @@ def test_clocks() -> None:
     import time
 
     with endpoint(formatdate(time.time(), usegmt=True)) as right:
-        (reading,) = node.clock("", right)
+        (reading,) = node.clock_readings("", right)
         assert right in reading.found and not reading.problem
     with endpoint(formatdate(time.time() - 1000, usegmt=True)) as late:
-        (reading,) = node.clock("", late)
+        (reading,) = node.clock_readings("", late)
         assert reading.found.startswith(("+1000 s", "+999 s", "+1001 s")) and "NTP" in reading.problem
     with endpoint(None) as silent:
-        assert "sent no Date" in next(node.clock("", silent)).found
+        assert "sent no Date" in next(node.clock_readings("", silent)).found
 
 
 def test_a_store_on_s3_tells_its_speed_and_its_clock(store: FaultyS3) -> None:
     (speed,) = node.store_speed("s3://bucket/doctor")
     assert "16 MiB written at" in speed.found and not speed.problem
     assert not s3.client().list_objects_v2(Bucket="bucket", Prefix="doctor").get("Contents")
-    (clock,) = node.clock("s3://bucket/doctor", "")
+    (clock,) = node.clock_readings("s3://bucket/doctor", "")
     assert clock.found.endswith("s against s3://bucket/doctor") and not clock.problem

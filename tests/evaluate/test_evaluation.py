@@ -14,7 +14,7 @@ from torch import nn
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.errors import UserError
-from slipstream.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
+from slipstream.evaluate.baseline import MOST_PIXELS, categorical_columns, feature_table, train_baseline
 from slipstream.evaluate.engine import evaluate, gain_over
 from slipstream.models.trained import TrainedModel
 from slipstream.proofs.gpu.trainings import TABLE_ROWS, write_prepared, write_table
@@ -136,7 +136,7 @@ def test_the_baseline_learns_from_training_rows_only(tmp_path: Path) -> None:
     turned = np.array(data.split("train"))
     turned[TARGET] = 1 - turned[TARGET]
     liar = write_prepared(tmp_path / "liar", data.signature, {"train": turned, "test": test})
-    right, wrong = baseline(data, test).scores.accuracy, baseline(liar, test).scores.accuracy
+    right, wrong = train_baseline(data, test).scores.accuracy, train_baseline(liar, test).scores.accuracy
     assert right and right > 0.9
     assert wrong is not None and wrong < 0.1
 
@@ -163,7 +163,7 @@ def test_a_large_training_split_stops_by_the_validation_split(
     turned[TARGET] = 1 - turned[TARGET] if task == "classification" else 2 * mean - turned[TARGET]
     misled = write_prepared(tmp_path / "misled", signature, {**splits, "validation": turned})
     metric = "log_loss" if task == "classification" else "rmse"
-    good, bad = (baseline(data, splits["test"]).scores.of(metric) for data in (honest, misled))
+    good, bad = (train_baseline(data, splits["test"]).scores.of(metric) for data in (honest, misled))
     assert good and bad and bad > 1.5 * good
 
 
@@ -175,5 +175,5 @@ def test_categories_are_categories_where_boosting_can_split_on_them() -> None:
 
 def test_large_images_are_thinned_for_the_baseline() -> None:
     signature = Signature((TensorSpec("image", "uint8", (3, 64, 64)),), "classification", "y", ("a", "b"))
-    features = features_of(signature, np.zeros(2, signature.record))
+    features = feature_table(signature, np.zeros(2, signature.record))
     assert MOST_PIXELS / 2 < features.shape[1] <= MOST_PIXELS

@@ -27,7 +27,7 @@ def probability(model: KneserNey, before: bytes, symbol: int) -> float:
         gram = (gram << np.uint64(kneser_ney.BITS)) | np.uint64(each)
     found = np.full(1, 1 / SYMBOLS)
     for length, order in enumerate(model.orders):
-        found = kneser_ney.interpolated(order, gram & kneser_ney.mask(length + 1), found)
+        found = kneser_ney.interpolated_probabilities(order, gram & kneser_ney.symbols_mask(length + 1), found)
     return float(found[0])
 
 

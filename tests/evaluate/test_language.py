@@ -18,7 +18,7 @@ from slipstream.evaluate.engine import evaluate
 from slipstream.evaluate.kneser_ney import KneserNey
 from slipstream.evaluate.language import beside_bits, evaluate_language, graded_documents, held_out_documents
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.models.predict import model_function
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
@@ -52,7 +52,7 @@ def by_hand(model: Predictor, document: Document, length: int) -> float:
 
 
 def test_the_bits_of_documents_are_of_all_their_learned_tokens(stories: PreparedData) -> None:
-    model = build(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()
+    model = build_model(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()
     documents = read_documents(stories.artifact, "test")[:6]
     found = graded_documents(model_function(model), stories.signature, documents)
     for document, bits in zip(documents, found.bits, strict=True):
@@ -63,7 +63,7 @@ def test_the_bits_of_documents_are_of_all_their_learned_tokens(stories: Prepared
 def test_of_conversations_only_the_answers_count(tmp_path: Path) -> None:
     rows = [{"prompt": f"after {n}?", "completion": f"{n + 1}." * (1 + n % 5)} for n in range(90)]
     data = prepare_language(tmp_path / "data", write_lines(tmp_path / "t.jsonl", rows), length=80)
-    model = build(ModelConfig("transformer", SIZES), data.signature, seed=0).eval()
+    model = build_model(ModelConfig("transformer", SIZES), data.signature, seed=0).eval()
     run, documents = model_function(model), read_documents(data.artifact, "test")
     for document, bits in zip(documents, graded_documents(run, data.signature, documents).bits, strict=True):
         assert bits == pytest.approx(by_hand(model, document, 80), rel=1e-5)
@@ -79,7 +79,7 @@ def test_a_trained_model_is_beside_one_without_weights_with_an_interval(stories:
     model = trained_steps(stories, SIZES, config, steps)
     found = evaluate_language(model_function(model), stories)
     untrained = evaluate_language(
-        model_function(build(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()), stories
+        model_function(build_model(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()), stories
     )
     assert untrained.model.bits_per_byte == pytest.approx(math.log2(257), abs=0.2)
     assert untrained.model.perplexity == pytest.approx(257, rel=0.1)
@@ -100,7 +100,7 @@ def test_a_trained_model_is_beside_one_without_weights_with_an_interval(stories:
 
 def test_a_fine_tuned_model_is_beside_its_base(stories: PreparedData) -> None:
     config = TrainingConfig(batch_size=16, learning_rate=0.01)
-    base = build(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()
+    base = build_model(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()
     tuned = trained_steps(stories, SIZES, config, 20)
     graded = graded_documents(model_function(base), stories.signature, held_out_documents(stories))
     found = evaluate_language(model_function(tuned), stories, graded)

@@ -18,11 +18,11 @@ from torch import Tensor
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.export import LibraryFiles, read_export
 from slipstream.export import engine
-from slipstream.export.check import check
+from slipstream.export.check import check_package
 from slipstream.export.config import ExportConfig
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.models.hugging_face.command import main
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 from tests.support.adapters import draw_adapters
@@ -52,7 +52,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def adapted(config: ModelConfig, data: PreparedData) -> Predictor:
     """The base with adapters that matter."""
-    model = build(config, data.signature, seed=0).eval()
+    model = build_model(config, data.signature, seed=0).eval()
     draw_adapters(model)
     return model
 
@@ -77,7 +77,7 @@ def exported(config: ModelConfig, data: PreparedData, directory: Path, **setting
     write_trained(directory / "trained", architecture, adapters, adapters, {})
     trained, directory = TrainedModel.open(directory / "trained"), directory / "exported"
     engine.export(directory, trained, data, ExportConfig(seconds=0.01, **settings), {})
-    check(directory)
+    check_package(directory)
     return directory
 
 

@@ -17,7 +17,7 @@ from slipstream.errors import UserError
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.trained import TrainedModel
 from slipstream.proofs.gpu.trainings import write_prepared, write_table
 from tests.support.toys import ToyTrained, images, trained_on
@@ -99,7 +99,7 @@ def test_a_model_that_cannot_be_exported(network: type[Network], data: PreparedD
 
 def test_several_outputs_are_refused_when_the_model_is_built(data: PreparedData) -> None:
     with refuses(UserError, match=r"model\.name:"):
-        build(ModelConfig("tests.export.test_bad_models:Several"), data.signature, seed=0)
+        build_model(ModelConfig("tests.export.test_bad_models:Several"), data.signature, seed=0)
 
 
 def other(data: PreparedData, **changes: Any) -> PreparedData:

@@ -16,12 +16,19 @@ from torch import nn
 
 from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.errors import UserError
-from slipstream.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx
+from slipstream.export.convert import (
+    PARITY_BATCHES,
+    check_dynamic_batch,
+    check_opset,
+    check_parity,
+    model_opset,
+    to_onnx,
+)
 from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.session import onnx_predictor
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.predict import inputs_of, model_function
+from slipstream.models.factory import build_model
+from slipstream.models.predict import model_function, record_inputs
 from slipstream.models.tables_and_images import ResNet
 from slipstream.proofs.gpu.trainings import write_table
 from tests.support.toys import ToyTrained, images, trained_on
@@ -37,7 +44,7 @@ class Exported:
     path: Path
 
     def inputs(self, rows: int) -> tuple[np.ndarray, ...]:
-        return inputs_of(self.data.signature, self.data.split("test")[:rows])
+        return record_inputs(self.data.signature, self.data.split("test")[:rows])
 
 
 @pytest.fixture(scope="module", params=["table", "image", pytest.param("regression", marks=pytest.mark.prove)])
@@ -68,7 +75,7 @@ def test_the_file_says_what_it_takes(exported: Exported) -> None:
     assert [value.name for value in model.graph.input] == [spec.name for spec in exported.data.signature.inputs]
     shapes = [value.type.tensor_type.shape.dim for value in (*model.graph.input, *model.graph.output)]
     assert {shape[0].dim_param for shape in shapes} == {"batch"}
-    assert opset_of(model) == 20
+    assert model_opset(model) == 20
 
 
 def test_nothing_of_this_machine_is_in_the_file(exported: Exported) -> None:
@@ -158,7 +165,7 @@ def test_a_model_that_cannot_be_exported_is_refused_in_one_silent_line(
     model: nn.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = write_table(tmp_path / "data", "classification")
-    inputs = inputs_of(data.signature, data.split("test")[:2])
+    inputs = record_inputs(data.signature, data.split("test")[:2])
     with refuses(UserError):
         to_onnx(model, data.signature, inputs, 20, tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
@@ -171,7 +178,7 @@ def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Pat
     model = ResNet(data.signature, widths=(8, 16), norm=norm)
     with torch.no_grad():  # statistics that are not those of the start
         model(torch.rand(64, 1, 9, 9) * 8)
-    inputs = [array.astype(np.float32) for array in inputs_of(data.signature, data.split("test")[:2])]
+    inputs = [array.astype(np.float32) for array in record_inputs(data.signature, data.split("test")[:2])]
     floats = dataclasses.replace(
         data.signature, inputs=tuple(dataclasses.replace(i, dtype="float32") for i in data.signature.inputs)
     )
@@ -188,14 +195,14 @@ def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Pat
 )
 def test_a_norm_that_cannot_be_is_refused(arguments: Any, tmp_path: Path) -> None:
     with refuses(UserError):
-        build(ModelConfig("resnet", arguments), images(tmp_path / "data").signature, seed=0)
+        build_model(ModelConfig("resnet", arguments), images(tmp_path / "data").signature, seed=0)
 
 
 def test_a_transformer_whose_heads_share_keys_can_be_quantised(tmp_path: Path) -> None:
     """torch's exporter writes axes for it as numbers, on which the inference of shapes fails."""
     signature = Signature((TensorSpec("tokens", "int32", (8,)),), "next token", "next token", buckets=20)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
-    model = build(ModelConfig("transformer", {**sizes, "num_key_value_heads": 2}), signature, 0).eval()
+    model = build_model(ModelConfig("transformer", {**sizes, "num_key_value_heads": 2}), signature, 0).eval()
     tokens = np.arange(16, dtype=np.int32).reshape(2, 8)
     to_onnx(model, signature, [tokens], 20, tmp_path / "fp32.onnx")
     graph = onnx.load(tmp_path / "fp32.onnx").graph

@@ -25,7 +25,7 @@ from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.quantize.recipes import Recipe
 from slipstream.export.quantize.speed_ranking import ExportCandidate
 from slipstream.machine.description import ClusterMachine
-from slipstream.models.predict import inputs_of, targets_of
+from slipstream.models.predict import record_inputs, record_targets
 from slipstream.models.trained import TrainedModel
 from slipstream.proofs.gpu.trainings import write_prepared, write_table
 from tests.support.captured import Captured
@@ -83,10 +83,10 @@ def test_the_chosen_model_predicts_by_itself(case: Case) -> None:
     outputs = session.run([signature["outputs"][0]["name"]], feed)[0]
     chosen = case.variant(case.report["chosen"])
     if case.data.signature.task == "classification":
-        accuracy = np.mean(outputs.argmax(axis=1) == targets_of(test))
+        accuracy = np.mean(outputs.argmax(axis=1) == record_targets(test))
         assert accuracy == chosen["metrics"]["accuracy"] > 0.9
     else:
-        rmse = np.sqrt(np.mean((outputs[:, 0].astype(np.float64) - targets_of(test)) ** 2))
+        rmse = np.sqrt(np.mean((outputs[:, 0].astype(np.float64) - record_targets(test)) ** 2))
         assert rmse == pytest.approx(chosen["metrics"]["rmse"], rel=1e-6)
         assert chosen["metrics"]["r2"] > 0.9
 
@@ -221,14 +221,14 @@ def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
     data = write_table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=20)
     fp32 = tmp_path / "fp32.onnx"
-    variants.to_onnx(trained.load(), data.signature, inputs_of(data.signature, data.split("train")[:2]), 20, fp32)
+    variants.to_onnx(trained.load(), data.signature, record_inputs(data.signature, data.split("train")[:2]), 20, fp32)
     found = {}
     for changed in ("nothing", "test", "train"):
         splits = {name: np.array(data.split(name)) for name in ("train", "validation", "test")}
         if changed != "nothing":
             splits[changed]["numeric"] *= 1000
         other = write_prepared(tmp_path / changed / "data", data.signature, splits)
-        quantiser = Quantiser(fp32, searching.calibration(other, SHORT), tmp_path / changed, 7)
+        quantiser = Quantiser(fp32, searching.calibration_inputs(other, SHORT), tmp_path / changed, 7)
         quantiser.make(Recipe("static"), tmp_path / changed / "int8.onnx")
         records = searching.search_rows(fp32, other, ExportConfig(seconds=1e6))
         found[changed] = (tmp_path / changed / "int8.onnx").read_bytes(), records.tobytes()
@@ -245,7 +245,7 @@ def test_int8_for_vnni_is_not_made_where_there_is_none(tmp_path: Path, monkeypat
 def test_the_most_sensitive_layers_stay_in_fp32(tmp_path: Path) -> None:
     """The fastest candidate loses 5 points, and none once a layer is left alone: so just one is."""
     data = write_table(tmp_path / "data", "classification")
-    inputs = inputs_of(data.signature, data.split("train")[:100])
+    inputs = record_inputs(data.signature, data.split("train")[:100])
     fp32 = tmp_path / "fp32.onnx"
     variants.to_onnx(trained_on(data, 20).load(), data.signature, [each[:2] for each in inputs], 20, fp32)
     (tmp_path / "scratch").mkdir()

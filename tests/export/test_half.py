@@ -15,13 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
 from slipstream.export import engine
-from slipstream.export.check import check
+from slipstream.export.check import check_package
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import to_onnx
-from slipstream.export.quantize.half_precision import Half, error_of, write_half
+from slipstream.export.quantize.half_precision import Half, largest_output_error, write_half
 from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.session import onnx_predictor
-from slipstream.models.predict import inputs_of
+from slipstream.models.predict import record_inputs
 from slipstream.models.trained import TrainedModel
 from slipstream.proofs.gpu.trainings import write_table
 from tests.support.toys import images, trained_on
@@ -31,7 +31,7 @@ TYPES: dict[Half, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOA
 
 
 def exported(directory: Path, data: PreparedData, opset: int) -> tuple[Path, tuple[np.ndarray, ...]]:
-    inputs = inputs_of(data.signature, data.split("train")[:32])
+    inputs = record_inputs(data.signature, data.split("train")[:32])
     to_onnx(trained_on(data, 40).load(), data.signature, [each[:2] for each in inputs], opset, directory / "fp32.onnx")
     return Quantiser(directory / "fp32.onnx", inputs, directory, 8).prepared(smooth=False), inputs
 
@@ -58,7 +58,7 @@ def test_products_have_16_bits_and_inputs_and_outputs_what_they_had(
     assert len(found) == products and {types[node.input[1]] for node in found} == {TYPES[kind]}
     assert half.stat().st_size < 0.75 * fp32.stat().st_size
     scale = np.abs(onnx_predictor(fp32, 1)(inputs)).max()
-    assert 0 < error_of(half, fp32, inputs) < (0.002 if kind == "fp16" else 0.02) * scale
+    assert 0 < largest_output_error(half, fp32, inputs) < (0.002 if kind == "fp16" else 0.02) * scale
     if kind == "fp16":  # ONNX Runtime has no kernels for bfloat16 on CPUs
         difference = np.abs(onnx_predictor(half, 1)(inputs) - onnx_predictor(fp32, 1)(inputs)).max()
         assert 0 < difference < 0.002 * scale
@@ -117,9 +117,9 @@ def test_weights_too_large_for_fp16_stay_in_fp32_and_overflow_is_found(tmp_path:
     assert inputs_by_name(half)["first"] == ["x", "w"] and inputs_by_name(half)["second"][1] == "v.fp16"
     write_half(residual(tmp_path, 60_000.0), half, "fp16")
     with refuses(UserError, match=r"half\.onnx:"):
-        error_of(half, tmp_path / "fp32.onnx", rows)
+        largest_output_error(half, tmp_path / "fp32.onnx", rows)
     write_half(tmp_path / "fp32.onnx", half, "bf16")
-    assert error_of(half, tmp_path / "fp32.onnx", rows) < 0.01 * 6e6
+    assert largest_output_error(half, tmp_path / "fp32.onnx", rows) < 0.01 * 6e6
 
 
 def test_files_for_gpus_are_part_of_the_artifact_and_told_of(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_files_for_gpus_are_part_of_the_artifact_and_told_of(tmp_path: Path) -> 
     assert told["bf16"]["verdict"] == "for GPUs" and "at most" in told["bf16"]["reason"]
     for name in ("fp16", "bf16", "tensorrt"):
         assert artifact.files[told[name]["file"]].size == told[name]["bytes"]
-    check(tmp_path / "out")
+    check_package(tmp_path / "out")
 
 
 def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_two_onnx_runtimes_over_each_other_are_one_line(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(session.PROVIDERS.values()))
     session.check_provider("cuda")
-    monkeypatch.setattr(session, "installed", lambda name: "1.31.1")
+    monkeypatch.setattr(session, "installed_version", lambda name: "1.31.1")
     with refuses(UserError) as two:
         session.check_provider("cuda")
     assert "\n" not in two.value.message

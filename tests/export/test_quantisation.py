@@ -17,14 +17,14 @@ from onnx import numpy_helper
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
 from slipstream.export.convert import to_onnx
-from slipstream.export.gpu_files import check_symmetric, trtexec, write_tensorrt
+from slipstream.export.gpu_files import check_symmetric, trtexec_command, write_tensorrt
 from slipstream.export.quantize import quantise as quantisation
 from slipstream.export.quantize.quantise import WEIGHT_BITS, Quantiser, smooth_first_product
 from slipstream.export.quantize.recipes import Recipe, narrow_convolutions, recipes_for
-from slipstream.export.quantize.search import products_of, rank_by_error
+from slipstream.export.quantize.search import matmul_names, rank_by_error
 from slipstream.export.session import onnx_predictor
 from slipstream.machine.description import this_machine
-from slipstream.models.predict import inputs_of
+from slipstream.models.predict import record_inputs
 from slipstream.proofs.gpu.trainings import write_table
 from tests.support.toys import images, trained_on
 from tests.support.wording import refuses
@@ -44,7 +44,7 @@ def quantise(
 def exported(directory: Path, data: PreparedData) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "model.fp32.onnx"
-    example = inputs_of(data.signature, data.split("train")[:2])
+    example = record_inputs(data.signature, data.split("train")[:2])
     to_onnx(trained_on(data, steps=20).load(), data.signature, example, 20, path)
     return path
 
@@ -82,7 +82,7 @@ def test_sessions_take_the_cores_of_the_pod_and_not_those_of_the_node(
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Noted)
     monkeypatch.setattr(quantisation, "usable_cores", lambda: 3)
-    rows = inputs_of(tables.signature, tables.split("train")[:60])
+    rows = record_inputs(tables.signature, tables.split("train")[:60])
     quantise(table_fp32, tmp_path / "model.int8.onnx", rows)
     assert len(threads) >= 2 and set(threads) == {3}
     assert onnxruntime.SessionOptions().intra_op_num_threads == 0
@@ -92,7 +92,7 @@ def test_a_network_of_products_keeps_its_outputs_in_fp32(
     tables: PreparedData, table_fp32: Path, tmp_path: Path
 ) -> None:
     int8 = tmp_path / "int8.onnx"
-    quantise(table_fp32, int8, inputs_of(tables.signature, tables.split("train")))
+    quantise(table_fp32, int8, record_inputs(tables.signature, tables.split("train")))
     graph = onnx.load(int8).graph
     products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm")]
     quantised = {name for node in graph.node if node.op_type == "QuantizeLinear" for name in node.input}
@@ -105,7 +105,7 @@ def test_weights_are_signed_per_channel_and_activations_unsigned(
     image_data: PreparedData, image_fp32: Path, tmp_path: Path
 ) -> None:
     int8 = tmp_path / "int8.onnx"
-    quantise(image_fp32, int8, inputs_of(image_data.signature, image_data.split("train")), IMAGES)
+    quantise(image_fp32, int8, record_inputs(image_data.signature, image_data.split("train")), IMAGES)
     graph = onnx.load(int8).graph
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     produced = {node.output[0]: node for node in graph.node}
@@ -122,7 +122,7 @@ def test_weights_have_the_bits_that_were_asked_for(tables: PreparedData, table_f
     largest = {}
     for bits in (7, 8):
         int8 = tmp_path / f"{bits}.onnx"
-        quantise(table_fp32, int8, inputs_of(tables.signature, tables.split("train")), bits=bits)
+        quantise(table_fp32, int8, record_inputs(tables.signature, tables.split("train")), bits=bits)
         model = onnx.load(int8)
         arrays = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer]
         largest[bits] = max(np.abs(a.astype(int)).max() for a in arrays if a.dtype == np.int8)
@@ -134,7 +134,7 @@ def test_every_recipe_gives_a_file_that_runs_or_says_why(
     image_data: PreparedData, image_fp32: Path, tables: PreparedData, table_fp32: Path, tmp_path: Path
 ) -> None:
     for data, fp32 in ((image_data, image_fp32), (tables, table_fp32)):
-        inputs, recipes = inputs_of(data.signature, data.split("train")[:100]), recipes_for(onnx.load(fp32))
+        inputs, recipes = record_inputs(data.signature, data.split("train")[:100]), recipes_for(onnx.load(fp32))
         names = [recipe.code for recipe in recipes]
         assert len({recipe.name for recipe in recipes}) == len(recipes)
         assert len(set(names)) == len(names) and {"dynamic", "int4", "u8s8", "s8s8-tensor-all-out8"} <= {*names}
@@ -155,7 +155,7 @@ def test_narrow_convolutions_stay_in_fp32_where_asked(
     recipe = Recipe("static", operators="between", fp32_outputs=False, wide=True)
     assert recipe in recipes_for(onnx.load(image_fp32))
     assert not any(each.wide for each in recipes_for(onnx.load(table_fp32)))
-    quantise(image_fp32, tmp_path / "int8.onnx", inputs_of(image_data.signature, image_data.split("train")), recipe)
+    quantise(image_fp32, tmp_path / "int8.onnx", record_inputs(image_data.signature, image_data.split("train")), recipe)
     graph = onnx.load(tmp_path / "int8.onnx").graph
     dequantised = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     assert [node.input[1] in dequantised for node in graph.node if node.op_type == "Conv"] == [False, True]
@@ -181,16 +181,16 @@ def test_ranges_are_calibrated_once(
         return read[-1]
 
     monkeypatch.setattr(quantisation, "calibration_rows", noted)
-    quantiser = Quantiser(table_fp32, inputs_of(tables.signature, tables.split("train")), tmp_path, 7)
+    quantiser = Quantiser(table_fp32, record_inputs(tables.signature, tables.split("train")), tmp_path, 7)
     for activations in ("u8", "s8"):
         quantiser.make(Recipe("static", activations), tmp_path / f"{activations}.onnx")
     assert [rows.get_next() is None for rows in read] == [True, False]
 
 
 def test_layers_that_stay_in_fp32(tables: PreparedData, table_fp32: Path, tmp_path: Path) -> None:
-    inputs = inputs_of(tables.signature, tables.split("train")[:200])
+    inputs = record_inputs(tables.signature, tables.split("train")[:200])
     quantiser = Quantiser(table_fp32, inputs, tmp_path, 7)
-    layers = products_of(quantiser.prepared(smooth=False))
+    layers = matmul_names(quantiser.prepared(smooth=False))
     errors = rank_by_error(quantiser, Recipe("static"), time.perf_counter() + 60)
     assert set(errors) == set(layers) and list(errors.values()) == sorted(errors.values(), reverse=True)
     assert rank_by_error(quantiser, Recipe("static"), 0.0) == {}
@@ -209,7 +209,7 @@ def test_the_file_for_tensorrt_is_symmetric(
     for data, fp32 in ((image_data, image_fp32), (tables, table_fp32)):
         scratch, target = tmp_path / fp32.parent.name, tmp_path / "model.tensorrt.onnx"
         scratch.mkdir()
-        inputs = inputs_of(data.signature, data.split("train")[:100])
+        inputs = record_inputs(data.signature, data.split("train")[:100])
         write_tensorrt(Quantiser(fp32, inputs, scratch, 8).prepared(smooth=False), target, inputs)
         found, expected = onnx_predictor(target, 1)(inputs), onnx_predictor(fp32, 1)(inputs)
         assert np.abs(found - expected).mean() < 0.05 * np.ptp(expected)
@@ -219,7 +219,7 @@ def test_the_file_for_tensorrt_is_symmetric(
         zero.CopyFrom(numpy_helper.from_array(np.ones_like(numpy_helper.to_array(zero)), zero.name))
         with refuses(UserError, match=r"export\.tensorrt:"):
             check_symmetric(model)
-    words = trtexec(tables.signature)
+    words = trtexec_command(tables.signature)
     assert "--minShapes=numeric:1x6,categorical:1x2 --optShapes=numeric:32x6" in words
 
 
@@ -252,7 +252,7 @@ def test_a_column_with_a_long_tail_does_not_take_the_steps_of_the_others(operato
 
 
 def test_smoothing_changes_nothing_in_fp32(tables: PreparedData, table_fp32: Path, tmp_path: Path) -> None:
-    model, inputs = onnx.load(table_fp32), inputs_of(tables.signature, tables.split("train"))
+    model, inputs = onnx.load(table_fp32), record_inputs(tables.signature, tables.split("train"))
     smooth_first_product(model, dict(zip([value.name for value in model.graph.input], inputs, strict=True)))
     onnx.save(model, tmp_path / "smooth.onnx")
     onnx.checker.check_model(model)

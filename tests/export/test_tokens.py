@@ -12,16 +12,16 @@ import torch
 import transformers
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.comparison.quality import ERROR, loss_of
+from slipstream.comparison.quality import ERROR, quality_loss
 from slipstream.comparison.tokens import rows_enough, upper_limit
 from slipstream.errors import UserError
 from slipstream.export import engine
-from slipstream.export.check import check
+from slipstream.export.check import check_package
 from slipstream.export.config import ExportConfig
 from slipstream.export.package.triton import write_repository
 from slipstream.export.session import onnx_predictor
-from slipstream.models.metrics import scores
-from slipstream.models.predict import graded, predict
+from slipstream.models.metrics import compute_scores
+from slipstream.models.predict import grade_tokens, predict_records
 from slipstream.models.trained import TrainedModel
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
 from tests.support.wording import refuses
@@ -54,7 +54,7 @@ def test_hugging_faces_library_gives_the_same_logits(exported: Path, data: Prepa
     assert ours.std() > 0.05 and np.abs(ours - theirs).max() < 1e-4
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported / "hugging-face")
     assert tokenizer("w1 w40")["input_ids"] == [1, 40]
-    check(exported)
+    check_package(exported)
 
 
 def test_the_report_is_of_tokens(exported: Path, data: PreparedData) -> None:
@@ -77,26 +77,26 @@ def test_triton_serves_it(exported: Path, tmp_path: Path) -> None:
 
 def test_a_token_is_graded_by_its_logits() -> None:
     logits = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]], np.float32))
-    found = graded(logits, np.array([[1, 2]]))
+    found = grade_tokens(logits, np.array([[1, 2]]))
     assert found[..., 0].tolist() == [[0, 1]]
     assert np.exp(found[..., 1]) == pytest.approx(np.array([[0.25, 0.7]]), rel=1e-5)
-    told = scores("next token", found, np.array([[1, 2]]))
+    told = compute_scores("next token", found, np.array([[1, 2]]))
     assert (told.accuracy, told.log_loss) == pytest.approx((0.5, -np.log(0.25 * 0.7) / 2))
 
 
 def test_tokens_that_are_not_learned_do_not_count() -> None:
     logits = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]], np.float32))
     truth = np.array([[-2, 2]])
-    found = graded(logits, truth)
+    found = grade_tokens(logits, truth)
     assert found[0, 0].tolist() == [0, 0] and np.exp(found[0, 1, 1]) == pytest.approx(0.7)
-    told = scores("next token", found, truth)
+    told = compute_scores("next token", found, truth)
     assert (told.accuracy, told.log_loss) == pytest.approx((1.0, -np.log(0.7)))
     # Of 20 rows one loses one of two learned tokens: a fortieth of all that are learned.
     targets = np.where(np.arange(8) < 6, -1, 1) * np.ones((20, 1), int)
     before = np.stack([targets > 0, targets * 0], axis=-1).astype(np.float32)
     after = before.copy()
     after[0, 7, 0] = 0
-    assert loss_of("next token", targets, before, after, 1.0).loss == pytest.approx(100 / 40)
+    assert quality_loss("next token", targets, before, after, 1.0).loss == pytest.approx(100 / 40)
 
 
 def test_logits_of_many_rows_are_not_held_at_once(data: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +108,10 @@ def test_logits_of_many_rows_are_not_held_at_once(data: PreparedData, monkeypatc
         return np.zeros((len(rows), LENGTH, VOCABULARY), np.float32)
 
     monkeypatch.setattr("slipstream.models.predict.MOST_LOGITS", 7 * LENGTH * VOCABULARY)
-    assert predict(run, data.signature, data.split("test")).shape == (200, LENGTH, 2)
+    assert predict_records(run, data.signature, data.split("test")).shape == (200, LENGTH, 2)
     assert max(sizes) == 7 and sum(sizes) == 200
     with refuses(UserError):
-        predict(lambda inputs: inputs[0], data.signature, data.split("test"))
+        predict_records(lambda inputs: inputs[0], data.signature, data.split("test"))
 
 
 def losses(rows: int, spread: str, draws: int) -> Iterator[np.ndarray]:
@@ -151,7 +151,10 @@ def test_what_loses_nothing_passes_with_enough_rows() -> None:
     graded_rows = np.stack([right, np.zeros(right.shape)], axis=-1).astype(np.float32)
     changed = graded_rows.copy()
     changed[::20, :1, 0] = 1 - changed[::20, :1, 0]
-    loss = loss_of("next token", np.zeros(right.shape), graded_rows, changed, 1.0)
+    loss = quality_loss("next token", np.zeros(right.shape), graded_rows, changed, 1.0)
     assert loss.answer(1.0) == "passed" and loss.rows == 400 and loss.low < loss.loss < loss.high
-    assert loss_of("next token", np.zeros(right.shape), graded_rows[:20], changed[:20], 1.0).answer(1.0) == "can't tell"
+    assert (
+        quality_loss("next token", np.zeros(right.shape), graded_rows[:20], changed[:20], 1.0).answer(1.0)
+        == "can't tell"
+    )
     assert rows_enough(np.zeros(20), 0.01, ERROR) == 299 and rows_enough(np.full(9, 0.02), 0.01, ERROR) is None

@@ -15,15 +15,15 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.export import read_export
 from slipstream.errors import UserError
 from slipstream.export import engine
-from slipstream.export.check import BadPackage, check, main
+from slipstream.export.check import BadPackage, check_package, main
 from slipstream.export.config import ExportConfig
-from slipstream.export.package.sign import sign
+from slipstream.export.package.sign import sign_package
 from slipstream.export.package.triton import write_repository
 from slipstream.models.trained import TrainedModel
 from slipstream.plan.serving.model import read_model
-from slipstream.promote.comparison import ComparedPackage, Incomparable, predictions
+from slipstream.promote.comparison import ComparedPackage, Incomparable, paired_predictions
 from slipstream.promote.config import PromotionConfig
-from slipstream.promote.engine import judge, promote
+from slipstream.promote.engine import evaluate_promotion, promote_package
 from slipstream.promote.store import Registry
 from slipstream.proofs.gpu.trainings import write_table
 from slipstream.report.engine import build_export
@@ -120,7 +120,7 @@ def test_check_verifies_the_files_and_says_what_it_cannot(
     try:
         weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with refuses(BadPackage, match=r"model\.safetensors:"):
-            check(exported)
+            check_package(exported)
     finally:
         weights.write_bytes(whole)
 
@@ -141,15 +141,15 @@ def test_the_first_is_promoted_and_no_other_is_compared_with_it(
     exported: Path, trained: TrainedModel, data: PreparedData, tmp_path: Path
 ) -> None:
     registry, config = Registry(str(tmp_path / "registry")), PromotionConfig()
-    done = promote(exported, registry, data, config, judge(exported, registry, data, config))
+    done = promote_package(exported, registry, data, config, evaluate_promotion(exported, registry, data, config))
     assert done.promoted
-    assert check(registry.fetch(registry.history()[0], tmp_path / "fetched"))
+    assert check_package(registry.fetch(registry.history()[0], tmp_path / "fetched"))
     engine.export(tmp_path / "small", trained, data, ExportConfig(seconds=0.01), {"trained": "2"})
-    refused = judge(tmp_path / "small", registry, data, config)
+    refused = evaluate_promotion(tmp_path / "small", registry, data, config)
     assert not refused.passed
     same_wording(refused.why)
     with refuses(Incomparable):
-        predictions(ComparedPackage(exported), ComparedPackage(tmp_path / "small"), data)
+        paired_predictions(ComparedPackage(exported), ComparedPackage(tmp_path / "small"), data)
 
 
 def test_it_is_signed_like_any_other(exported: Path, tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_it_is_signed_like_any_other(exported: Path, tmp_path: Path) -> None:
     (tmp_path / "private.pem").write_bytes(key.private_bytes(*form))
     told = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "public.pem").write_bytes(key.public_key().public_bytes(*told))
-    signed = sign(exported, tmp_path / "private.pem")
+    signed = sign_package(exported, tmp_path / "private.pem")
     try:
-        assert "signature  of" in check(exported, tmp_path / "public.pem")[1]
+        assert "signature  of" in check_package(exported, tmp_path / "public.pem")[1]
     finally:
         signed.unlink()
 

@@ -17,15 +17,15 @@ import yaml
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
-from slipstream.export.check import check
+from slipstream.export.check import check_package
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import COURSE, MODEL, write_profile
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build as build_model
+from slipstream.models.factory import build_model
 from slipstream.models.trained import TrainedModel
 from slipstream.promote.store import Registry, manifest_digest
 from slipstream.proofs.gpu.trainings import write_table
-from slipstream.report.engine import build
+from slipstream.report.engine import build_report
 from slipstream.report.stage_results import StageResults
 from slipstream.settings import to_dict
 from tests.support.bases import SIGNATURE, make_base
@@ -46,7 +46,7 @@ def run_artifacts(place: Path) -> None:
 
 def read_run(place: Path) -> None:
     found = StageResults.open(*(place / name for name in ("prepare", "train", "evaluate", "export", "collectives")))
-    build(place / "runs", found, STAGES, to_dict(RunConfig()))
+    build_report(place / "runs", found, STAGES, to_dict(RunConfig()))
 
 
 def prepared(place: Path) -> None:
@@ -73,7 +73,7 @@ def exported(place: Path) -> None:
 
 
 def read_exported(place: Path) -> None:
-    check(place)
+    check_package(place)
 
 
 def profiles(place: Path) -> None:

@@ -20,10 +20,10 @@ from slipstream.manifests.command import main as manifests
 from slipstream.models.adapters.peft_files import NewAdapter, peft_files, read_peft
 from slipstream.models.base.shape import SIZES
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.transformer_config import to_hugging_face
 from slipstream.plan.command import main as plan
-from slipstream.profiles.profile import load
+from slipstream.profiles.profile import load_profile
 from tests.support.adapters import LORA, adapted_network, adapters_of, plain_network
 from tests.support.exported_models import ON_CPU, write_exported
 from tests.support.fuzzed import Kinds, Whole
@@ -140,7 +140,7 @@ def profile(place: Path) -> None:
 
 
 def read_profile(place: Path) -> None:
-    assert load(str(place / "mine.toml")).to_json()
+    assert load_profile(str(place / "mine.toml")).to_json()
     with contextlib.redirect_stdout(io.StringIO()):
         manifests.main([str(place / "mine.toml"), "--out", str(place / "manifests")], standalone_mode=False)
 
@@ -166,7 +166,7 @@ def shape(place: Path) -> None:
 def read_shape(place: Path) -> None:
     its = plain_network().config
     rows = Signature((TensorSpec("tokens", "int64", (8,)),), "next token", "next token", buckets=its.vocab_size)
-    build(ModelConfig("transformer", {"config": str(place / "config.json")}), rows, 0, shapes_alone=True)
+    build_model(ModelConfig("transformer", {"config": str(place / "config.json")}), rows, 0, shapes_alone=True)
 
 
 def adapter(place: Path) -> None:

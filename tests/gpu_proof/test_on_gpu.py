@@ -13,20 +13,20 @@ from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results.training import OPERATIONS
-from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
 from slipstream.machine.gpus import gpu_names, visible_gpus
 from slipstream.machine.peaks import data_sheet_peak
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER
-from slipstream.train.checkpoint.staging import pin
+from slipstream.train.checkpoint.staging import pin_memory
 from slipstream.train.config import TrainingConfig
-from slipstream.train.device_clock import clock_of
+from slipstream.train.device_clock import device_clock
 from slipstream.train.gpu_threads import same_gpu
-from slipstream.train.loop.precision import kernels
+from slipstream.train.loop.precision import kernels_configured
 from slipstream.train.loop.token_loss import token_losses
 from slipstream.train.profiler import WAIT, WARM_UP, StepProfiler
-from slipstream.train.throughput import measured_peak, synchronise
+from slipstream.train.throughput import measured_peak, synchronise_device
 
 GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not GPU, reason="torch sees no GPU")
@@ -48,12 +48,12 @@ def products(device: torch.device, count: int) -> None:
 
 def test_the_clock_tells_when_the_device_was_done(device: torch.device) -> None:
     products(device, 2)
-    synchronise(device)
-    clock = clock_of(device)
+    synchronise_device(device)
+    clock = device_clock(device)
     first = clock.mark().wait()
     products(device, 50)
     mark = clock.mark()
-    synchronise(device)
+    synchronise_device(device)
     done = time.perf_counter()
     assert first < mark.wait() <= done + 1e-3
     if GPU:
@@ -79,20 +79,20 @@ def test_a_gpu_multiplies_as_fast_as_its_data_sheet_says_and_no_faster(device: t
 def test_a_real_lack_of_memory_is_known_as_one(device: torch.device) -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 50, dtype=torch.uint8, device=device)
-    assert meaning_of(raised.value) is ErrorMeaning.MEMORY
+    assert error_meaning(raised.value) is ErrorMeaning.MEMORY
 
 
 @needs_gpu
 def test_memory_of_the_host_is_pinned_and_copied_to_without_waiting(device: torch.device) -> None:
     memory = torch.zeros(64 << 20, dtype=torch.uint8)
-    pin(memory)
+    pin_memory(memory)
     assert memory.is_pinned()
     source = torch.arange(memory.numel(), device=device).to(torch.uint8)
     products(device, 50)
     started = time.perf_counter()
     memory.copy_(source, non_blocking=True)
     begun = time.perf_counter() - started
-    synchronise(device)
+    synchronise_device(device)
     assert begun < 0.5 * (time.perf_counter() - started), "the copy waited for the products before it"
     assert torch.equal(memory, source.cpu())
 
@@ -115,7 +115,7 @@ def test_a_thread_is_on_the_gpu_of_the_one_that_started_it() -> None:
 
 def step(device: torch.device) -> Iterator[torch.Tensor]:
     """The gradients of a small transformer, from the same weights on the same rows."""
-    model = build(ModelConfig("transformer", SMALL_TRANSFORMER), SIGNATURE, seed=0).to(device)
+    model = build_model(ModelConfig("transformer", SMALL_TRANSFORMER), SIGNATURE, seed=0).to(device)
     tokens = (torch.arange(8 * LENGTH).view(8, LENGTH) * 7 % 256).to(device)
     token_losses(model(tokens).flatten(0, 1), tokens.flatten()).sum().backward()
     for parameter in model.parameters():
@@ -124,7 +124,7 @@ def step(device: torch.device) -> Iterator[torch.Tensor]:
 
 
 def test_the_same_step_has_the_same_bits(device: torch.device) -> None:
-    with kernels(TrainingConfig()):
+    with kernels_configured(TrainingConfig()):
         for one, other in zip(step(device), step(device), strict=True):
             assert torch.equal(one, other)
 
@@ -144,7 +144,7 @@ def test_the_loss_is_that_of_torch(device: torch.device, dtype: torch.dtype) -> 
 def test_attention_of_shared_heads_takes_no_square_of_the_length(device: torch.device, dtype: torch.dtype) -> None:
     length = 8192
     signature = Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next token", buckets=256)
-    model = build(ModelConfig("transformer", SMALL_TRANSFORMER), signature, seed=0).to(device)
+    model = build_model(ModelConfig("transformer", SMALL_TRANSFORMER), signature, seed=0).to(device)
     tokens = torch.zeros(1, length, dtype=torch.int64, device=device)
     torch.cuda.reset_peak_memory_stats(device)
     with torch.no_grad(), torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
@@ -156,11 +156,11 @@ def test_attention_of_shared_heads_takes_no_square_of_the_length(device: torch.d
 def test_a_profile_holds_no_more_time_than_there_was(device: torch.device) -> None:
     steps = 2
     profiler = StepProfiler(steps, device)
-    synchronise(device)
+    synchronise_device(device)
     started = time.perf_counter()
     with profiler:
         for _ in range(WAIT + WARM_UP + steps + 1):
             products(device, 5)
             profiler.step()
-        synchronise(device)
+        synchronise_device(device)
     assert 0 < json.loads(profiler.files[OPERATIONS])["seconds"] < time.perf_counter() - started

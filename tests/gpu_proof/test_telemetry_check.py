@@ -136,7 +136,7 @@ def test_parts_of_a_gpu_are_not_compared(tmp_path: Path, tool: Callable[..., Non
 def test_readings_of_the_host_that_are_wrong_fail(
     tmp_path: Path, changed: dict[str, Callable[[Any], Any]], said: str
 ) -> None:
-    read = ring.read
+    read = ring.read_samples
 
     def wrong(directory: Path) -> list[Sample]:
         return [
@@ -144,7 +144,7 @@ def test_readings_of_the_host_that_are_wrong_fail(
             for sample in read(directory)
         ]
 
-    with mock.patch.object(ring, "read", wrong), pytest.raises(AssertionError, match=said):
+    with mock.patch.object(ring, "read_samples", wrong), pytest.raises(AssertionError, match=said):
         list(telemetry.beside_proc(tmp_path))
 
 

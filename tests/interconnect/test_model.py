@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.interconnect.model.hockney import fit
-from slipstream.interconnect.model.predictions import lines, model_curve, step_lines
+from slipstream.interconnect.model.hockney import fit_hockney
+from slipstream.interconnect.model.predictions import model_curve, model_lines, step_lines
 from slipstream.interconnect.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
 from slipstream.interconnect.model.step_time import Compute
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
@@ -30,7 +30,7 @@ def measured(operation: str, world: int, size: int, seconds: list[float]) -> Mea
 def test_latency_and_bandwidth_are_found_and_extrapolated() -> None:
     rng = np.random.default_rng(0)
     truth = lambda size: 200e-6 + size / 25e6  # noqa: E731
-    model = fit({size: [noisy(truth(size), rng, 0.01) for _ in range(3)] for size in SIZES})
+    model = fit_hockney({size: [noisy(truth(size), rng, 0.01) for _ in range(3)] for size in SIZES})
     assert model.breaks == ()
     assert model.latency == pytest.approx(200e-6, rel=0.1)
     assert model.bandwidth == pytest.approx(25e6, rel=0.03)
@@ -39,7 +39,7 @@ def test_latency_and_bandwidth_are_found_and_extrapolated() -> None:
 
 def test_a_cache_that_ends_is_another_piece() -> None:
     truth = lambda size: 100e-6 + min(size, 65536) / 2e9 + max(0, size - 65536) / 0.4e9  # noqa: E731
-    model = fit({size: [truth(size)] * 3 for size in SIZES})
+    model = fit_hockney({size: [truth(size)] * 3 for size in SIZES})
     assert model.breaks == (65536,)
     assert model.bandwidth == pytest.approx(0.4e9, rel=0.01)
 
@@ -49,7 +49,7 @@ def test_the_interval_holds_the_next_launch_about_19_times_of_20() -> None:
     for _ in range(200):
         truth = lambda size, pace: (200e-6 + size / 25e6) * pace  # noqa: E731
         paces = np.exp(rng.normal(0, 0.05, 4))
-        model = fit({size: [noisy(truth(size, pace), rng, 0.01) for pace in paces[:3]] for size in SIZES})
+        model = fit_hockney({size: [noisy(truth(size, pace), rng, 0.01) for pace in paces[:3]] for size in SIZES})
         held += model.seconds(4 << 20).contains(truth(4 << 20, paces[3]))
     assert 180 <= held <= 200
 
@@ -62,19 +62,19 @@ def test_a_size_that_launches_disagree_about_counts_little() -> None:
         128 << 10: [5.53, 5.517, 5.508],
         512 << 10: [21.965, 21.95, 21.976],
     }
-    model = fit({size: [ms / 1e3 for ms in found] for size, found in measured_ms.items()})
+    model = fit_hockney({size: [ms / 1e3 for ms in found] for size, found in measured_ms.items()})
     assert model.seconds(2 << 20).seconds == pytest.approx(87.81e-3, rel=0.01)
 
 
 def test_no_time_is_negative_or_infinite() -> None:
     falling: dict[float, list[float]] = {size: [1e-3 / (1 + index)] for index, size in enumerate(SIZES)}
-    estimate = fit(falling).seconds(1 << 30)
+    estimate = fit_hockney(falling).seconds(1 << 30)
     assert 0 < estimate.low <= estimate.seconds <= estimate.high < np.inf
 
 
 def test_too_few_sizes_are_refused() -> None:
     with refuses(ValueError):
-        fit({1024: [1e-3], 2048: [1e-3]})
+        fit_hockney({1024: [1e-3], 2048: [1e-3]})
 
 
 def times(scheme: Scheme, operation: str, world: int, sizes: list[int], factor: float = 1.0) -> list[Measurement]:
@@ -124,7 +124,7 @@ def profile(transports: tuple[str, ...], cores: int) -> NetworkProfile:
 
 
 def test_the_report_says_what_is_followed_and_what_to_expect() -> None:
-    said = list(lines(profile(NETWORK, 2)))
+    said = list(model_lines(profile(NETWORK, 2)))
     same_wording(said[0])
     same_wording(said[1])
     same_wording(said[2])
@@ -142,9 +142,11 @@ def test_the_curve_goes_through_what_was_measured_and_is_none_where_nothing_is_e
 
 
 def test_ranks_that_share_cores_over_loopback_are_not_predicted() -> None:
-    assert list(lines(profile(LOOPBACK, 2))) == ["4 ranks share 2 cores over loopback: no prediction"]
-    assert list(lines(profile(LOOPBACK, 8)))[-2].startswith("all_reduce of 4194304 bytes between 8 ranks: 308 ms (")
-    same_wording(list(lines(profile(LOOPBACK, 8)))[-1])
+    assert list(model_lines(profile(LOOPBACK, 2))) == ["4 ranks share 2 cores over loopback: no prediction"]
+    assert list(model_lines(profile(LOOPBACK, 8)))[-2].startswith(
+        "all_reduce of 4194304 bytes between 8 ranks: 308 ms ("
+    )
+    same_wording(list(model_lines(profile(LOOPBACK, 8)))[-1])
     (said,) = step_lines(profile(LOOPBACK, 2), COMPUTE)
     same_wording(said)
 
@@ -153,7 +155,9 @@ def test_what_a_latency_and_a_bandwidth_do_not_explain_is_not_predicted() -> Non
     good = profile(NETWORK, 8)
     wild = [measured("all_reduce", 4, size, [1e-3 * (1 + 9 * (at % 2))]) for at, size in enumerate(SIZES)]
     bad = replace(good, measurements=tuple(wild))
-    assert [line for line in lines(bad) if "do not explain" in line and "no prediction" in line] == list(lines(bad))
+    assert [line for line in model_lines(bad) if "do not explain" in line and "no prediction" in line] == list(
+        model_lines(bad)
+    )
     (said,) = step_lines(bad, COMPUTE)
     same_wording(said)
 
@@ -185,7 +189,7 @@ def several_worlds(scheme: Scheme, factor: float = 1.0) -> NetworkProfile:
 @pytest.mark.parametrize("scheme", SCHEMES["all_reduce"], ids=lambda scheme: scheme.name)
 def test_what_all_reduce_follows_is_told_by_the_numbers_of_processes(scheme: Scheme) -> None:
     whole = several_worlds(scheme)
-    said = list(lines(whole))
+    said = list(model_lines(whole))
     assert said[0].startswith(f"all_reduce follows the {scheme.name} (")
     same_wording(said[0])
     assert f"as all_reduce is a {scheme.name}" in said[1]
@@ -197,7 +201,7 @@ def test_what_all_reduce_follows_is_told_by_the_numbers_of_processes(scheme: Sch
 
 def test_more_processes_that_follow_nothing_known_are_not_predicted() -> None:
     whole = several_worlds(RING, factor=1.5)
-    (said,) = lines(whole)
+    (said,) = model_lines(whole)
     assert said.endswith("prediction")
     same_wording(said)
     assert model_curve(whole) == []

@@ -20,7 +20,7 @@ from slipstream.interconnect.profile import (
     Overlap,
     Topology,
     bus_factor,
-    merged,
+    merge_profiles,
     read_profile,
     write_profile,
 )
@@ -99,7 +99,7 @@ def test_what_is_hidden_is_a_share_of_the_shorter() -> None:
 
 
 def test_launches_of_the_same_case_come_together() -> None:
-    both = merged([a_profile(0.01), a_profile(0.02, 0.03)])
+    both = merge_profiles([a_profile(0.01), a_profile(0.02, 0.03)])
     assert both.launches == 3 and len(both.measurements) == 2 and len(both.pairs) == 1
     assert [round(launch.median, 6) for launch in both.pairs[0].launches] == [0.01, 0.02, 0.03]
     assert len(both.overlaps[0].turns) == 2

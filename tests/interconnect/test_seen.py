@@ -10,7 +10,7 @@ from slipstream.collectives.launch.measurements import measure_group
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.errors import UserError
 from slipstream.interconnect.fingerprint import refuse_unknown_interfaces
-from slipstream.interconnect.nccl_log import environment, fallbacks, parse
+from slipstream.interconnect.nccl_log import nccl_log_environment, parse_nccl_log, transport_fallbacks
 from slipstream.interconnect.topology import amd_links, numa_nodes, nvidia_links, rdma_devices
 from tests.support.wording import same_wording
 from tests.support.worker_groups import in_group
@@ -43,34 +43,34 @@ EFA_DEVICES = ["rdmap0s0: EFA, 100 Gb/sec (4X EDR)"]
 
 
 def test_what_nccl_really_uses() -> None:
-    assert parse(SOCKETS) == ("NET/Socket on [0]eth0:10.0.0.7<0>", "network Socket", "NET/Socket")
-    assert parse(EFA) == (
+    assert parse_nccl_log(SOCKETS) == ("NET/Socket on [0]eth0:10.0.0.7<0>", "network Socket", "NET/Socket")
+    assert parse_nccl_log(EFA) == (
         "libfabric provider efa",
         "network AWS Libfabric",
         "P2P/CUMEM",
         "NET/AWS Libfabric/GDRDMA",
     )
-    assert parse(INFINIBAND)[1:] == ("network IB", "P2P/IPC", "NET/IB")
-    assert parse("") == ()
+    assert parse_nccl_log(INFINIBAND)[1:] == ("network IB", "P2P/IPC", "NET/IB")
+    assert parse_nccl_log("") == ()
 
 
 def test_a_fall_back_to_sockets_beside_efa_is_a_loud_finding() -> None:
-    (said,) = fallbacks(parse(SOCKETS), EFA_DEVICES)
+    (said,) = transport_fallbacks(parse_nccl_log(SOCKETS), EFA_DEVICES)
     same_wording(said)
-    (said,) = fallbacks(parse(SOCKETS), ["mlx5_0: InfiniBand, 400 Gb/sec (4X NDR)"])
+    (said,) = transport_fallbacks(parse_nccl_log(SOCKETS), ["mlx5_0: InfiniBand, 400 Gb/sec (4X NDR)"])
     same_wording(said)
-    assert fallbacks(parse(SOCKETS), []) == ()  # a machine that has nothing else
-    assert fallbacks(parse(EFA), EFA_DEVICES) == ()
+    assert transport_fallbacks(parse_nccl_log(SOCKETS), []) == ()  # a machine that has nothing else
+    assert transport_fallbacks(parse_nccl_log(EFA), EFA_DEVICES) == ()
 
 
 def test_rdma_without_gpudirect_is_a_finding() -> None:
-    (said,) = fallbacks(parse(INFINIBAND), ["mlx5_0: InfiniBand"])
+    (said,) = transport_fallbacks(parse_nccl_log(INFINIBAND), ["mlx5_0: InfiniBand"])
     same_wording(said)
 
 
 def test_the_log_goes_where_it_can_be_read_unless_the_user_has_one() -> None:
-    assert environment("/logs", {})["NCCL_DEBUG_FILE"] == "/logs/nccl-%h-%p.log"
-    assert "NCCL_DEBUG" not in environment("/logs", {"NCCL_DEBUG": "WARN"})
+    assert nccl_log_environment("/logs", {})["NCCL_DEBUG_FILE"] == "/logs/nccl-%h-%p.log"
+    assert "NCCL_DEBUG" not in nccl_log_environment("/logs", {"NCCL_DEBUG": "WARN"})
 
 
 NVIDIA_SMI = """

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from slipstream.interconnect.model.hockney import TimeEstimate
-from slipstream.interconnect.model.step_time import Compute, buckets_of, predict, step_seconds
+from slipstream.interconnect.model.step_time import Compute, bucket_sizes, predict_step_time, step_seconds
 
 MB = 1 << 20
 
 
 def test_buckets_are_filled_from_the_last_parameter_on() -> None:
-    assert buckets_of([30 * MB, 10 * MB, 10 * MB, 10 * MB, 2 * MB]) == [2 * MB, 30 * MB, 30 * MB]
-    assert buckets_of([100]) == [100]
-    assert buckets_of([]) == []
+    assert bucket_sizes([30 * MB, 10 * MB, 10 * MB, 10 * MB, 2 * MB]) == [2 * MB, 30 * MB, 30 * MB]
+    assert bucket_sizes([100]) == [100]
+    assert bucket_sizes([]) == []
 
 
 def test_communication_that_fits_into_the_backward_pass_costs_its_last_bucket_only() -> None:
@@ -28,7 +28,7 @@ def test_communication_that_takes_longer_than_the_backward_pass_is_waited_for() 
 
 def test_the_interval_is_carried_along() -> None:
     compute = Compute(0.1, 0.2, 0.0, (MB,) * 3)
-    found = predict(compute, lambda size: TimeEstimate(0.5, 0.4, 0.7))
+    found = predict_step_time(compute, lambda size: TimeEstimate(0.5, 0.4, 0.7))
     assert (found.step.low, found.step.seconds, found.step.high) == pytest.approx(
         (0.966667, 1.166667, 1.566667), rel=1e-5
     )
@@ -38,4 +38,4 @@ def test_the_interval_is_carried_along() -> None:
 
 def test_without_a_network_a_step_is_its_computation() -> None:
     compute = Compute(0.1, 0.2, 0.05, (MB,))
-    assert predict(compute, lambda size: TimeEstimate(0, 0, 0)).efficiency.seconds == pytest.approx(1)
+    assert predict_step_time(compute, lambda size: TimeEstimate(0, 0, 0)).efficiency.seconds == pytest.approx(1)

@@ -26,11 +26,11 @@ from slipstream.language.chat_template import (
     CannotRender,
     ChatTemplate,
     RenderedConversation,
-    messages_of,
+    row_messages,
     special_tokens,
     until_last_answer,
 )
-from slipstream.language.stops import stops_of
+from slipstream.language.stops import stop_token_ids
 from slipstream.language.template_process import TemplateProcess, TemplateStopped, template_process
 from slipstream.language.tokenizer import SETTINGS, TEMPLATE, bytes_tokenizer
 from tests.support.chat_templates import FAMILIES, FEATURES
@@ -119,7 +119,7 @@ def test_reasoning_reaches_the_template_by_the_names_of_transformers() -> None:
     assert set(REASONING) == set(chat_template_utils._REASONING_FIELDS)
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "why"}]}
     row["messages"][0]["reasoning"] = None  # type: ignore[assignment]
-    talk = messages_of(row)
+    talk = row_messages(row)
     assert talk == messages([("user", "a"), ("assistant", "b")], thinking="why")
     (found,) = ChatTemplate(FAMILIES["qwen3"], TOKENS, DATE).render([talk])
     assert (
@@ -128,7 +128,7 @@ def test_reasoning_reaches_the_template_by_the_names_of_transformers() -> None:
     (found,) = ChatTemplate(OWN_TEMPLATE, TOKENS, DATE).render([talk])
     assert isinstance(found, RenderedConversation) and "why" not in found.text and found.answers == ["b"]
     with refuses(CannotRender):
-        messages_of({"messages": [{"role": "user", "content": "a", "thinking": 3}]})
+        row_messages({"messages": [{"role": "user", "content": "a", "thinking": 3}]})
 
 
 def test_the_clock_shows_the_given_date_in_every_zone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ class TestLimits:
     def test_a_model_does_not_stop_elsewhere_on_a_slow_machine(self) -> None:
         files = {**bytes_tokenizer(turns=True), TEMPLATE: "{{ '%1000000000d' % 1 }}"}
         with refuses(TemplateStopped):
-            stops_of(files, answers=True)
+            stop_token_ids(files, answers=True)
 
 
 class TestTheProcess:

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 from slipstream.artifacts.prepared.tokenizer_json import FAST
-from slipstream.artifacts.versions import ROOT, syntax_of
+from slipstream.artifacts.versions import ROOT, cached_syntax
 from slipstream.errors import UserError
 from slipstream.language import engine
 from slipstream.language.tokenizer import SETTINGS, TEMPLATE, Tokenizer, TokenizerFiles, bytes_tokenizer
@@ -160,4 +160,4 @@ def test_texts_that_fail_in_training_keep_their_error() -> None:
 
 def test_one_module_imports_the_library() -> None:
     files = [path for folder in ("slipstream", "tasks", "workflows") for path in (ROOT / folder).rglob("*.py")]
-    assert [path.name for path in files if "tokenizers" in syntax_of(path).imports] == ["engine.py"]
+    assert [path.name for path in files if "tokenizers" in cached_syntax(path).imports] == ["engine.py"]

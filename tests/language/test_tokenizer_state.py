@@ -12,7 +12,7 @@ import transformers
 from click.testing import CliRunner
 from tokenizers import Tokenizer as Library
 
-from slipstream.artifacts.prepared.tokenizer_json import FAST, largest_id, reset
+from slipstream.artifacts.prepared.tokenizer_json import FAST, disable_padding_and_truncation, largest_id
 from slipstream.errors import UserError
 from slipstream.language.tokenizer import Tokenizer, TokenizerFiles, train_tokenizer
 from slipstream.models.hugging_face.command import main as hugging_face
@@ -142,10 +142,13 @@ def test_the_identity_is_that_of_the_reset_form(clean: TokenizerFiles, tmp_path:
 
 def test_a_file_without_state_is_kept_byte_for_byte(clean: TokenizerFiles) -> None:
     indented = json.dumps(json.loads(clean[FAST]), indent=2)
-    assert reset(indented) == indented and Tokenizer({**clean, FAST: indented}).files[FAST] == indented
+    assert (
+        disable_padding_and_truncation(indented) == indented
+        and Tokenizer({**clean, FAST: indented}).files[FAST] == indented
+    )
     lean = json.loads(clean[FAST])
     del lean["truncation"], lean["padding"], lean["model"]["dropout"]
-    assert reset(json.dumps(lean)) == json.dumps(lean)
+    assert disable_padding_and_truncation(json.dumps(lean)) == json.dumps(lean)
     assert ids_of({**clean, FAST: json.dumps(lean)}) == ids_of(clean)
 
 

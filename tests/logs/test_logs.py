@@ -60,7 +60,7 @@ def fresh_handlers() -> Iterator[None]:
 
 
 def test_stderr_is_looked_up_at_each_message(fresh_handlers: None, capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("info")
+    logs.configure_logging("info")
     logs.logger("store").warning("replaced")
     assert capsys.readouterr().err == "store        warning: replaced\n"
     assert not logging.getLogger("slipstream").propagate

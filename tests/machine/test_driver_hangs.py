@@ -50,7 +50,7 @@ def test_what_the_question_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_doctor_says_so_and_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "DRIVER_S", 0.05)
-    monkeypatch.setattr(node, "nvidia", lambda *_: time.sleep(5))
+    monkeypatch.setattr(node, "nvidia_readings", lambda *_: time.sleep(5))
     found = {reading.what: reading.found for reading in node.read_node()}
     assert "DriverHangs" in found["NVIDIA driver"] and found["CPU"]
 

@@ -22,14 +22,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import UserError
 from slipstream.machine import torch_versions
-from slipstream.machine.torch_versions import NEWEST, OLDEST, check_torch, dotted, wrap_in_ddp
+from slipstream.machine.torch_versions import NEWEST, OLDEST, check_torch, release_text, wrap_in_ddp
 from tests.support import REPOSITORY
 
 
 def test_the_range_is_that_of_the_package_and_of_the_constraints() -> None:
     dependencies = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert f"torch>={dotted(OLDEST)}" in dependencies
-    assert re.search(rf"^torch=={re.escape(dotted(NEWEST))}\.\d+$", (REPOSITORY / "constraints.txt").read_text(), re.M)
+    assert f"torch>={release_text(OLDEST)}" in dependencies
+    assert re.search(
+        rf"^torch=={re.escape(release_text(NEWEST))}\.\d+$", (REPOSITORY / "constraints.txt").read_text(), re.M
+    )
 
 
 @pytest.mark.parametrize("version", ["2.11.0+cu130", "2.12.1", "2.13.0", "2.13.0a0+git1c6d2f"])
@@ -109,7 +111,7 @@ def test_collectives_are_found_by_either_name(alone: None) -> None:
     assert torch.equal(here, there)
     torch_versions.reduce_scatter_single(here, 2 * there)
     assert torch.equal(here, 2 * there)
-    assert torch_versions.collective("not_yet", "all_reduce") is dist.all_reduce
+    assert torch_versions.find_collective("not_yet", "all_reduce") is dist.all_reduce
 
 
 class Lookup(nn.Module):

@@ -9,10 +9,10 @@ import pytest
 
 from slipstream.doctor.manifests import check_manifests
 from slipstream.doctor.objects import KubernetesManifest
-from slipstream.manifests.build import manifests
-from slipstream.manifests.site import site_of
+from slipstream.manifests.build import build_manifests
+from slipstream.manifests.site import profile_site
 from slipstream.manifests.triton import TritonService
-from slipstream.profiles.profile import parse
+from slipstream.profiles.profile import parse_profile
 from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core
 from tests.support.written_manifests import trees
 
@@ -69,7 +69,9 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 def objects(tables: dict[str, Any], keda: bool) -> list[dict[str, Any]]:
-    made = manifests(site_of(parse("mine", tables), "churn", "mine"), TritonService("s3://bucket/triton", keda))
+    made = build_manifests(
+        profile_site(parse_profile("mine", tables), "churn", "mine"), TritonService("s3://bucket/triton", keda)
+    )
     return [tree for file in made for tree in trees(file) if "kind" in tree]
 
 
@@ -83,7 +85,7 @@ def test_they_are_valid_and_the_doctor_finds_nothing(tables: dict[str, Any]) -> 
             assert not errors(tree), tree
     names = [(tree["kind"], tree["metadata"].get("namespace"), tree["metadata"]["name"]) for tree in found]
     assert len(set(names)) == len(names)
-    report = check_manifests([KubernetesManifest("file.yaml", tree) for tree in found], parse("mine", tables))
+    report = check_manifests([KubernetesManifest("file.yaml", tree) for tree in found], parse_profile("mine", tables))
     assert not report.findings
 
 

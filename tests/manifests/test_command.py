@@ -126,7 +126,7 @@ def test_a_disk_that_is_full_in_the_middle_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called("a100-spot", "--out", tmp_path / "out")
-    before, rendered, asked = contents(tmp_path / "out"), write.rendered, []
+    before, rendered, asked = contents(tmp_path / "out"), write.render_file, []
 
     def full(*arguments: object) -> str:
         asked.append(arguments)
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_in_the_middle_leaves_what_was_there(
             raise OSError(28, os.strerror(28))
         return rendered(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(write, "rendered", full)
+    monkeypatch.setattr(write, "render_file", full)
     same_wording(refused("mi300x", "--out", tmp_path / "out"))
     assert contents(tmp_path / "out") == before and len(asked) == 4
     asked.clear()

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from slipstream.manifests.build import manifests
-from slipstream.manifests.documents import MARK, rendered
-from slipstream.manifests.site import site_of
+from slipstream.manifests.build import build_manifests
+from slipstream.manifests.documents import MARK, render_file
+from slipstream.manifests.site import profile_site
 from slipstream.plan.command import main as plan
-from slipstream.profiles.profile import load
+from slipstream.profiles.profile import load_profile
 from tests.support.measured_trainings import write_run
 from tests.support.written_manifests import PROFILES, files, objects, of_kind, site, trees
 
@@ -29,11 +29,11 @@ def test_what_does_not_apply_is_not_there() -> None:
     assert set(paths("a100-mig")) == common | nvidia | {"50-gpu-partitions.yaml"}
     assert set(paths("t4-shared")) == common | nvidia | {"50-gpu-sharing.yaml"}
     assert set(paths("mi300x")) == set(paths("l4-spot")) == common
-    assert "60-triton.yaml" not in {file.path for file in manifests(site(), None)}
+    assert "60-triton.yaml" not in {file.path for file in build_manifests(site(), None)}
 
 
 def test_amd_has_nothing_of_nvidias() -> None:
-    texts = [rendered(file, "mi300x").lower() for file in files("mi300x")]
+    texts = [render_file(file, "mi300x").lower() for file in files("mi300x")]
     assert not [text for text in texts if "nvidia.com" in text or "gpu-operator" in text]
     assert any("requests.amd.com/gpu" in text for text in texts)
 
@@ -43,7 +43,7 @@ def test_files_are_in_the_order_in_which_kubectl_applies_them_and_each_says_why(
     applied = [path for path in paths(profile) if "/" not in path]
     assert applied == sorted(applied) == paths(profile)[: len(applied)]
     for file in files(profile):
-        first, second, *_ = rendered(file, profile).splitlines()
+        first, second, *_ = render_file(file, profile).splitlines()
         assert first.startswith(f"{MARK} for the profile {profile}: ") and second.startswith("#")
         assert all(len(document.why) > 10 for document in file.documents)
     namespaces = {tree["metadata"]["name"] for tree in objects(profile) if tree["kind"] == "Namespace"}
@@ -52,8 +52,8 @@ def test_files_are_in_the_order_in_which_kubectl_applies_them_and_each_says_why(
 
 def test_the_bytes_are_those_of_the_trees() -> None:
     for file in files("h100-efa-spot"):
-        text = rendered(file, "h100-efa-spot")
-        assert text == rendered(file, "h100-efa-spot") and "&id" not in text
+        text = render_file(file, "h100-efa-spot")
+        assert text == render_file(file, "h100-efa-spot") and "&id" not in text
         assert ("userData: |\n" in text) is (file.path == "10-karpenter.yaml")
         assert list(yaml.safe_load_all(text)) == list(trees(file))
 
@@ -65,7 +65,7 @@ def test_a_profile_of_the_plan_is_one_of_amazons_if_its_instance_is(tmp_path: Pa
             '[distributed]\ngpu = "1"\ninterruptible = true\n'
             f'node_selector = {{ "node.kubernetes.io/instance-type" = "{name}" }}\n'
         )
-        found = site_of(load(str(file)), "churn", "mine")
+        found = profile_site(load_profile(str(file)), "churn", "mine")
         assert found.cloud == clouds
         assert bool(of_kind(found, "NodePool")) is (clouds == "aws")
 
@@ -74,8 +74,8 @@ def test_the_profile_that_a_plan_writes_has_its_manifests(tmp_path: Path) -> Non
     run = write_run(tmp_path / "run")
     planned = CliRunner().invoke(plan, ["--measured", run, "--write", str(tmp_path / "mine.toml")])
     assert planned.exit_code == 0, planned.output
-    profile = load(str(tmp_path / "mine.toml"))
-    made = [tree for file in manifests(site_of(profile, "churn", "mine"), None) for tree in trees(file)]
+    profile = load_profile(str(tmp_path / "mine.toml"))
+    made = [tree for file in build_manifests(profile_site(profile, "churn", "mine"), None) for tree in trees(file)]
     quotas = [tree["spec"]["hard"] for tree in made if tree.get("kind") == "ResourceQuota"]
     gpus = int(profile.asked("train").gpu) * profile.asked("train").nodes
     assert [int(hard["requests.nvidia.com/gpu"]) for hard in quotas] == [2 * gpus] * 2 and gpus > 0

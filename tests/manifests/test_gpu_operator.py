@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from slipstream.errors import UserError
-from slipstream.manifests.build import manifests
+from slipstream.manifests.build import build_manifests
 from slipstream.manifests.partitions import PARTITIONS
-from slipstream.manifests.site import site_of
+from slipstream.manifests.site import profile_site
 from slipstream.profiles.placement import TYPE_LABEL
-from slipstream.profiles.profile import parse
+from slipstream.profiles.profile import parse_profile
 from tests.support import REPOSITORY
 from tests.support.wording import refuses
 from tests.support.written_manifests import GPUS, files, named, of_kind, requirement, site, trees
@@ -56,7 +56,7 @@ def test_partitions_are_those_of_the_profile_and_their_nodes_are_labelled() -> N
 
 def test_a_partition_that_nobody_knows_is_one_line() -> None:
     with refuses(UserError, match=r"profile\.mig:"):
-        manifests(site(mig="9g.1gb", gpu="1", processes=1, accelerator=""), None)
+        build_manifests(site(mig="9g.1gb", gpu="1", processes=1, accelerator=""), None)
 
 
 def test_partitions_are_those_of_the_accelerator() -> None:
@@ -64,9 +64,9 @@ def test_partitions_are_those_of_the_accelerator() -> None:
     (pool,) = (each for each in of_kind(h100, "NodePool") if "gpu" in each["metadata"]["name"])
     assert requirement(pool, TYPE_LABEL) == ["p5.48xlarge"]
     with refuses(UserError, match=r"1g\.5gb:"):
-        manifests(site(mig="1g.5gb", mig_strategy="single", gpu="1", processes=1), None)
+        build_manifests(site(mig="1g.5gb", mig_strategy="single", gpu="1", processes=1), None)
     with refuses(UserError):
-        manifests(site(mig="1g.5gb", mig_strategy="single", gpu="1", processes=1, accelerator="nvidia-l4"), None)
+        build_manifests(site(mig="1g.5gb", mig_strategy="single", gpu="1", processes=1, accelerator="nvidia-l4"), None)
 
 
 def test_partitions_fill_a_gpu_and_no_more() -> None:
@@ -86,7 +86,7 @@ def test_a_shared_gpu_has_the_name_that_pods_ask_for(kind: str, key: str, resour
     assert entry["renameByDefault"] is (resource == "")
     assert entry.get("failRequestsGreaterThanOne") is (True if kind == "time-slicing" else None)
     assert entry["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
-    (values,) = (tree for file in manifests(shared, None) for tree in trees(file) if "devicePlugin" in tree)
+    (values,) = (tree for file in build_manifests(shared, None) for tree in trees(file) if "devicePlugin" in tree)
     assert values["devicePlugin"]["config"]["default"] in tree["data"]
 
 
@@ -99,6 +99,6 @@ def test_a_shared_partition_is_one_of_its_kind() -> None:
 
 def test_the_operator_stays_off_nodes_without_gpus() -> None:
     tables = {"default": {"tolerations": [{"key": "cpus"}]}, "distributed": {**GPUS, "tolerations": [{"key": "gpus"}]}}
-    made = manifests(site_of(parse("mine", tables), "churn", "mine"), None)
+    made = build_manifests(profile_site(parse_profile("mine", tables), "churn", "mine"), None)
     (values,) = (tree for file in made for tree in trees(file) if "daemonsets" in tree)
     assert [each["key"] for each in values["daemonsets"]["tolerations"]] == ["gpus"]

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from slipstream.machine.limits import parse_quantity
-from slipstream.manifests.build import manifests
-from slipstream.manifests.site import site_of
-from slipstream.profiles.needs import placements, tolerates
+from slipstream.manifests.build import build_manifests
+from slipstream.manifests.site import profile_site
+from slipstream.profiles.needs import pod_placements, tolerates_taint
 from slipstream.profiles.placement import TYPE_LABEL
-from slipstream.profiles.profile import load, parse
+from slipstream.profiles.profile import load_profile, parse_profile
 from tests.support.written_manifests import GPUS, named, objects, of_kind, requirement, site, trees
 
 SCRIPT_AND_SETTINGS = ["text/x-shellscript", "application/node.eks.aws"]
@@ -22,12 +22,12 @@ BOTH = ("spot", "on-demand")
 @pytest.mark.parametrize("profile", ["a100-mig", "a100-spot", "h100-efa-spot", "t4-shared"])
 def test_every_pod_finds_a_pool_that_it_tolerates(profile: str) -> None:
     pools = [tree for tree in objects(profile) if tree["kind"] == "NodePool"]
-    for stage, placement in placements(load(profile)).items():
+    for stage, placement in pod_placements(load_profile(profile)).items():
         kind = "gpu" if int(placement.gpu) else "cpu"
         fit = [
             pool["metadata"]["name"]
             for pool in pools
-            if all(tolerates(placement, taint) for taint in pool["spec"]["template"]["spec"].get("taints", []))
+            if all(tolerates_taint(placement, taint) for taint in pool["spec"]["template"]["spec"].get("taints", []))
         ]
         assert f"slipstream-{kind}-on-demand" in fit, stage
         assert (f"slipstream-{kind}-spot" in fit) is placement.interruptible, stage
@@ -74,7 +74,7 @@ def test_a_node_that_is_busy_stays_and_a_drained_one_leaves_pods_their_time() ->
         assert {"nodes": "0", "reasons": ["Drifted", "Underutilized"]} in spec["disruption"]["budgets"]
         assert spec["template"]["spec"]["expireAfter"] == "Never"
     grace = {name: spec["template"]["spec"]["terminationGracePeriod"] for name, spec in pools.items()}
-    train = placements(load("a100-spot"))["train"]
+    train = pod_placements(load_profile("a100-spot"))["train"]
     assert grace["slipstream-gpu-spot"] == "120s" and grace["slipstream-gpu-on-demand"] == f"{train.timeout_minutes}m"
 
 
@@ -125,7 +125,7 @@ def test_flyte_finds_the_partitions_that_count_as_gpus() -> None:
         "nvidia.com/mig.config": "slipstream-1g.10gb",
     }
     assert "replicas" not in pool["spec"]
-    (values,) = (tree for file in manifests(divided, None) for tree in trees(file) if "mig" in tree)
+    (values,) = (tree for file in build_manifests(divided, None) for tree in trees(file) if "mig" in tree)
     assert values["mig"]["strategy"] == "single"
 
 
@@ -164,7 +164,7 @@ def test_machines_have_what_any_of_their_stages_asks_for() -> None:
         "distributed": {**GPUS, "nodes": 2},
         "stages": {"collectives": {"efa": 4, "hugepages": "512Mi", "numa": True, "nodes": 1}},
     }
-    found = of_kind(site_of(parse("mine", tables), "churn", "mine"), "EC2NodeClass")
+    found = of_kind(profile_site(parse_profile("mine", tables), "churn", "mine"), "EC2NodeClass")
     (machine,) = (tree["spec"] for tree in found if "gpu" in tree["metadata"]["name"])
     assert len(machine["networkInterfaces"]) == 5
     assert "nr_hugepages=256" in machine["userData"] and "cpuManagerPolicy" in machine["userData"]
@@ -172,6 +172,6 @@ def test_machines_have_what_any_of_their_stages_asks_for() -> None:
 
 def test_disks_hold_what_pods_ask_for() -> None:
     for kind, stage in (("gpu", "train"), ("cpu", "prepare")):
-        asked = parse_quantity(placements(load("a100-spot"))[stage].resources["ephemeral-storage"])
+        asked = parse_quantity(pod_placements(load_profile("a100-spot"))[stage].resources["ephemeral-storage"])
         (disk,) = named("a100-spot", "EC2NodeClass", f"slipstream-{kind}")["spec"]["blockDeviceMappings"]
         assert asked < parse_quantity(disk["ebs"]["volumeSize"]) < 2 * asked

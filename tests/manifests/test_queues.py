@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from slipstream.machine.limits import parse_quantity
-from slipstream.manifests.build import manifests
-from slipstream.manifests.site import site_of
-from slipstream.profiles.needs import asked_by, placements
-from slipstream.profiles.profile import load, parse
+from slipstream.manifests.build import build_manifests
+from slipstream.manifests.site import profile_site
+from slipstream.profiles.needs import asked_by, pod_placements
+from slipstream.profiles.profile import load_profile, parse_profile
 from tests.support.written_manifests import GPUS, PROFILES, named, objects, of_kind, site
 
 BOTH_QUEUES = ("production", "research")
@@ -17,12 +17,12 @@ BOTH_QUEUES = ("production", "research")
 @pytest.mark.parametrize("profile", PROFILES)
 def test_quotas_hold_what_any_stage_asks_for(profile: str) -> None:
     for tree in (tree for tree in objects(profile) if tree["kind"] == "ResourceQuota"):
-        for placement in placements(load(profile)).values():
+        for placement in pod_placements(load_profile(profile)).values():
             for name, amount in asked_by(placement).items():
                 assert parse_quantity(tree["spec"]["hard"][f"requests.{name}"]) >= amount
     for tree in (tree for tree in objects(profile) if tree["kind"] == "ClusterQueue"):
         (group,) = tree["spec"]["resourceGroups"]
-        for placement in placements(load(profile)).values():
+        for placement in pod_placements(load_profile(profile)).values():
             asked = asked_by(placement)
             assert set(asked) <= set(group["coveredResources"])
             quotas = [{each["name"]: each["nominalQuota"] for each in f["resources"]} for f in group["flavors"]]
@@ -34,7 +34,7 @@ def test_quotas_hold_what_any_stage_asks_for(profile: str) -> None:
 def test_a_namespace_may_use_what_its_queue_borrows(profile: str) -> None:
     queues = [tree for tree in objects(profile) if tree["kind"] == "ClusterQueue"]
     assert {queue["spec"]["cohortName"] for queue in queues} == {"slipstream"}
-    (gpus,) = {p.gpu_name for p in placements(load(profile)).values() if int(p.gpu)}
+    (gpus,) = {p.gpu_name for p in pod_placements(load_profile(profile)).values() if int(p.gpu)}
     for flavour in {each["name"] for each in queues[0]["spec"]["resourceGroups"][0]["flavors"]}:
         total = sum(
             parse_quantity(resource["nominalQuota"])
@@ -48,7 +48,7 @@ def test_a_namespace_may_use_what_its_queue_borrows(profile: str) -> None:
 
 
 def test_a_quota_is_twice_a_training_and_what_may_run_beside() -> None:
-    train, prepare = (placements(load("a100-spot"))[stage] for stage in ("train", "prepare"))
+    train, prepare = (pod_placements(load_profile("a100-spot"))[stage] for stage in ("train", "prepare"))
     both = sum(parse_quantity(each.cpu) * each.nodes for each in (train, prepare))
     quotas = [tree for tree in objects("a100-spot") if tree["kind"] == "ResourceQuota"]
     assert [parse_quantity(tree["spec"]["hard"]["requests.cpu"]) for tree in quotas] == [2 * both] * 2
@@ -100,18 +100,18 @@ def test_a_flavour_is_of_a_pool_and_has_its_taints() -> None:
         assert tree["spec"]["nodeLabels"] == {"karpenter.sh/nodepool": name}
         assert tree["spec"].get("nodeTaints") == pools[name]["spec"]["template"]["spec"].get("taints")
     labels = named("l4-spot", "ResourceFlavor", "slipstream-gpu")["spec"]["nodeLabels"]
-    assert labels == load("l4-spot").asked("train").node_selector
+    assert labels == load_profile("l4-spot").asked("train").node_selector
 
 
 def test_a_profile_with_volcanos_scheduler_has_its_queues_and_none_of_kueues() -> None:
-    found = manifests(site(scheduler="volcano"), None)
+    found = build_manifests(site(scheduler="volcano"), None)
     assert "30-volcano.yaml" in {file.path for file in found}
     assert not [file.path for file in found if "kueue" in file.path]
 
 
 def test_research_has_its_own_on_demand_for_what_does_not_run_on_spot() -> None:
     tables = {"distributed": {**GPUS, "interruptible": True}, "stages": {"collectives": {"interruptible": False}}}
-    found = of_kind(site_of(parse("mine", tables), "churn", "mine"), "ClusterQueue")
+    found = of_kind(profile_site(parse_profile("mine", tables), "churn", "mine"), "ClusterQueue")
     (queue,) = (tree for tree in found if tree["metadata"]["name"] == "slipstream-research")
     flavours = {each["name"]: each["resources"] for each in queue["spec"]["resourceGroups"][0]["flavors"]}
     gpus = {name: [r["nominalQuota"] for r in each if r["name"] == "nvidia.com/gpu"] for name, each in flavours.items()}

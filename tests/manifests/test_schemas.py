@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipstream.manifests.documents import rendered
+from slipstream.manifests.documents import render_file
 from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core, keys, mutated
 from tests.support.written_manifests import PROFILES, files, objects, trees
 
@@ -25,7 +25,7 @@ OWN = {"ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Namespace", "PodDi
 
 def written(profile: str, keda: bool) -> list[dict[str, Any]]:
     """What kubectl reads of the files, the charts' values aside."""
-    texts = [rendered(file, profile) for file in files(profile, keda) if not file.path.startswith("helm/")]
+    texts = [render_file(file, profile) for file in files(profile, keda) if not file.path.startswith("helm/")]
     return [tree for text in texts for tree in yaml.safe_load_all(text)]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import yaml
 
-from slipstream.manifests.build import manifests
-from slipstream.manifests.site import site_of
+from slipstream.manifests.build import build_manifests
+from slipstream.manifests.site import profile_site
 from slipstream.manifests.triton import TritonService
-from slipstream.profiles.profile import Profile, load, parse
+from slipstream.profiles.profile import Profile, load_profile, parse_profile
 from tests.support import REPOSITORY
 from tests.support.written_manifests import PROFILES, named, objects, trees
 
@@ -16,7 +16,7 @@ def test_a_model_is_served_by_pods_like_those_that_timed_it_on_capacity_that_sta
     for profile in PROFILES:
         pod = named(profile, "Deployment")["spec"]["template"]["spec"]
         (container,) = pod["containers"]
-        export = load(profile).asked("export")
+        export = load_profile(profile).asked("export")
         assert container["resources"]["requests"] == container["resources"]["limits"] == export.resources
         assert not [word for word in str(pod).split() if "spot" in word]
         assert pod["terminationGracePeriodSeconds"] <= (15 if profile == "l4-spot" else 30)
@@ -58,7 +58,7 @@ def test_what_keda_reads_is_scraped() -> None:
 
 def test_a_model_on_gpus_is_not_scaled_by_its_cpus() -> None:
     own = {"gpu": "1", "accelerator": "nvidia-l4"}
-    profile: Profile = parse("mine", {"stages": {"export": own}})
-    made = manifests(site_of(profile, "churn", "mine"), TritonService("s3://bucket/triton", keda=False))
+    profile: Profile = parse_profile("mine", {"stages": {"export": own}})
+    made = build_manifests(profile_site(profile, "churn", "mine"), TritonService("s3://bucket/triton", keda=False))
     found = [tree["kind"] for file in made for tree in trees(file) if "kind" in tree]
     assert "ScaledObject" in found and "HorizontalPodAutoscaler" not in found

@@ -10,7 +10,7 @@ from torch import nn
 
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.proofs.gpu.trainings import write_table
 from tests.support.toys import images
 from tests.support.wording import refuses
@@ -39,7 +39,7 @@ def open_to_all(signature: Any, **arguments: Any) -> nn.Module:
 )
 def test_the_argument_is_named_and_not_the_model(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     with refuses(UserError) as refusal:
-        build(ModelConfig(name, arguments), write_table(tmp_path / "data", "classification").signature, seed=0)
+        build_model(ModelConfig(name, arguments), write_table(tmp_path / "data", "classification").signature, seed=0)
     assert "\n" not in refusal.value.message
 
 
@@ -47,9 +47,9 @@ def test_the_argument_is_named_and_not_the_model(name: str, arguments: dict[str,
 def test_a_built_in_model_for_other_data_is_refused(name: str, fitting: str, tmp_path: Path) -> None:
     data = images(tmp_path / "data") if fitting == "resnet" else write_table(tmp_path / "data", "classification")
     with refuses(UserError, match=r"model\.name:"):
-        build(ModelConfig(name), data.signature, seed=0)
+        build_model(ModelConfig(name), data.signature, seed=0)
 
 
 def test_built_in_networks_and_factories_take_what_they_name(tmp_path: Path) -> None:
     signature = images(tmp_path / "data").signature
-    assert build(ModelConfig("resnet", {"widths": [4, 8]}), signature, seed=0)
+    assert build_model(ModelConfig("resnet", {"widths": [4, 8]}), signature, seed=0)

@@ -12,8 +12,8 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
-from slipstream.models.token_rows import attended, ids_of
+from slipstream.models.factory import Predictor, build_model
+from slipstream.models.token_rows import attention_mask, token_ids
 
 LENGTH, END = 12, 9
 SIGNATURE = Signature(
@@ -23,7 +23,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
 
 
 def small_model(signature: Signature = SIGNATURE) -> Predictor:
-    return build(ModelConfig("transformer", {**SIZES, "num_key_value_heads": 2}), signature, seed=1).eval()
+    return build_model(ModelConfig("transformer", {**SIZES, "num_key_value_heads": 2}), signature, seed=1).eval()
 
 
 def row(*tokens: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def row(*tokens: int) -> torch.Tensor:
 
 
 def test_a_place_attends_to_its_document_up_to_itself() -> None:
-    mask = attended(torch.tensor([[1, 2, END, 3, 4]]), END)[0, 0].int().tolist()
+    mask = attention_mask(torch.tensor([[1, 2, END, 3, 4]]), END)[0, 0].int().tolist()
     assert mask == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
 
 
@@ -47,7 +47,7 @@ def test_what_goes_before_a_document_does_not_count_but_across_documents() -> No
 
 
 def test_a_token_that_is_not_learned_is_read_like_any_other() -> None:
-    assert ids_of(row(-1, -2, 5, -10)).tolist() == [[0, 1, 5, 9]]
+    assert token_ids(row(-1, -2, 5, -10)).tolist() == [[0, 1, 5, 9]]
     model = small_model()
     with torch.no_grad():
         plain, marked = (model(row(*tokens, *range(8))) for tokens in ((1, END, 3, 4), (-2, -1 - END, 3, -5)))

@@ -12,10 +12,10 @@ from torch.nn import functional
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.adapters.network import add_adapters, quantise_frozen
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build, zeros
+from slipstream.models.factory import Predictor, build_model, zero_inputs
 from slipstream.models.flops import training_flops
 from slipstream.models.tables_and_images import MLP
-from slipstream.train.loop.probe import flop_counter, probe
+from slipstream.train.loop.probe import flop_counter, probe_model
 
 CPU = torch.device("cpu")
 LENGTH = 16
@@ -71,14 +71,14 @@ CASES: dict[str, tuple[Signature, ModelConfig]] = {
 def counted(model: Predictor) -> float:
     """Return the FLOPs of a row by torch's counter."""
     with flop_counter() as counter:
-        model(*zeros(model.signature, 2)).sum().backward()
+        model(*zero_inputs(model.signature, 2)).sum().backward()
     return counter.get_total_flops() / 2
 
 
 def without_base(signature: Signature, arguments: dict[str, Any], targets: tuple[str, ...], quantise: str) -> Predictor:
     """Build a transformer with adapters whose frozen weights are random."""
     config = ModelConfig("transformer", arguments)
-    model = build(config, signature, 0)
+    model = build_model(config, signature, 0)
     add_adapters(model.network, LoraConfig.from_dict({"rank": 4, "targets": targets}))
     if quantise:
         quantise_frozen(model.network)
@@ -88,7 +88,7 @@ def without_base(signature: Signature, arguments: dict[str, Any], targets: tuple
 @pytest.mark.parametrize("case", CASES)
 def test_formulas_equal_torchs_counter(case: str) -> None:
     signature, config = CASES[case]
-    model = build(config, signature, 0)
+    model = build_model(config, signature, 0)
     assert training_flops(model.network, signature) == counted(model) > 0
 
 
@@ -105,17 +105,17 @@ def test_formulas_equal_torchs_counter_with_adapters(targets: tuple[str, ...], q
 @pytest.mark.parametrize("trained", ["frequencies", "embed", "norm", "o_proj", "conv1"])
 def test_formulas_equal_torchs_counter_where_most_is_frozen(trained: str) -> None:
     for signature, config in CASES.values():
-        model = build(config, signature, 0)
+        model = build_model(config, signature, 0)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trained in name or "head" in name or "model.norm" in name)
         assert training_flops(model.network, signature) == counted(model) > 0, config
 
 
 def test_training_takes_the_formula_and_needs_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(CASES["shared heads"][1], TOKENS, 0)
+    model = build_model(CASES["shared heads"][1], TOKENS, 0)
     expected = counted(model)
     monkeypatch.setattr("slipstream.train.loop.probe.sdpa_flop_count", None)
-    assert probe(model, CPU).flops_per_row == expected
+    assert probe_model(model, CPU).flops_per_row == expected
 
 
 class Doubled(MLP):
@@ -126,7 +126,7 @@ class Doubled(MLP):
 def test_a_users_subclass_is_counted() -> None:
     model = Predictor(NUMBERS, Doubled(NUMBERS))
     assert training_flops(model.network, NUMBERS) is None
-    assert probe(model, CPU).flops_per_row == counted(model) == 2 * counted(Predictor(NUMBERS, MLP(NUMBERS)))
+    assert probe_model(model, CPU).flops_per_row == counted(model) == 2 * counted(Predictor(NUMBERS, MLP(NUMBERS)))
 
 
 class SharedHeads(nn.Module):
@@ -146,4 +146,4 @@ class SharedHeads(nn.Module):
 def test_shared_heads_of_a_users_model_are_counted_repeated() -> None:
     whole, shared = (Predictor(TOKENS, SharedHeads(heads)) for heads in (4, 2))
     keys = 6 * LENGTH * 64 * 32
-    assert probe(shared, CPU).flops_per_row == probe(whole, CPU).flops_per_row - keys
+    assert probe_model(shared, CPU).flops_per_row == probe_model(whole, CPU).flops_per_row - keys

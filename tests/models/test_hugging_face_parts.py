@@ -15,9 +15,9 @@ from torch import Tensor
 
 from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.hugging_face.files import files_of
-from slipstream.models.hugging_face.parts import divided, weight_files
+from slipstream.models.factory import build_model
+from slipstream.models.hugging_face.files import hugging_face_files
+from slipstream.models.hugging_face.parts import divide_into_shards, weight_files
 from slipstream.models.trained import TensorType
 from slipstream.models.transformer import Transformer
 from tests.support.tokens import LENGTH, SIZES, VOCABULARY, token_data
@@ -30,14 +30,14 @@ MOST = 4 * (VOCABULARY * 32 - 1)
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
     signature = token_data(tmp_path_factory.mktemp("data") / "data").signature
-    found = build(ModelConfig("transformer", {**SIZES, "tie_word_embeddings": False}), signature, seed=1).network
+    found = build_model(ModelConfig("transformer", {**SIZES, "tie_word_embeddings": False}), signature, seed=1).network
     assert isinstance(found, Transformer)
     return found
 
 
 def write(network: Transformer, directory: Path, most: int) -> list[str]:
     names = []
-    for name, content in files_of(network, most):
+    for name, content in hugging_face_files(network, most):
         (directory / name).write_bytes(b"".join(content))
         names.append(name)
     return names
@@ -71,7 +71,7 @@ def test_transformers_loads_the_parts(network: Transformer, tmp_path: Path) -> N
 def test_what_is_generated_ends_where_it_learned_to(
     stops: tuple[int, ...], network: Transformer, tmp_path: Path
 ) -> None:
-    for name, content in files_of(network, stops=stops):
+    for name, content in hugging_face_files(network, stops=stops):
         (tmp_path / name).write_bytes(b"".join(content))
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     expected = {0: None, 1: 7, 2: [9, 7]}[len(stops)]
@@ -89,15 +89,17 @@ def test_what_fits_is_one_file(network: Transformer, tmp_path: Path) -> None:
 def test_parts_are_as_large_as_allowed_and_no_larger() -> None:
     sizes = {"a": 4, "b": 5, "c": 1, "d": 20, "e": 9, "f": 1, "g": 2}
     kinds = {name: TensorType(torch.float32, (size,)) for name, size in sizes.items()}
-    assert ["".join(part) for part in divided(kinds, 40)] == ["abc", "d", "ef", "g"]
-    assert ["".join(part) for part in divided(kinds, 39)] == ["ab", "c", "d", "e", "fg"]
+    assert ["".join(part) for part in divide_into_shards(kinds, 40)] == ["abc", "d", "ef", "g"]
+    assert ["".join(part) for part in divide_into_shards(kinds, 39)] == ["ab", "c", "d", "e", "fg"]
 
 
 def test_no_tensor_is_copied_or_kept(network: Transformer) -> None:
     """The pieces are the parameters' own memory; and of tensors that are made one by one a single one is there."""
     weights = network.state_dict()
     places = {tensor.data_ptr() for tensor in weights.values()}
-    pieces = [piece for _, content in files_of(network, MOST) for piece in content if isinstance(piece, memoryview)]
+    pieces = [
+        piece for _, content in hugging_face_files(network, MOST) for piece in content if isinstance(piece, memoryview)
+    ]
     assert {torch.frombuffer(piece, dtype=torch.uint8).data_ptr() for piece in pieces} == places
 
     alive = list[int]()

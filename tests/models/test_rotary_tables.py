@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.models import transformer
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.proofs.gpu.layouts import LENGTH, SIGNATURE, SIZES, token_rows
 
 #: What only the tables need.
@@ -42,7 +42,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def model() -> Predictor:
-    return build(ModelConfig("transformer", SIZES), SIGNATURE, 0)
+    return build_model(ModelConfig("transformer", SIZES), SIGNATURE, 0)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_pass_that_is_only_traced_leaves_and_takes_nothing(model: Predictor, t
     weights: dict[str, Tensor] = {name: fakes.from_tensor(weight) for name, weight in model.state_dict().items()}
     with fakes:
         torch.func.functional_call(model, weights, (fakes.from_tensor(tokens),))
-    assert build(ModelConfig("transformer", SIZES), SIGNATURE, 0, empty=True).row_bytes == model.row_bytes
+    assert build_model(ModelConfig("transformer", SIZES), SIGNATURE, 0, empty=True).row_bytes == model.row_bytes
     program = torch.export.export(model, (tokens,))
     assert {node.target.overloadpacket.__name__ for node in calls(program)} >= TABLES
     compiled = torch.compile(model, backend="eager", fullgraph=True)

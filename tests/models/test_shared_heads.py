@@ -12,7 +12,7 @@ from torch._dynamo.variables.torch import constant_fold_functions
 from torch.nn import functional
 
 from slipstream.models import transformer
-from slipstream.models.transformer import Attention, kernel_shares_heads, tables
+from slipstream.models.transformer import Attention, kernel_shares_heads, rotary_tables
 from slipstream.models.transformer_config import TransformerConfig
 
 LENGTH = 12
@@ -62,7 +62,7 @@ def test_keys_are_expanded_where_no_fused_kernel_shares_them(shares: bool, monke
 
     torch.manual_seed(0)
     attention, x = Attention(CONFIG), torch.randn(2, LENGTH, 32)
-    angles = tables(CONFIG, LENGTH, x.device, x.dtype)
+    angles = rotary_tables(CONFIG, LENGTH, x.device, x.dtype)
     expected = attention(x, *angles)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
     monkeypatch.setattr(transformer, "kernel_shares_heads", lambda query, masked: shares)

@@ -16,7 +16,7 @@ from slipstream.errors import UserError
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.trained import MODEL, Architecture, TrainedModel, write_trained
 from tests.support.bases import SIGNATURE, make_base
 from tests.support.wording import refuses, same_wording
@@ -28,7 +28,7 @@ def fine_tuned(place: Path, lora: LoraConfig) -> Path:
     """Write a model with its initial weights, and its base in the same directory."""
     base = make_base(place / "base", tokenizer=False)
     config = shaped_for(ModelConfig(base=str(base), lora=lora), SIGNATURE)
-    weights = build(config, SIGNATURE, 0).own_state()
+    weights = build_model(config, SIGNATURE, 0).own_state()
     record = BaseRecord(str(base), fingerprint_base(str(base)))
     write_trained(place / "model", Architecture(config, SIGNATURE, base=record), weights, weights, {})
     return place / "model"

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.hugging_face.command import main
-from slipstream.models.initial.drawn import DrawnValues, normal
+from slipstream.models.initial.drawn import DrawnValues, normal_sequence
 from slipstream.models.trained import Architecture, write_trained
 from slipstream.models.transformer import Transformer
 from tests.support.tokens import word_tokenizer
@@ -79,7 +79,7 @@ def test_same_logits_as_transformers_and_back(family: str, tmp_path: Path) -> No
     theirs = peer(FAMILIES[family])
     theirs.config.save_pretrained(tmp_path)
     model = ModelConfig("transformer", {"config": str(tmp_path / "config.json")})
-    predictor = build(model, SIGNATURE, seed=0).eval()
+    predictor = build_model(model, SIGNATURE, seed=0).eval()
     weights = theirs.state_dict()
     if theirs.config.tie_word_embeddings:
         del weights["lm_head.weight"]
@@ -100,7 +100,7 @@ def test_same_logits_as_transformers_and_back(family: str, tmp_path: Path) -> No
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    weights = build(MODEL, SIGNATURE, seed=0).state_dict()
+    weights = build_model(MODEL, SIGNATURE, seed=0).state_dict()
     write_trained(tmp_path / "trained", Architecture(MODEL, SIGNATURE), weights, weights, {})
     return tmp_path / "trained"
 
@@ -116,7 +116,7 @@ def test_the_directory_for_hugging_face_is_whole_or_not_there(
         yield "config.json", [b"{}"]
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("slipstream.models.hugging_face.command.files_of", broken)
+    monkeypatch.setattr("slipstream.models.hugging_face.command.hugging_face_files", broken)
     assert isinstance(write(trained, tmp_path / "new" / "out").exception, OSError)
     assert list((tmp_path / "new").iterdir()) == []
     monkeypatch.undo()
@@ -171,18 +171,18 @@ def test_what_is_no_tokenizer_of_the_model_is_one_line(size: int, trained: Path,
 def test_what_the_network_cannot_do_is_one_line(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama", **changes}))
     with pytest.raises(UserError) as error:
-        build(ModelConfig("transformer", {"config": str(tmp_path / "config.json")}), SIGNATURE, seed=0)
+        build_model(ModelConfig("transformer", {"config": str(tmp_path / "config.json")}), SIGNATURE, seed=0)
     assert named in error.value.message and "\n" not in error.value.message
 
 
 def test_other_data_than_token_rows_is_refused() -> None:
     table = Signature((TensorSpec("numeric", "float32", (3,)),), "classification", "y", ("a", "b"))
     with refuses(UserError, match=r"model\.name:"):
-        build(ModelConfig("transformer"), table, seed=0)
+        build_model(ModelConfig("transformer"), table, seed=0)
 
 
 def test_parts_of_the_initial_weights_are_those_of_the_whole() -> None:
-    network = build(ModelConfig("transformer", SIZES), SIGNATURE, seed=7).network
+    network = build_model(ModelConfig("transformer", SIZES), SIGNATURE, seed=7).network
     for name, whole in network.named_parameters():
         for begin, end in ((0, 1), (1, 3), (len(whole) // 3, len(whole))):
             columns = slice(5, 11) if whole.ndim == 2 else slice(None)
@@ -195,12 +195,12 @@ def test_parts_of_the_initial_weights_are_those_of_the_whole() -> None:
 def test_initial_weights_stay_what_they_are() -> None:
     """Or trainings that were begun before would have other ones."""
     first = [0.16325578911435887, 0.6214719465000089, 0.9072585303717481, 0.24275556843752225]
-    assert np.abs(normal(7, "model.norm.weight", 5, 4) - first).max() < 1e-14
-    assert np.abs(normal(0, "a", 1 << 40, 2) - [0.41021225500036335, -0.8779659147844058]).max() < 1e-14
+    assert np.abs(normal_sequence(7, "model.norm.weight", 5, 4) - first).max() < 1e-14
+    assert np.abs(normal_sequence(0, "a", 1 << 40, 2) - [0.41021225500036335, -0.8779659147844058]).max() < 1e-14
 
 
 def test_initial_weights_are_independent_normal_numbers() -> None:
-    of = {(seed, name): normal(seed, name, 0, 200_000) for seed in (0, 1) for name in ("a", "b")}
+    of = {(seed, name): normal_sequence(seed, name, 0, 200_000) for seed in (0, 1) for name in ("a", "b")}
     for drawn in of.values():
         assert abs(drawn.mean()) < 0.01 and abs(drawn.std() - 1) < 0.01
         assert abs(np.mean(np.abs(drawn) < 1) - 0.6827) < 0.005
@@ -208,7 +208,7 @@ def test_initial_weights_are_independent_normal_numbers() -> None:
 
 
 def test_another_seed_gives_other_weights_and_the_same_seed_the_same() -> None:
-    first, same, other = (build(ModelConfig("transformer", SIZES), SIGNATURE, seed=seed) for seed in (1, 1, 2))
+    first, same, other = (build_model(ModelConfig("transformer", SIZES), SIGNATURE, seed=seed) for seed in (1, 1, 2))
     name = "network.lm_head.weight"
     assert torch.equal(first.state_dict()[name], same.state_dict()[name])
     assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
@@ -219,7 +219,7 @@ def test_another_seed_gives_other_weights_and_the_same_seed_the_same() -> None:
 def test_autocast_computes_what_weights_in_bf16_compute(family: str) -> None:
     """As with DDP and with sharded weights: no step of the network is left in float32 by one of them."""
     settings = {**SIZES, "max_position_embeddings": LENGTH, **FAMILIES[family]}
-    model = build(ModelConfig("transformer", settings), SIGNATURE, seed=0)
+    model = build_model(ModelConfig("transformer", settings), SIGNATURE, seed=0)
     with torch.no_grad():
         for parameter in model.parameters():  # norms begin with ones, which bf16 holds exactly
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))

@@ -17,8 +17,8 @@ from slipstream.artifacts.versions import ROOT
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.plan import blocks_of
+from slipstream.models.factory import build_model
+from slipstream.models.plan import block_names
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
 from tests.support.corpora import prepare_language, write_stories
@@ -45,8 +45,8 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_blocks_are_the_layers_and_not_all_that_is_linear(family: str, stories: PreparedData) -> None:
-    network = build(config_of(family), stories.signature, seed=0).network
-    assert blocks_of(network) == tuple(f"model.model.layers.{number}" for number in range(3))
+    network = build_model(config_of(family), stories.signature, seed=0).network
+    assert block_names(network) == tuple(f"model.model.layers.{number}" for number in range(3))
 
 
 def test_linear_layers_are_the_blocks_of_a_model_that_has_no_others() -> None:
@@ -56,8 +56,8 @@ def test_linear_layers_are_the_blocks_of_a_model_that_has_no_others() -> None:
             self.inner = nn.Linear(8, 8)
 
     mostly_linear = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)), Pair(), Pair())
-    assert blocks_of(mostly_linear) == ("0", "1", "2", "3", "4", "5.inner", "6.inner")
-    assert blocks_of(nn.Sequential(nn.Linear(999, 999), *(Pair() for _ in range(5)))) == ("1", "2", "3", "4", "5")
+    assert block_names(mostly_linear) == ("0", "1", "2", "3", "4", "5.inner", "6.inner")
+    assert block_names(nn.Sequential(nn.Linear(999, 999), *(Pair() for _ in range(5)))) == ("1", "2", "3", "4", "5")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,7 +65,7 @@ def test_documents_attend_to_themselves_alone(family: str) -> None:
     signature = Signature(
         (TensorSpec("tokens", "int16", (8,)),), "next token", "next token", buckets=END + 1, document_end=END
     )
-    model = build(config_of(family), signature, seed=0).eval()
+    model = build_model(config_of(family), signature, seed=0).eval()
     one, other = ([1, 2, 3, END, 4, 5, 6, 7], [9, 8, 7, END, 4, 5, 6, 7])
     with torch.no_grad():
         ours, theirs = (model(torch.tensor([row], dtype=torch.int16)) for row in (one, other))
@@ -79,7 +79,7 @@ def test_it_is_exported(family: str, tmp_path: Path) -> None:
     signature = Signature(
         (TensorSpec("tokens", "int16", (8,)),), "next token", "next token", buckets=END + 1, document_end=END
     )
-    model, draw = build(config_of(family), signature, seed=0).eval(), np.random.default_rng(0)
+    model, draw = build_model(config_of(family), signature, seed=0).eval(), np.random.default_rng(0)
     example, rows = (draw.integers(0, END + 1, (count, 8)).astype(np.int16) for count in (EXAMPLE_ROWS, 5))
     rows[:, 4] = END
     to_onnx(model, signature, [example], ExportConfig().opset, tmp_path / "model.onnx")

@@ -13,10 +13,10 @@ from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.records import to_tree
 from slipstream.artifacts.results.training import KIND
 from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, propose
+from slipstream.compress.engine import CompressionRun, propose_model
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.hugging_face.command import main
 from slipstream.models.tables_and_images import MLP
 from slipstream.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
@@ -72,7 +72,7 @@ def data(tmp_path: Path) -> PreparedData:
 
 def write_model(directory: Path, signature: Signature, config: ModelConfig) -> Path:
     """A trained model of an MLP, whose file names what it likes."""
-    weights = build(ModelConfig("mlp", {"hidden": [8]}), signature, seed=0).state_dict()
+    weights = build_model(ModelConfig("mlp", {"hidden": [8]}), signature, seed=0).state_dict()
     write_trained(directory, Architecture(config, signature), weights, weights, {})
     return directory
 
@@ -145,7 +145,7 @@ def test_what_is_made_of_a_trusted_network_has_to_be_trusted_again(
 ) -> None:
     trained = TrainedModel.open(model, "own_nets:build")
     run = CompressionRun(trained, data, CompressionConfig(method="prune", share=0.5))
-    propose(tmp_path / "smaller", run, [], {})
+    propose_model(tmp_path / "smaller", run, [], {})
     with pytest.raises(UntrustedFactory):
         TrainedModel.open(tmp_path / "smaller")
     assert TrainedModel.open(tmp_path / "smaller", "own_nets:build").architecture.retained
@@ -190,16 +190,16 @@ def test_a_name_that_no_configuration_can_hold_is_refused(tmp_path: Path, data: 
 )
 def test_only_what_the_module_itself_defines_is_called(name: str, message: str, data: PreparedData) -> None:
     with pytest.raises(UserError, match=f"^model.name: .*{message}"):
-        build(ModelConfig(name), data.signature, seed=0)
+        build_model(ModelConfig(name), data.signature, seed=0)
     assert "this" not in sys.modules
 
 
 def test_functions_and_classes_of_the_module_are_called(data: PreparedData) -> None:
-    assert isinstance(build(ModelConfig("own_nets:build"), data.signature, seed=0).network, MLP)
+    assert isinstance(build_model(ModelConfig("own_nets:build"), data.signature, seed=0).network, MLP)
     Path("class_nets.py").write_text(
         "from slipstream.models.tables_and_images import MLP\n"
         "class Network(MLP): pass\n"
         "build = lambda signature: Network(signature)\n"
     )
     for name in ("class_nets:Network", "class_nets:build"):
-        assert type(build(ModelConfig(name), data.signature, seed=0).network).__name__ == "Network"
+        assert type(build_model(ModelConfig(name), data.signature, seed=0).network).__name__ == "Network"

@@ -15,29 +15,35 @@ from click.testing import CliRunner, Result
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.results.training_figures import gpu_name, read_figures
 from slipstream.checkpoint_interval import best_seconds
-from slipstream.plan.advice import CapacityChoice, choices, pareto, recommended, sentences
-from slipstream.plan.command import main, old
+from slipstream.plan.advice import (
+    CapacityChoice,
+    advice_sentences,
+    feasible_choices,
+    pareto_optimal,
+    recommended_choice,
+)
+from slipstream.plan.command import main, old_price_warnings
 from slipstream.plan.decide import (
     ON_DEMAND,
     SPOT,
     PlannedOption,
     SimulatedRange,
     TrainingRequirements,
-    plan,
-    rules_of,
-    together,
+    option_rules,
+    plan_options,
+    sweep_totals,
 )
 from slipstream.plan.estimate import WorkTime
-from slipstream.plan.measured import measured
-from slipstream.plan.options import options
-from slipstream.plan.write import profile_of
-from slipstream.profiles.profile import load
+from slipstream.plan.measured import measured_training
+from slipstream.plan.options import instance_options
+from slipstream.plan.write import profile_toml
+from slipstream.profiles.profile import load_profile
 from slipstream.storage import storage_for
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.measured_trainings import FIGURES, SPEED, figures, write_model, write_run
 from tests.support.wording import line_with, same_wording
 
-RUN = measured("run", FIGURES)
+RUN = measured_training("run", FIGURES)
 PRICES = """
 [sources.mine]
 date = {date}
@@ -185,7 +191,9 @@ def test_trials_share_what_runs_at_a_time(run: str) -> None:
 
 
 def test_a_sweep_takes_the_next_when_one_ends() -> None:
-    hours, dollars = together(np.array([1.0]), np.array([2.0]), TrainingRequirements(7, 3), np.random.default_rng(0))
+    hours, dollars = sweep_totals(
+        np.array([1.0]), np.array([2.0]), TrainingRequirements(7, 3), np.random.default_rng(0)
+    )
     assert set(hours) == {3.0} and set(dollars) == {14.0}
 
 
@@ -213,10 +221,10 @@ def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.
     mine = tmp_path / "mine.toml"
     arguments = ("--measured", run, "--prices", tmp_path / "prices.toml", "--write", mine)
     found = planned(*arguments)
-    placement = load(str(mine)).asked("train")
+    placement = load_profile(str(mine)).asked("train")
     assert placement.nodes == 1 and int(placement.gpu) >= 1 and placement.timeout_minutes >= 60
     assert str(found["take"]).split(",")[0].split(" ")[0] in mine.read_text()
-    its = load(str(mine)).plan
+    its = load_profile(str(mine)).plan
     (outcome,) = named(found)
     assert its and its.take == found["take"] and its.rows == 36_000 * 512
     assert its.hours == pytest.approx([outcome["hours"][name] for name in ("low", "median", "high")], rel=1e-5)
@@ -224,7 +232,7 @@ def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.
     same_wording(called(*arguments).output)
     several = tmp_path / "several.toml"
     planned(*arguments[:-1], several, "--trials", 3)
-    assert load(str(several)).plan is None, "no run is several trainings"
+    assert load_profile(str(several)).plan is None, "no run is several trainings"
     monkeypatch.setenv("SLIPSTREAM_PROFILE", str(mine))
     assert "mine" in {
         row["profile"] for row in planned("--measured", run, "--prices", tmp_path / "prices.toml")["rows"]
@@ -232,36 +240,40 @@ def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def rows(peak: float = 30e9) -> list[PlannedOption]:
-    its = measured("run", figures(speed={"memory_bytes": int(peak)}))
-    return plan(
-        its, [its], options([load("a100-spot"), load("l4-spot")], built_in_prices()), [], TrainingRequirements()
+    its = measured_training("run", figures(speed={"memory_bytes": int(peak)}))
+    return plan_options(
+        its,
+        [its],
+        instance_options([load_profile("a100-spot"), load_profile("l4-spot")], built_in_prices()),
+        [],
+        TrainingRequirements(),
     )
 
 
 def test_what_does_not_fit_is_not_taken() -> None:
     fits = {row.option.gpu.name: row.fits for row in rows()}
     assert not fits["T4"] and not fits["L4"] and fits["A100-40GB"] and fits["H200"]
-    assert not [choice for choice in choices(rows()) if not choice.row.fits]
+    assert not [choice for choice in feasible_choices(rows()) if not choice.row.fits]
 
 
 def test_a_single_pod_moves_and_a_watched_one_is_warned() -> None:
     single, job = (next(row.option for row in rows() if row.option.pods == pods) for pods in (1, 2))
-    assert rules_of(single, RUN).falls_back and not rules_of(job, RUN).falls_back
-    assert rules_of(job, RUN).noticed == 1.0 and rules_of(single, RUN).noticed == 0.0
-    slow = measured("slow", figures(save_seconds=79.0))
-    assert rules_of(job, slow).noticed == 0.0, "a save with its margin takes 120.5 of the 120 s"
+    assert option_rules(single, RUN).falls_back and not option_rules(job, RUN).falls_back
+    assert option_rules(job, RUN).noticed == 1.0 and option_rules(single, RUN).noticed == 0.0
+    slow = measured_training("slow", figures(save_seconds=79.0))
+    assert option_rules(job, slow).noticed == 0.0, "a save with its margin takes 120.5 of the 120 s"
 
 
 def test_the_written_profile_of_a_job_has_its_retries() -> None:
-    choice = next(one for one in choices(rows()) if one.outcome.way == SPOT and one.row.option.pods == 2)
-    written = profile_of(choice)
+    choice = next(one for one in feasible_choices(rows()) if one.outcome.way == SPOT and one.row.option.pods == 2)
+    written = profile_toml(choice)
     assert f"retries = {choice.outcome.retries + 2}" in written and 'extends = "a100-spot"' in written
     assert f"mean_time_between_failures: {12 * 3600}" in written
 
 
 def test_the_pareto_set_has_none_that_another_beats() -> None:
-    found = choices(rows())
-    best = pareto(found)
+    found = feasible_choices(rows())
+    best = pareto_optimal(found)
     assert 1 < len(best) < len(found)
     for choice in best:
         better = [
@@ -278,22 +290,24 @@ def test_spot_counts_only_where_it_is_cheaper_and_in_time() -> None:
     on_demand, spot = row.outcomes
     assert on_demand.way == ON_DEMAND and spot.way == SPOT
     dear = replace(row, outcomes=(on_demand, replace(spot, mean_dollars=on_demand.mean_dollars + 1)))
-    assert [choice.outcome.way for choice in choices([dear])] == [ON_DEMAND]
+    assert [choice.outcome.way for choice in feasible_choices([dear])] == [ON_DEMAND]
     late = replace(row, outcomes=(on_demand, replace(spot, mean_dollars=0.0, hours=SimulatedRange(1.0, 1.0, 99.0))))
     late = replace(late, time=WorkTime(3600.0, 0.1, "measured"))
     wanted = TrainingRequirements(deadline=on_demand.hours.high + 1)
-    best = recommended(choices([late]), wanted)
+    best = recommended_choice(feasible_choices([late]), wanted)
     assert isinstance(best, CapacityChoice) and best.outcome.way == ON_DEMAND
-    same_wording(" ".join(sentences(choices([late]), wanted)))
-    free = recommended(choices([late]), TrainingRequirements())
+    same_wording(" ".join(advice_sentences(feasible_choices([late]), wanted)))
+    free = recommended_choice(feasible_choices([late]), TrainingRequirements())
     assert free and free.outcome.way == SPOT
-    said = " ".join(sentences(choices([late]), TrainingRequirements()))
+    said = " ".join(advice_sentences(feasible_choices([late]), TrainingRequirements()))
     same_wording(said)
 
 
 def test_prices_are_old_after_ninety_days() -> None:
-    assert not list(old(rows(), date(2025, 6, 4)))
-    assert list(old(rows(), date(2025, 6, 5))) and "a2-ultragpu-8g" in next(old(rows(), date(2025, 6, 5)))
+    assert not list(old_price_warnings(rows(), date(2025, 6, 4)))
+    assert list(old_price_warnings(rows(), date(2025, 6, 5))) and "a2-ultragpu-8g" in next(
+        old_price_warnings(rows(), date(2025, 6, 5))
+    )
 
 
 @pytest.mark.parametrize(

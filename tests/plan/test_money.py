@@ -11,12 +11,12 @@ import pytest
 from slipstream.plan.capacity import PodCapacity
 from slipstream.plan.money import (
     TrainingHours,
-    billed,
     billed_with_notices,
     break_even,
+    mean_billed_hours,
     own_interval,
 )
-from slipstream.plan.simulation import PreemptionRules, simulate
+from slipstream.plan.simulation import PreemptionRules, simulate_trainings
 
 JOB = TrainingHours(work=24, every=0.25, stall=0.005, publish=0.02, restart=0.1)
 SEVERAL = ((2.0, 0.5), (6.0, 1.0), (24.0, 0.3))
@@ -25,7 +25,7 @@ SEVERAL = ((2.0, 0.5), (6.0, 1.0), (24.0, 0.3))
 def simulated(job: TrainingHours, between: float, wait: float, *, noticed: float = 0.0, runs: int = 20_000):
     random = np.random.default_rng(7)
     weather = PodCapacity("", rate=1 / between).weather(1, runs, random)
-    return simulate(
+    return simulate_trainings(
         job, replace(weather, mean_waits=np.full(runs, wait)), PreemptionRules(noticed), random, np.ones(runs)
     )
 
@@ -33,7 +33,7 @@ def simulated(job: TrainingHours, between: float, wait: float, *, noticed: float
 @pytest.mark.parametrize(("between", "wait"), SEVERAL)
 def test_what_is_billed_is_the_simulations_to_a_percent(between: float, wait: float) -> None:
     found = simulated(JOB, between, wait)
-    expected = billed(JOB, between)
+    expected = mean_billed_hours(JOB, between)
     assert found.spot.mean() == pytest.approx(expected, rel=0.01)
     assert found.interruptions.mean() == pytest.approx(expected / between, rel=0.03)
     # On the clock, with the waits for capacity.
@@ -55,8 +55,8 @@ def test_half_an_interval_of_those_that_nobody_warned_of_is_lost() -> None:
 
 
 def test_work_that_is_not_interrupted_takes_what_it_takes() -> None:
-    assert billed(JOB, 1e7) == pytest.approx(JOB.undisturbed, rel=1e-4)
-    assert billed(JOB, 1e-4) == math.inf
+    assert mean_billed_hours(JOB, 1e7) == pytest.approx(JOB.undisturbed, rel=1e-4)
+    assert mean_billed_hours(JOB, 1e-4) == math.inf
     assert billed_with_notices(JOB, 0.1, 0.0) == math.inf
 
 
@@ -68,7 +68,7 @@ def test_two_hundred_cases_are_decided_alike() -> None:
         stall, publish = random.uniform(0, 0.01), random.uniform(0, 0.05)
         every = own_interval(stall, publish, between)
         job = TrainingHours(float(random.uniform(1, 40)), every, stall, publish, float(random.uniform(0.01, 0.4)))
-        price, expected = float(random.uniform(0.2, 0.99)), billed(job, between)
+        price, expected = float(random.uniform(0.2, 0.99)), mean_billed_hours(job, between)
         if abs(price * expected / job.undisturbed - 1) < 0.05:
             continue
         found = float(simulated(job, between, 0.5, runs=1000).spot.mean())
@@ -79,8 +79,8 @@ def test_two_hundred_cases_are_decided_alike() -> None:
 
 def test_the_break_even_is_where_both_cost_the_same() -> None:
     between = break_even(lambda _: JOB, 0.5)
-    assert between and 0.5 * billed(JOB, between) == pytest.approx(JOB.undisturbed, rel=0.01)
-    assert 0.5 * billed(JOB, between / 2) > JOB.undisturbed
+    assert between and 0.5 * mean_billed_hours(JOB, between) == pytest.approx(JOB.undisturbed, rel=0.01)
+    assert 0.5 * mean_billed_hours(JOB, between / 2) > JOB.undisturbed
     assert break_even(lambda _: JOB, 1.0) is None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.plan.capacity import PodCapacity
 from slipstream.plan.money import TrainingHours
-from slipstream.plan.simulation import MOST_ATTEMPTS, PreemptionRules, SimulationResults, simulate
+from slipstream.plan.simulation import MOST_ATTEMPTS, PreemptionRules, SimulationResults, simulate_trainings
 
 JOB = TrainingHours(work=10, every=1, stall=0.1, publish=0.05, restart=0.5)
 
@@ -29,7 +29,7 @@ class Given:
 
 
 def one(ups: list[float], rules: PreemptionRules) -> SimulationResults:
-    return simulate(JOB, Given(ups), rules, np.random.default_rng(0), np.ones(1))
+    return simulate_trainings(JOB, Given(ups), rules, np.random.default_rng(0), np.ones(1))
 
 
 def test_a_training_resumes_from_what_was_published() -> None:
@@ -66,7 +66,7 @@ def test_what_never_gets_on_is_infinite() -> None:
 def test_without_interruptions_it_takes_what_is_known() -> None:
     capacity = PodCapacity("", rate=1e-9)
     random = np.random.default_rng(0)
-    found = simulate(JOB, capacity.weather(4, 100, random), PreemptionRules(), random, np.full(100, 2.0))
+    found = simulate_trainings(JOB, capacity.weather(4, 100, random), PreemptionRules(), random, np.full(100, 2.0))
     assert np.ptp(found.hours) == 0 and found.hours[0] == pytest.approx(0.5 + 20 + 2)
 
 
@@ -97,8 +97,8 @@ def coverage(seed: int) -> float:
     ups, waits = tuple(bursty.up(recorded)), tuple(bursty.wait(recorded))
     capacity = PodCapacity("recorded", len(ups), sum(ups), ups=ups, waits=waits)
     job = TrainingHours(work=24, every=0.5, stall=0.002, publish=0.02, restart=0.1)
-    planned = simulate(job, capacity.weather(1, 10_000, random), PreemptionRules(), random)
-    fresh = simulate(job, bursty, PreemptionRules(), random, np.ones(500))
+    planned = simulate_trainings(job, capacity.weather(1, 10_000, random), PreemptionRules(), random)
+    fresh = simulate_trainings(job, bursty, PreemptionRules(), random, np.ones(500))
     return float(np.mean(fresh.hours <= np.quantile(planned.hours, 0.95)))
 
 

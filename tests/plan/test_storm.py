@@ -10,17 +10,17 @@ from click.testing import CliRunner
 
 from slipstream.errors import UserError
 from slipstream.plan.simulation import MOST_ATTEMPTS
-from slipstream.plan.storm import TrainingPace, courses, forecast, is_warned
-from slipstream.profiles.profile import load
+from slipstream.plan.storm import TrainingPace, is_warned, preemption_table, simulate_constant_rate
+from slipstream.profiles.profile import load_profile
 from slipstream.proofs.rehearsal.command import main
 from tests.support.wording import same_wording
 
-SPOT = load("a100-spot").placement("train")
+SPOT = load_profile("a100-spot").placement("train")
 
 
 def mean(per_hour: float, pace: TrainingPace, *, warned: bool) -> tuple[float, float, float]:
     random = np.random.default_rng(1)
-    found = courses(random, per_hour, pace, warned=warned)
+    found = simulate_constant_rate(random, per_hour, pace, warned=warned)
     return float(found.lost.mean()), float(found.clock.mean()), float(found.retries.mean())
 
 
@@ -47,7 +47,7 @@ def test_without_any_save_it_takes_as_long_as_is_known() -> None:
 
 
 def test_what_never_gets_on_is_given_up() -> None:
-    found = courses(np.random.default_rng(0), 60.0, TrainingPace(start_s=3600), warned=True, trainings=1)
+    found = simulate_constant_rate(np.random.default_rng(0), 60.0, TrainingPace(start_s=3600), warned=True, trainings=1)
     assert found.retries[0] == MOST_ATTEMPTS and np.isinf(found.clock[0])
 
 
@@ -57,11 +57,11 @@ def test_the_notice_has_to_leave_time_for_a_save() -> None:
 
 
 def test_the_table_marks_what_the_profile_does_and_says_which_retries_suffice() -> None:
-    said = forecast("a100-spot", SPOT, 8, TrainingPace(), 30.0)
+    said = preemption_table("a100-spot", SPOT, 8, TrainingPace(), 30.0)
     assert "▸ saves before each end" in said and "▸ resumes" not in said and "price" in said
     assert "24 h of training on 2 pods, at 8 preemptions a day and pod" in said
     assert f"within the {SPOT.retries} retries of this profile; 99 % do within 2" in said
-    slow = forecast("a100-spot", SPOT, 8, TrainingPace(save_s=500))
+    slow = preemption_table("a100-spot", SPOT, 8, TrainingPace(save_s=500))
     assert "▸ resumes from the last save" in slow and "price" not in slow
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_told_is_one_line(arguments: list[str]) -> None:
     assert ran.exit_code == 1
     same_wording(ran.output)
     with pytest.raises(UserError):
-        forecast("local", load("local").placement("train"), 0, TrainingPace())
+        preemption_table("local", load_profile("local").placement("train"), 0, TrainingPace())
 
 
 def test_the_command_takes_the_rate_of_the_profile() -> None:

@@ -9,8 +9,15 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from slipstream.plan.estimate import HALF_WIDTH, LARGEST_ERROR, left_out_errors, roof, spread_of, step_of
-from slipstream.plan.measured import MeasuredTraining, measured
+from slipstream.plan.estimate import (
+    HALF_WIDTH,
+    LARGEST_ERROR,
+    compute_seconds_per_step,
+    further_error_deviation,
+    left_out_errors,
+    roofline_seconds,
+)
+from slipstream.plan.measured import MeasuredTraining, measured_training
 from slipstream.train.throughput import measured_peak
 from tests.support.measured_trainings import FIGURES, LEDGER, SECONDS, figures
 
@@ -50,7 +57,7 @@ def run_of(width: int, batch: int, peak: float) -> MeasuredTraining:
     weights = INPUTS * width + width * width + width
     slower = step_seconds(width, batch) * LEDGER.kept / SECONDS["steps"]
     speed = {"flops_per_row": 6.0 * weights, "peak_flops": peak}
-    return measured(
+    return measured_training(
         f"{width}, {batch}",
         figures(slower=slower, speed=speed, gpu="", parameters=weights, batch_size=batch, world=FIGURES.world),
     )
@@ -66,13 +73,13 @@ def test_the_interval_of_the_others_holds_most_of_16_models_and_batches() -> Non
         runs = [run_of(width, batch, peak) for width, batch in product(WIDTHS, BATCHES)]
     finally:
         torch.set_num_threads(threads)
-    roofs = [roof(run, run.figures.batch_size, peak, moved) for run in runs]
-    steps, held = [step_of(run) for run in runs], 0
+    roofs = [roofline_seconds(run, run.figures.batch_size, peak, moved) for run in runs]
+    steps, held = [compute_seconds_per_step(run) for run in runs], 0
     errors = left_out_errors(roofs, steps)
     for out, error in enumerate(errors):
         others = [index for index in range(len(runs)) if index != out]
         known = left_out_errors([roofs[index] for index in others], [steps[index] for index in others])
-        held += abs(error) <= spread_of(known, LARGEST_ERROR) * HALF_WIDTH
+        held += abs(error) <= further_error_deviation(known, LARGEST_ERROR) * HALF_WIDTH
     off = sorted(abs(math.expm1(error)) for error in errors)
     print(f"{held} of {len(runs)} held; errors {off[len(off) // 2]:.0%} in the median, {off[-1]:.0%} at most")
     assert held >= 13, [f"{run.name}: {math.expm1(error):+.0%}" for run, error in zip(runs, errors, strict=True)]

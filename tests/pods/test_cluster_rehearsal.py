@@ -16,7 +16,7 @@ from flyteidl.core.literals_pb2 import Literal
 from slipstream.artifacts.format import Artifact
 from slipstream.config import RunConfig
 from slipstream.prepare.engine import prepare
-from slipstream.profiles.profile import parse
+from slipstream.profiles.profile import parse_profile
 from slipstream.proofs.rehearsal.propeller import Execution
 from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
 from slipstream.source.config import DataConfig
@@ -30,7 +30,7 @@ CONFIG = DataConfig(id="id")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path_factory.mktemp("place"), parse("two", PROFILE)) as made:
+    with rehearsal(tmp_path_factory.mktemp("place"), parse_profile("two", PROFILE)) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ from flyteidl.core.workflow_pb2 import ArrayNode, IfElseBlock, Node
 from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
-from slipstream.profiles.profile import BUILT_IN, load
+from slipstream.profiles.profile import BUILT_IN, load_profile
 from slipstream.proofs.rehearsal.catalog import cache_key
 from slipstream.proofs.rehearsal.kills import drawn
 from slipstream.proofs.rehearsal.nodes import START, MalformedBranch, decide, needed, resolve, upstream
@@ -206,7 +206,7 @@ def test_a_node_waits_for_what_its_branches_are_bound_to() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in BUILT_IN.glob("*.toml")))
 def test_a_profile_is_shrunk_to_cpus_and_keeps_its_budgets(name: str) -> None:
-    whole = load(name)
+    whole = load_profile(name)
     small = shrunk(whole)
     for stage in (*whole.stages, "fingerprint"):
         before, after = whole.placement(stage), small.placement(stage)

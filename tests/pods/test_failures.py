@@ -21,8 +21,8 @@ from tasks.flyte.failures import (
     SmallerMicroBatches,
     WorkerExit,
     WorkerFailed,
+    agent_error,
     collect_reports,
-    failure_of,
 )
 
 ENDINGS = {
@@ -48,7 +48,7 @@ def test_the_worst_report_counts(
         leave(tmp_path / "train", error, rank, monkeypatch)
     worst = min(pair, key=list(ENDINGS).index)
     # torch saw a worker first that had lost its peer.
-    failure = failure_of(FlyteRecoverableException("torch's box"), collect_reports(str(tmp_path / "train")))
+    failure = agent_error(FlyteRecoverableException("torch's box"), collect_reports(str(tmp_path / "train")))
     assert type(failure) is ENDINGS[worst] and str(worst) in str(failure)
     assert collect_reports(str(tmp_path / "train")) == []
 
@@ -87,15 +87,15 @@ def test_an_agent_that_is_told_to_end_is_preempted_whatever_its_workers_made_of_
     ]
     signalled = IgnoreOutputs()
     signalled.__context__ = SignalException("Process 7 got signal: 15", 15)  # type: ignore[arg-type]
-    failure = failure_of(signalled, reports)
+    failure = agent_error(signalled, reports)
     assert isinstance(failure, PodPreempted) and "stopped at step 3, saved" in str(failure)
-    assert "told to end: Process 7" in str(failure_of(signalled, reports[:1]))
+    assert "told to end: Process 7" in str(agent_error(signalled, reports[:1]))
 
 
 def test_a_bug_that_torch_saw_first_stays_as_torch_put_it() -> None:
     torchs = FlyteUserRuntimeException(RuntimeError("spawn_helper FAILED"))
     assert (
-        failure_of(
+        agent_error(
             torchs, [FailureReport(0, WorkerExit.FAILED, "a bug"), FailureReport(1, WorkerExit.INTERRUPTED, "lost")]
         )
         is torchs

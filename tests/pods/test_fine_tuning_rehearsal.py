@@ -11,7 +11,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.profiles.profile import load
+from slipstream.profiles.profile import load_profile
 from slipstream.proofs.rehearsal.acts import Acts
 from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal, shrunk
 from slipstream.source.config import DataConfig
@@ -39,7 +39,7 @@ CONFIG = RunConfig(
 
 @pytest.fixture(scope="module")
 def spot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path_factory.mktemp("spot"), shrunk(load("a100-spot"))) as place:
+    with rehearsal(tmp_path_factory.mktemp("spot"), shrunk(load_profile("a100-spot"))) as place:
         yield place
 
 

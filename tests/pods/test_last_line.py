@@ -23,7 +23,7 @@ from slipstream.proofs.rehearsal.bucket import S3Bucket
 from slipstream.proofs.rehearsal.pods import PodProcess
 from slipstream.proofs.rehearsal.rendering import primary_container, rendered, values_of
 from tasks.flyte.failures import WorkerFailed
-from tasks.flyte.last_line import cause_of
+from tasks.flyte.last_line import error_line
 from tests.support.faulty_s3 import FaultyS3
 
 LIST_DATA = "tasks.prepare.list_data"
@@ -137,4 +137,4 @@ Root Cause (first observed failure):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_an_error_as_one_line(error: Exception, line: str) -> None:
-    assert cause_of(error) == line
+    assert error_line(error) == line

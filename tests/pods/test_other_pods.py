@@ -17,9 +17,9 @@ from flytekit.core.type_engine import TypeEngine
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.proofs.processes import free_port
 from slipstream.proofs.rehearsal.pods import PodProcess
-from tasks.collectives import patience
+from tasks.collectives import rendezvous_timeout
 from tasks.flyte import other_pods
-from tasks.flyte.other_pods import WaitingForPods, timeouts, waiting_for_pods
+from tasks.flyte.other_pods import WaitingForPods, rendezvous_timeouts, waiting_for_pods
 from tests.support.job_pods import run_job
 from tests.support.scheduler import Scheduler, SchedulerNode
 from tests.support.training_pods import Cluster, python_path
@@ -137,6 +137,6 @@ def test_who_has_no_peers_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_the_benchmark_waits_as_long_as_its_setting_says() -> None:
-    assert patience({"config": CollectivesConfig(timeout=7.4)}) == 7.4
-    assert timeouts(7.4) == {"timeout": 7, "join_timeout": 7, "read_timeout": 7}
-    assert set(timeouts(0.2).values()) == {1}
+    assert rendezvous_timeout({"config": CollectivesConfig(timeout=7.4)}) == 7.4
+    assert rendezvous_timeouts(7.4) == {"timeout": 7, "join_timeout": 7, "read_timeout": 7}
+    assert set(rendezvous_timeouts(0.2).values()) == {1}

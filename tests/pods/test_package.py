@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from slipstream.doctor.archive import RegistrationArchive, nodes_of
+from slipstream.doctor.archive import RegistrationArchive, workflow_nodes
 from slipstream.machine.limits import CPU, MEMORY
-from slipstream.profiles.profile import RESOLVED, load, names
+from slipstream.profiles.profile import RESOLVED, load_profile, profile_names
 from slipstream.proofs.rehearsal.record import short
 from slipstream.proofs.rehearsal.rendering import primary_container
 from tests.support.package import IMAGE, package
@@ -63,7 +63,10 @@ RESOURCES = {1: "cpu", 2: "nvidia.com/gpu", 3: "memory", 5: "ephemeral-storage"}
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[] if name in ("a100-spot", "local") else pytest.mark.prove) for name in names()],
+    params=[
+        pytest.param(name, marks=[] if name in ("a100-spot", "local") else pytest.mark.prove)
+        for name in profile_names()
+    ],
 )
 def packaged(
     request: pytest.FixtureRequest, package_for: Callable[[str], RegistrationArchive]
@@ -73,7 +76,7 @@ def packaged(
 
 def test_every_task_carries_its_metadata(packaged: tuple[str, RegistrationArchive]) -> None:
     name, made = packaged
-    profile = load(name)
+    profile = load_profile(name)
     assert set(STAGES) <= set(made.tasks)
     for task_name, stage in STAGES.items():
         template, place = made.tasks[task_name], profile.asked(stage)
@@ -107,7 +110,7 @@ def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(
     package_for: Callable[[str], RegistrationArchive],
 ) -> None:
     """A task that is never cached, with the export's own placement, tells the export's key which machine that is."""
-    tasks, asked = package_for("a100-spot").tasks, load("a100-spot").asked("export")
+    tasks, asked = package_for("a100-spot").tasks, load_profile("a100-spot").asked("export")
     for first in ("resolve_inputs", "open_inputs"):
         template = tasks[f"tasks.inputs.{first}"]
         assert not template.metadata.discoverable and "machine" in template.interface.outputs.variables
@@ -125,7 +128,7 @@ def test_a_main_job_has_six_pods_and_three_if_nothing_is_new(package_for: Callab
     names = [
         node.task_node.reference_id.name
         for workflow in (WORKFLOW, "workflows.compression.train_alone")
-        for _, node in nodes_of(made.workflows[workflow])
+        for _, node in workflow_nodes(made.workflows[workflow])
         if node.HasField("task_node")
     ]
     never = ["benchmark_collectives", "report", "resolve_inputs"]
@@ -148,7 +151,7 @@ def test_distributed_stages_are_pytorchjobs_where_the_profile_has_several_nodes(
 ) -> None:
     name, made = packaged
     for task_name, stage in STAGES.items():
-        template, place = made.tasks[task_name], load(name).placement(stage)
+        template, place = made.tasks[task_name], load_profile(name).placement(stage)
         if stage not in DISTRIBUTED or place.nodes == 1:
             assert template.type == "python-task", task_name
             continue
@@ -163,7 +166,7 @@ def test_distributed_stages_are_pytorchjobs_where_the_profile_has_several_nodes(
 def test_pods_are_as_the_profile_says(packaged: tuple[str, RegistrationArchive]) -> None:
     name, made = packaged
     for task_name, stage in STAGES.items():
-        template, place = made.tasks[task_name], load(name).asked(stage)
+        template, place = made.tasks[task_name], load_profile(name).asked(stage)
         extended = template.extended_resources
         assert extended.gpu_accelerator.device == place.accelerator, task_name
         assert extended.shared_memory.size_limit == place.shared_memory, task_name
@@ -182,7 +185,7 @@ def test_pods_are_as_the_profile_says(packaged: tuple[str, RegistrationArchive])
 
 def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple[str, RegistrationArchive]) -> None:
     name, made = packaged
-    place = load(name).placement("prepare")
+    place = load_profile(name).placement("prepare")
     for workflow in (WORKFLOW, "workflows.training.prepare"):
         nodes = made.workflows[workflow].nodes
         branches = [node.branch_node.if_else for node in nodes if node.HasField("branch_node")]
@@ -215,7 +218,7 @@ def test_no_input_is_a_path_into_a_structure(packaged: tuple[str, RegistrationAr
     bindings = [
         (workflow, identity, binding)
         for workflow, template in packaged[1].workflows.items()
-        for identity, node in nodes_of(template)
+        for identity, node in workflow_nodes(template)
         for binding in node.inputs
     ]
     assert len(bindings) > 50
@@ -234,7 +237,7 @@ def test_a_network_that_cannot_be_measured_loses_no_training(packaged: tuple[str
     mapped = [node.array_node for node in made.workflows[WORKFLOW].nodes if node.HasField("array_node")]
     assert [node.min_success_ratio for node in mapped] == [0.0]
     element = made.tasks[mapped[0].node.task_node.reference_id.name]
-    assert element.type == ("python-task" if load(name).asked("collectives").nodes == 1 else "pytorch")
+    assert element.type == ("python-task" if load_profile(name).asked("collectives").nodes == 1 else "pytorch")
     alone = made.tasks["tasks.collectives.benchmark_collectives"]
     assert element.custom == alone.custom and element.metadata.retries == alone.metadata.retries
 
@@ -259,9 +262,9 @@ def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, RegistrationAr
     """The cached stage depends on an uncached one, which reads the data's bytes."""
     made = packaged[1]
     outer = {node.id: node for node in made.workflows[WORKFLOW].nodes}
-    nodes = [node for _, node in nodes_of(made.workflows[WORKFLOW])]
+    nodes = [node for _, node in workflow_nodes(made.workflows[WORKFLOW])]
     sources = [b.binding.promise for node in nodes for b in node.inputs if b.binding.promise.var == "source"]
-    assert len(sources) == (1 if load(packaged[0]).asked("prepare").nodes == 1 else 3)
+    assert len(sources) == (1 if load_profile(packaged[0]).asked("prepare").nodes == 1 else 3)
     for source in sources:
         assert outer[source.node_id].task_node.reference_id.name == "tasks.inputs.resolve_inputs"
     assert not made.tasks["tasks.inputs.resolve_inputs"].metadata.discoverable

@@ -13,7 +13,7 @@ from slipstream.errors import UserError
 from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.command import main
 from slipstream.profiles.placement import Placement
-from slipstream.profiles.profile import Profile, load, names, parse
+from slipstream.profiles.profile import Profile, load_profile, parse_profile, profile_names
 from slipstream.stages import STAGES
 from tasks.flyte.before_start import refuse_other_shape
 from tasks.flyte.elastic import DistributedTask, distributed
@@ -22,25 +22,25 @@ SHIPPED = ["a100-mig", "a100-spot", "cpu-cluster", "h100-efa-spot", "l4-spot", "
 
 
 def test_the_profiles_that_are_shipped() -> None:
-    assert names() == SHIPPED
+    assert profile_names() == SHIPPED
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_resolved_profile_comes_out_of_the_environment_as_it_went_in(name: str) -> None:
-    profile = load(name)
+    profile = load_profile(name)
     data = json.loads(profile.to_json())
-    assert parse(data["name"], data) == profile
+    assert parse_profile(data["name"], data) == profile
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name != "local"])
 def test_profiles_of_a_cluster_leave_no_number_of_processes_open(name: str) -> None:
     """A pod of another shape could not tell that it was registered on another machine."""
-    profile = load(name)
+    profile = load_profile(name)
     assert all(profile.asked(stage).processes for stage in STAGES)
 
 
 def test_stages_inherit_the_default_and_override_it() -> None:
-    spot = load("a100-spot")
+    spot = load_profile("a100-spot")
     assert spot.placement("train").world_size == 16 and spot.placement("train").gpu == "8"
     assert spot.placement("report") == spot.default and spot.default.interruptible
     # A preempted PyTorchJob spends the user's retries, one a preemption.
@@ -48,24 +48,24 @@ def test_stages_inherit_the_default_and_override_it() -> None:
 
 
 def test_compression_and_promotion_have_resources_of_their_own() -> None:
-    profile = parse("mine", {"stages": {"compress": {"gpu": "1"}, "promote": {"memory": "3Gi"}}})
+    profile = parse_profile("mine", {"stages": {"compress": {"gpu": "1"}, "promote": {"memory": "3Gi"}}})
     assert profile.asked("compress").gpu == "1" and profile.asked("promote").memory == "3Gi"
     assert profile.asked("evaluate") == profile.asked("report") == profile.default
 
 
 def test_local_takes_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
-    assert visible_gpus() == 3 and load("local").placement("train").processes == 3
-    travelled = load("local").to_json()
+    assert visible_gpus() == 3 and load_profile("local").placement("train").processes == 3
+    travelled = load_profile("local").to_json()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus() == 0 and load("local").placement("train").processes == 2
+    assert visible_gpus() == 0 and load_profile("local").placement("train").processes == 2
     # What was registered on a machine with GPUs runs on one without, as if it had been registered there.
-    assert travelled == load("local").to_json()
+    assert travelled == load_profile("local").to_json()
 
 
 def test_processes_left_open_are_one_per_gpu_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    profile = parse("mine", {"distributed": {"gpu": "4", "processes": 0}})
+    profile = parse_profile("mine", {"distributed": {"gpu": "4", "processes": 0}})
     assert profile.asked("train").processes == 0 and profile.placement("train").processes == 4
 
 
@@ -83,7 +83,7 @@ def written(place: Path, **profiles: str) -> str:
 
 def test_a_sites_own_profile_is_five_lines(tmp_path: Path) -> None:
     own = 'extends = "a100-spot"\n[distributed]\nnodes = 4\nlabels.team = "vision"\n[stages.collectives]\nretries = 3\n'
-    mine, base = load(written(tmp_path, mine=own)), load("a100-spot")
+    mine, base = load_profile(written(tmp_path, mine=own)), load_profile("a100-spot")
     assert mine.name == "mine"
     train, network = mine.asked("train"), mine.asked("collectives")
     assert (train.nodes, network.nodes, network.retries) == (4, 4, 3)
@@ -98,7 +98,7 @@ def test_mappings_are_joined_and_lists_replaced(tmp_path: Path) -> None:
     base = "[default]\nenvironment = {A = '1', B = '1'}\n[[default.tolerations]]\nkey = 'one'\n"
     above = "extends = 'base.toml'\n[default]\nenvironment = {B = '2'}\n[[default.tolerations]]\nkey = 'two'\n"
     top = "extends = 'above.toml'\n[stages.train]\nenvironment = {C = '3'}\n"
-    profile = load(written(tmp_path, base=base, above=above, top=top))
+    profile = load_profile(written(tmp_path, base=base, above=above, top=top))
     assert profile.asked("report").environment == {"A": "1", "B": "2"}
     assert profile.asked("train").environment == {"A": "1", "B": "2", "C": "3"}
     assert [toleration.key for toleration in profile.asked("train").tolerations] == ["two"]
@@ -106,11 +106,11 @@ def test_mappings_are_joined_and_lists_replaced(tmp_path: Path) -> None:
 
 def test_retries_follow_from_the_preemptions() -> None:
     spot = {"preemptions_per_day": 2.0, "timeout_minutes": 720}
-    profile = parse("mine", {"default": spot, "distributed": {"nodes": 2}, "stages": {"prepare": {"nodes": 4}}})
+    profile = parse_profile("mine", {"default": spot, "distributed": {"nodes": 2}, "stages": {"prepare": {"nodes": 4}}})
     # Four preemptions are expected of the job in twice its timeout. Single pods have another budget.
     assert profile.asked("train").retries == 2 + 9
     assert profile.asked("prepare").retries == profile.asked("report").retries == 2
-    assert parse("mine", {"default": {**spot, "retries": 0}}).asked("train").retries == 0
+    assert parse_profile("mine", {"default": {**spot, "retries": 0}}).asked("train").retries == 0
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_retries_follow_from_the_preemptions() -> None:
 )
 def test_a_wrong_profile_is_one_line(tmp_path: Path, toml: str, message: str) -> None:
     with pytest.raises(UserError, match="mine") as refusal:
-        load(written(tmp_path, mine=toml))
+        load_profile(written(tmp_path, mine=toml))
     assert message in refusal.value.message
 
 
 def test_an_unknown_profile_lists_the_known() -> None:
     with pytest.raises(UserError, match="a100-mig, a100-spot"):
-        load("h100")
+        load_profile("h100")
 
 
 def test_the_command_prints_what_every_stage_asks_for() -> None:
@@ -221,10 +221,10 @@ def test_the_agent_refuses_more_processes_than_gpus_before_it_starts_any(monkeyp
 
 
 def test_a_stage_in_the_pod_of_another_has_what_that_has() -> None:
-    profile = parse("p", {"stages": {"export": {"cpu": "7"}}})
+    profile = parse_profile("p", {"stages": {"export": {"cpu": "7"}}})
     assert profile.asked("evaluate") is profile.asked("export")
     with pytest.raises(UserError, match=r"p\.stages\.evaluate: .* stages\.export "):
-        parse("p", {"stages": {"evaluate": {"cpu": "7"}}})
+        parse_profile("p", {"stages": {"evaluate": {"cpu": "7"}}})
 
 
 def test_profiles_are_values() -> None:

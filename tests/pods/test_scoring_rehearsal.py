@@ -12,10 +12,10 @@ from flyteidl.core.literals_pb2 import Literal
 from slipstream.artifacts.format import FileRecord
 from slipstream.artifacts.results.scoring import Publication
 from slipstream.config import RunConfig
-from slipstream.profiles.profile import parse
+from slipstream.profiles.profile import parse_profile
 from slipstream.proofs.rehearsal.kills import LOSSES, Kill, Kills
 from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
-from slipstream.score.publish import check_there, publications, read_manifest
+from slipstream.score.publish import check_there, list_publications, read_manifest
 from tests.support.scoring import KEEP, in_shares, registry_with_model, write_files
 
 WORKFLOW = "workflows.scoring.score"
@@ -25,7 +25,7 @@ FILES = 6
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path_factory.mktemp("place"), parse("two", PROFILE)) as made:
+    with rehearsal(tmp_path_factory.mktemp("place"), parse_profile("two", PROFILE)) as made:
         yield made
 
 
@@ -69,6 +69,6 @@ def execute(rehearsed: Rehearsal, name: str, inputs: dict[str, Literal], kills: 
     execution = rehearsed.execution(name, kills=kills)
     execution.run(WORKFLOW, {**inputs, "output": literal(output)})
     assert len({attempt.node for attempt in execution.record.attempts if attempt.task == "score_share"}) == 3
-    (publication,) = publications(output)
+    (publication,) = list_publications(output)
     check_there(output, publication)
     return publication

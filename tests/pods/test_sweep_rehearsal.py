@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.profiles.profile import parse
+from slipstream.profiles.profile import parse_profile
 from slipstream.proofs.rehearsal.kills import BY_THE_CLOCK, LOSSES, WRITES, How, Kill, Kills
 from slipstream.proofs.rehearsal.propeller import Execution
 from slipstream.proofs.rehearsal.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, shrunk, write_table
 from slipstream.storage import download_all
 from slipstream.sweep.config import SweepConfig
 from slipstream.sweep.records import TrialHistory
-from slipstream.sweep.space import parameters_of
-from slipstream.sweep.store import SweepStore, best_of
+from slipstream.sweep.space import searched_parameters
+from slipstream.sweep.store import SweepStore, best_trial
 from tests.support.sweep_runs import alone
 
 WORKFLOW = "workflows.sweep.sweep"
-PROFILE = shrunk(parse("sweeping", {"default": {"retries": 5, "interruptible": True}}))
+PROFILE = shrunk(parse_profile("sweeping", {"default": {"retries": 5, "interruptible": True}}))
 #: Of the processes in its pods.
 THREADS = PROFILE.placement("sweep").threads
 SPACE = {
@@ -69,7 +69,7 @@ def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Executi
     execution = here.execution(name, kills=kills)
     inputs = {"data": literal(write_table(here.bucket)), "target": literal(TARGET), "config": literal(config)}
     execution.run(WORKFLOW, inputs)
-    return execution, config, SweepStore(store, parameters_of(config)).trials()
+    return execution, config, SweepStore(store, searched_parameters(config)).trials()
 
 
 def as_alone(prepared: Path, config: RunConfig, trials: list[TrialHistory], place: Path) -> None:
@@ -97,5 +97,5 @@ def test_pods_of_a_sweep_that_are_lost_lose_no_trial(here: Rehearsal, tmp_path: 
     assert len(kills.fired) >= 4, kills
     assert {attempt.number for attempt in execution.record.attempts if attempt.task == "search"} >= {0, 1}
     assert [trial.number for trial in trials] == list(range(TRIALS)) and all(trial.ended for trial in trials)
-    assert best_of(trials)
+    assert best_trial(trials)
     as_alone(prepared, config, trials, tmp_path / "disturbed")

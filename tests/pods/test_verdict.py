@@ -37,7 +37,7 @@ from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, SMALLER,
 @pytest.fixture(autouse=True)
 def not_the_last_line_of_the_tests() -> Iterator[None]:
     yield
-    atexit.unregister(last_line.say)
+    atexit.unregister(last_line.print_last_line)
 
 
 @pytest.fixture
@@ -154,10 +154,10 @@ def test_a_store_that_stays_away_ends_no_wait(
     assert len(store.fired) == 8
     # Recording a verdict is tried again as well, and given up in the end: then flytekit writes what it would have.
     store.inject("PUT", *["503"] * 5)
-    assert departure.persistently(lambda: prefix.leave(UserError("x")), 30)
+    assert departure.retry_until_done(lambda: prefix.leave(UserError("x")), 30)
     assert prefix.look() is JobResult.CAUSE
     store.inject("PUT", *["503"] * 100)
-    assert not departure.persistently(lambda: OutputPrefix("s3://bucket/gone").leave(UserError("x")), 0.1)
+    assert not departure.retry_until_done(lambda: OutputPrefix("s3://bucket/gone").leave(UserError("x")), 0.1)
 
 
 def test_a_pod_that_comes_too_late_takes_no_part(environment: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from flyteidl.core.literals_pb2 import Literal
 
-from slipstream.profiles.profile import load
+from slipstream.profiles.profile import load_profile
 from slipstream.proofs.rehearsal.acts import Acts
 from slipstream.proofs.rehearsal.bucket import SECRET
 from slipstream.proofs.rehearsal.propeller import Execution, NodeFailed
@@ -26,13 +26,13 @@ def pods_of(execution: Execution) -> list[str]:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path_factory.mktemp("local"), shrunk(load("local"))) as place:
+    with rehearsal(tmp_path_factory.mktemp("local"), shrunk(load_profile("local"))) as place:
         yield place
 
 
 @pytest.fixture(scope="module")
 def spot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path_factory.mktemp("spot"), shrunk(load("a100-spot"))) as place:
+    with rehearsal(tmp_path_factory.mktemp("spot"), shrunk(load_profile("a100-spot"))) as place:
         yield place
 
 

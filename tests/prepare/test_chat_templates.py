@@ -88,7 +88,7 @@ def test_an_error_of_the_template_quarantines_the_row(tmp_path: Path) -> None:
     template = divides + at("Refuse", "{{ raise_exception('no') }}")
     where = own_tokenizer(tmp_path / "own", template)
     data = prepare_language(tmp_path / "data", path, tokenizer=where, length=96, quarantine_limit=0.1)
-    assert [(row.line, row.reason) for row in quarantine.read(data.artifact)] == [
+    assert [(row.line, row.reason) for row in quarantine.read_quarantine(data.artifact)] == [
         (31, "the chat template says: no"),
         (40, "the chat template fails: ZeroDivisionError: integer division or modulo by zero"),
     ]

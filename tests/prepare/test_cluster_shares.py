@@ -18,11 +18,11 @@ import pytest
 from slipstream.artifacts import exchange
 from slipstream.artifacts.exchange import SUMMARY, VALUE
 from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.typed_values import encode
+from slipstream.artifacts.typed_values import encode_value
 from slipstream.errors import UserError
 from slipstream.prepare import shuffle
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import resolve
+from slipstream.prepare.resolve import resolve_source
 from slipstream.prepare.sharded import merge_partitions, shares
 from slipstream.prepare.table import FittedTable, OpenedTable
 from slipstream.source.config import DataConfig, SplitConfig
@@ -92,7 +92,7 @@ def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list((tmp_path / "pods").glob("merged-*"))) == number
     # Who merges a partition is given what belongs to it, and no more.
     given = [
-        list((tmp_path / "pods").glob(f"encoded-*/{merge_partitions.directory_of(index)}/*.rows"))
+        list((tmp_path / "pods").glob(f"encoded-*/{merge_partitions.partition_directory(index)}/*.rows"))
         for index in range(number)
     ]
     assert sum(len({path.name for path in runs}) for runs in given) == len(sizes)
@@ -108,14 +108,14 @@ def test_files_of_text_are_parsed_in_shares_of_about_the_same_size(tmp_path: Pat
     shared = on_several(tmp_path / "pods", data, 3)
     assert shared.fingerprint == prepare(tmp_path / "alone", data, "y", CONFIG, MADE_BY).fingerprint
     files_of_shares = [
-        [file.name for file in exchange.read(path, shares.TextShare).plan.files]
+        [file.name for file in exchange.read_part(path, shares.TextShare).plan.files]
         for path in sorted((tmp_path / "pods").glob("texts/*"))
     ]
     assert files_of_shares == [["0.csv", "1.csv"], ["2.csv"], ["3.csv", "4.csv", "5.csv", "6.csv", "7.csv"]]
     # More shares than files: the last one, a file by itself, has no row.
     assert on_several(tmp_path / "many", data, 50).fingerprint == shared.fingerprint
     last = max((tmp_path / "many").glob("opened/shares/*"))
-    assert exchange.read(last, shares.Share).units == []
+    assert exchange.read_part(last, shares.Share).units == []
     # What was parsed stays where it is: the shares of the table are small.
     assert not list((tmp_path / "pods").glob("opened/shares/*/*.arrow")) and not list(
         (tmp_path / "pods").glob("opened/spools/*")
@@ -190,7 +190,7 @@ def test_how_the_work_is_divided(tmp_path: Path) -> None:
     (tmp_path / "images/cat/1.png").write_bytes(b"\x89PNG")
 
     def divided(data: str | Path, target: str = "y", config: DataConfig = CONFIG) -> str:
-        return resolve(list_source(str(data)), target, config).division
+        return resolve_source(list_source(str(data)), target, config).division
 
     assert divided("", "", DataConfig()) == divided(tmp_path / "images", "", DataConfig()) == "none"
     assert divided(output["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == "units"
@@ -230,32 +230,32 @@ class Payload:
 
 def test_what_was_changed_on_its_way_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "run.rows").write_bytes(b"records")
-    part = exchange.write(tmp_path / "part", Value(1), [tmp_path / "run.rows"])
-    assert exchange.read(part, Value) == Value(1)
+    part = exchange.write_part(tmp_path / "part", Value(1), [tmp_path / "run.rows"])
+    assert exchange.read_part(part, Value) == Value(1)
     for name in (VALUE, "run.rows"):
         raw = (part / name).read_bytes()
         (part / name).unlink()  # the original stays unchanged
         (part / name).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
         with pytest.raises(DamagedArtifact, match=name):
-            exchange.read(part, Value)
+            exchange.read_part(part, Value)
         (part / name).write_bytes(raw)
 
 
 def test_a_value_that_is_not_there_is_missed(tmp_path: Path) -> None:
-    part = exchange.write(tmp_path / "part")
+    part = exchange.write_part(tmp_path / "part")
     with refuses(DamagedArtifact, match=f"{VALUE}:"):
-        exchange.read(part, Value)
+        exchange.read_part(part, Value)
 
 
 def test_a_value_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) -> None:
     """With a manifest that fits, as somebody who can write to the store would make it."""
-    raw = encode(Value(1), Value)
+    raw = encode_value(Value(1), Value)
     forged = {
         "pickle": pickle.dumps(Payload(f"touch {tmp_path / 'ran'}")),
         "pickle-in-json": raw.replace(b'{"number":1}', b"cos\nsystem\n"),
-        "other-class": encode(shares.ScannedShare([]), shares.ScannedShare),
+        "other-class": encode_value(shares.ScannedShare([]), shares.ScannedShare),
         "other-field": raw.replace(b'"number"', b'"system"'),
-        "other-type": encode({"number": "1"}, dict[str, str]),
+        "other-type": encode_value({"number": "1"}, dict[str, str]),
     }
     pickle.loads(forged["pickle"])
     assert (tmp_path / "ran").exists(), "the payload does nothing"
@@ -263,9 +263,9 @@ def test_a_value_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) -
     for name, content in forged.items():
         (tmp_path / "from" / name).mkdir(parents=True)
         (tmp_path / "from" / name / VALUE).write_bytes(content)
-        part = exchange.write(tmp_path / name, files=[tmp_path / "from" / name / VALUE])
+        part = exchange.write_part(tmp_path / name, files=[tmp_path / "from" / name / VALUE])
         with pytest.raises(DamagedArtifact, match=f"{name}/{VALUE}: .*expected Value") as error:
-            exchange.read(part, Value)
+            exchange.read_part(part, Value)
         assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
 
 
@@ -278,12 +278,12 @@ def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
     assert len(values) >= 13
     for value in values:
         shutil.rmtree(value.parent)
-        exchange.write(value.parent, files=[tmp_path / VALUE])
+        exchange.write_part(value.parent, files=[tmp_path / VALUE])
     pods = tmp_path / "pods"
     share, spool, plan = pods / "opened/shares/00000-downloaded", pods / "spool", pods / "plan-downloaded"
-    exchange.write(spool)
+    exchange.write_part(spool)
     parsed, merged = pods / "parsed-0-downloaded", pods / "merged-0-downloaded"
-    source, new = resolve(list_source(str(tmp_path / "data")), "y", CONFIG), tmp_path / "new"
+    source, new = resolve_source(list_source(str(tmp_path / "data")), "y", CONFIG), tmp_path / "new"
     for step in (
         lambda: shares.parse_share(pods / "texts/00000-downloaded", new),
         lambda: shares.open_shares(source, 2, [parsed / SUMMARY], new),
@@ -292,7 +292,7 @@ def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
         lambda: shares.encode_share(share, spool, pods / "scanned-0-downloaded", plan, new),
         lambda: merge_partitions.merge_partition(0, plan, [], new),
         lambda: merge_partitions.s3_parts(merged / SUMMARY, "s3://bucket/from", "s3://bucket/to"),
-        lambda: merge_partitions.assemble(new, MADE_BY, pods / "fitted-downloaded", []),
+        lambda: merge_partitions.assemble_artifact(new, MADE_BY, pods / "fitted-downloaded", []),
     ):
         with refuses(DamagedArtifact, match=f"{VALUE}:"):
             step()
@@ -319,5 +319,5 @@ def test_values_that_are_exchanged_come_back_equal(tmp_path: Path) -> None:
         "merged-0-downloaded/summary": merge_partitions.MergedParts,
     }
     for directory, kind in kinds.items():
-        value = exchange.read(tmp_path / "pods" / directory, kind)
-        assert encode(value, kind) == (tmp_path / "pods" / directory / VALUE).read_bytes()
+        value = exchange.read_part(tmp_path / "pods" / directory, kind)
+        assert encode_value(value, kind) == (tmp_path / "pods" / directory / VALUE).read_bytes()

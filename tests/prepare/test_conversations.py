@@ -13,7 +13,13 @@ import pytest
 
 from slipstream.artifacts.prepared.documents import read_documents
 from slipstream.errors import UserError
-from slipstream.language.chat_template import CannotRender, ChatTemplate, RenderedConversation, messages_of, template_of
+from slipstream.language.chat_template import (
+    CannotRender,
+    ChatTemplate,
+    RenderedConversation,
+    load_chat_template,
+    row_messages,
+)
 from slipstream.language.tokenizer import Tokenizer
 from slipstream.prepare.language import corpus
 from slipstream.source import quarantine
@@ -82,7 +88,7 @@ def test_a_longer_one_is_set_aside_and_never_cut(tmp_path: Path, monkeypatch: py
     rows = [question(number) for number in range(80)]
     monkeypatch.setattr(corpus, "PIECE_BYTES", 700)
     data = prepared(tmp_path, [*rows[:70], "", long, *rows[70:]], quarantine_limit=0.1)
-    (bad,) = quarantine.read(data.artifact)
+    (bad,) = quarantine.read_quarantine(data.artifact)
     assert bad.line == 72 and bad.reason.startswith("a conversation of ") and "data.length + 1, 161" in bad.reason
     assert data.card["rows"]["kept"] == 80 and data.card["rows"]["quarantined"] == 1
     assert sum(len(rows_of(data, split)) for split in ("train", "validation", "test")) == 80
@@ -175,7 +181,7 @@ class TestBadInput:
         rows = [question(number) for number in range(40)]
         same_wording(self.refused(tmp_path, [*rows, {"prompt": "a", "completion": ""}]))
         with refuses(CannotRender):
-            messages_of({"prompt": None, "completion": "b"})
+            row_messages({"prompt": None, "completion": "b"})
 
     def test_templates(self, tmp_path: Path) -> None:
         rows = [question(number) for number in range(40)]
@@ -193,7 +199,7 @@ class TestBadInput:
 
     def test_a_template_may_lie_in_the_settings(self) -> None:
         settings = {"eos_token": {"content": "</s>"}, "chat_template": [{"name": "default", "template": PLAIN}]}
-        (found,) = template_of({"tokenizer_config.json": json.dumps(settings)}, "2024-07-26").render(
+        (found,) = load_chat_template({"tokenizer_config.json": json.dumps(settings)}, "2024-07-26").render(
             [talk(("user", "a"), ("assistant", "b"))["messages"]]
         )
         assert (

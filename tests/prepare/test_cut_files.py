@@ -15,7 +15,7 @@ import pytest
 from slipstream.errors import UserError
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.fit import scan
-from slipstream.source.columnar import LINE, read, units_of
+from slipstream.source.columnar import LINE, list_units, read_unit
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile, local_file
 from slipstream.source.memory import MemoryBudget
@@ -37,9 +37,9 @@ def arrow_file(path: Path) -> Path:
 def read_and_cut(path: Path, budget: MemoryBudget) -> None:
     """Cut the file once the first rows of each unit are read, and read on."""
     whole = path.read_bytes()
-    _, units = units_of(local_file(path), "arrow")
+    _, units = list_units(local_file(path), "arrow")
     for unit in units:
-        batches = read(unit, ["c0", "t", "v", "y"], budget)
+        batches = read_unit(unit, ["c0", "t", "v", "y"], budget)
         first, _ = next(batches)
         os.truncate(path, 4096)
         first.validate(full=True)
@@ -70,9 +70,9 @@ def test_lines_of_a_spool_are_those_of_the_users_file_however_it_is_read(tmp_pat
     table = pa.table({"c0": np.arange(ROWS), LINE: lines})
     with pa.ipc.new_file(path, table.schema) as sink:
         sink.write_table(table)
-    _, units = units_of(local_file(path), "arrow")
+    _, units = list_units(local_file(path), "arrow")
     for budget in (Slices(0.25), Small(0.25)):
-        assert np.concatenate([found for _, found in read(units[0], ["c0"], budget)]).tolist() == lines.tolist()
+        assert np.concatenate([found for _, found in read_unit(units[0], ["c0"], budget)]).tolist() == lines.tolist()
 
 
 def test_a_cut_arrow_file_does_not_end_the_process(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_an_arrow_file_that_is_cut_between_two_batches_is_one_line(
 
 
 def test_large_batches_are_read_slice_by_slice_to_the_same_values(tmp_path: Path) -> None:
-    _, units = units_of(SourceFile(str(arrow_file(tmp_path / "t.arrow")), 0), "arrow")
+    _, units = list_units(SourceFile(str(arrow_file(tmp_path / "t.arrow")), 0), "arrow")
     names = ["c3", "v", "t", "y"]
     for unit in units:
-        small, large = (list(read(unit, names, kind(0.25))) for kind in (Small, Slices))
+        small, large = (list(read_unit(unit, names, kind(0.25))) for kind in (Small, Slices))
         assert len(small) == len(large) == BATCH // 5000
         for (batch, lines), (other, of_other) in zip(small, large, strict=True):
             assert batch.equals(other) and (lines == of_other).all()

@@ -17,7 +17,7 @@ from slipstream.errors import UserError
 from slipstream.source.columns.transform import Transform
 from slipstream.source.config import DataConfig
 from slipstream.source.files import list_source
-from slipstream.source.text.csv_blocks import parse, read_blocks
+from slipstream.source.text.csv_blocks import parse_csv_block, read_blocks
 from tests.support.tables import Prepare, everything
 from tests.support.wording import refuses
 
@@ -172,7 +172,7 @@ class TestMarks:
         path.write_text("".join(f"'a\\'\n{i}\\\\','b''\n{i}',{i}\n" for i in range(50)))
         config = DataConfig(quote="'", escape="\\", header=False, columns=["a", "b", "c"])
         file = list_source(str(path)).files[0]
-        parts = [parse(part, config.columns, config, False) for part in read_blocks(file, config, block)]
+        parts = [parse_csv_block(part, config.columns, config, False) for part in read_blocks(file, config, block)]
         assert sum(part.table.num_rows for part in parts) == 50 and not any(part.bad for part in parts)
         assert [value for part in parts for value in part.table["c"].to_pylist()] == [str(i) for i in range(50)]
 

@@ -14,12 +14,12 @@ import torch
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
-from slipstream.evaluate.baseline import features_of
+from slipstream.evaluate.baseline import feature_table
 from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.prepare.engine import prepare
-from slipstream.source.columns.transform import BUCKETS, Transform, tokenise
+from slipstream.source.columns.transform import BUCKETS, Transform, tokenise_texts
 from slipstream.source.config import DataConfig
 from slipstream.source.files import list_source
 from slipstream.source.fingerprint import fingerprint_source
@@ -46,7 +46,7 @@ def folders(tmp_path: Path) -> Path:
 
 class TestTokens:
     def test_words_and_pairs_follow_each_other_and_padding_is_zero(self) -> None:
-        one, two, reverse, same, empty, missing = tokenise(
+        one, two, reverse, same, empty, missing = tokenise_texts(
             pa.array(["to be", "to", "be to", " TO,  be!\n", "", None]), 8
         )
         assert (one[:2] != 0).all() and one[2] != 0 and (one[3:] == 0).all()
@@ -58,16 +58,16 @@ class TestTokens:
     def test_a_text_has_the_same_ids_whatever_it_is_among(self) -> None:
         draw = np.random.default_rng(0)
         texts = [review("good", draw) for _ in range(50)]
-        alone = np.concatenate([tokenise(pa.array([text]), 32) for text in texts])
-        np.testing.assert_array_equal(tokenise(pa.array(texts), 32), alone)
-        np.testing.assert_array_equal(tokenise(pa.array(texts).dictionary_encode(), 32), alone)
+        alone = np.concatenate([tokenise_texts(pa.array([text]), 32) for text in texts])
+        np.testing.assert_array_equal(tokenise_texts(pa.array(texts), 32), alone)
+        np.testing.assert_array_equal(tokenise_texts(pa.array(texts).dictionary_encode(), 32), alone)
         assert alone.min() >= 0 and alone.max() < BUCKETS
 
     def test_forms_of_unicode_and_long_texts(self) -> None:
-        composed, decomposed = tokenise(pa.array(["Åse", "A\u030ase"]), 8)
+        composed, decomposed = tokenise_texts(pa.array(["Åse", "A\u030ase"]), 8)
         np.testing.assert_array_equal(composed, decomposed)
-        assert (tokenise(pa.array(["word " * 300_000]), 16) != 0).all()
-        assert tokenise(pa.array([], pa.string()), 16).shape == (0, 16)
+        assert (tokenise_texts(pa.array(["word " * 300_000]), 16) != 0).all()
+        assert tokenise_texts(pa.array([], pa.string()), 16).shape == (0, 16)
 
 
 class TestFolders:
@@ -79,7 +79,7 @@ class TestFolders:
         texts = {label: [p.read_text() for p in (folders / label).iterdir()] for label in WORDS}
         rows = {row["tokens"].tobytes(): signature.classes[row["target"]] for row in everything(data)}
         for label, result in texts.items():
-            for row in tokenise(pa.array(result), 64):
+            for row in tokenise_texts(pa.array(result), 64):
                 assert rows[row[None].tobytes()] == label
 
     def test_the_same_bytes_on_any_number_of_processes(
@@ -142,7 +142,7 @@ def trained(data: PreparedData, steps: int = 60) -> torch.nn.Module:
     rows = data.split("train")
     inputs = [torch.from_numpy(np.array(rows[spec.name])) for spec in data.signature.inputs]
     truth = torch.from_numpy(np.array(rows["target"])).long()
-    model = build(ModelConfig(), data.signature, seed=0)
+    model = build_model(ModelConfig(), data.signature, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(steps):
         loss = torch.nn.functional.cross_entropy(model(*inputs), truth)
@@ -161,7 +161,7 @@ def test_the_default_model_learns_texts_and_runs_in_onnx_runtime(prepared: Prepa
     with torch.no_grad():
         result = model(torch.from_numpy(tokens))
     assert np.mean(result.argmax(dim=1).numpy() == test["target"]) > 0.9
-    assert features_of(data.signature, test).shape == (len(test), 256)
+    assert feature_table(data.signature, test).shape == (len(test), 256)
     path = folders / "model.onnx"
     to_onnx(model, data.signature, [np.resize(tokens, (EXAMPLE_ROWS, *tokens.shape[1:]))], 20, path)
     session = onnxruntime.InferenceSession(path)

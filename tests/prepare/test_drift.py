@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.comparison.stability import DriftTest, drift, found
-from slipstream.prepare.card import column_figures, judgements
+from slipstream.comparison.stability import DriftTest, drift_test, significant_drifts
+from slipstream.prepare.card import column_figures, column_warnings
 from slipstream.prepare.drift import drift_from
 from slipstream.prepare.fit.scan import SPLIT
 from slipstream.prepare.fit.splits import TRAIN
@@ -36,7 +36,7 @@ def judged(table: dict[str, pa.Array], splits: np.ndarray) -> list[str]:
     target = {"y": pa.array(np.arange(len(splits)) % 7 * 1.0)}
     sample = pa.table({**table, **target, SPLIT: splits})
     figures = column_figures(sample, {**types, "y": "number"}, "y", ())
-    return judgements([figures[name] for name in table])
+    return column_warnings([figures[name] for name in table])
 
 
 def by_chance(random: np.random.Generator, rows: int) -> np.ndarray:
@@ -88,15 +88,15 @@ def test_a_clean_table_of_400_rows_is_prepared_without_a_warning(prepared: Prepa
 
 def test_many_rows_show_what_does_not_matter() -> None:
     """A class of 50 % that became one of 52 %: an index of 0.0016, beyond any chance."""
-    seen = drift(np.array([500_000, 500_000]), np.array([520_000, 480_000]), ordered=True)
+    seen = drift_test(np.array([500_000, 500_000]), np.array([520_000, 480_000]), ordered=True)
     assert seen.index == pytest.approx(0.04 * np.log(0.52 / 0.48) / 2, rel=1e-2) and seen.chance < 1e-6
-    assert not found({"it": seen})
+    assert not significant_drifts({"it": seen})
 
 
 def test_more_columns_need_a_smaller_chance() -> None:
     """0.002 is 0.2 % of a single column, and likely in ten of them."""
     seen = DriftTest(0.3, 0.002)
-    assert found({0: seen}) and not found(dict.fromkeys(range(10), seen))
+    assert significant_drifts({0: seen}) and not significant_drifts(dict.fromkeys(range(10), seen))
 
 
 def test_a_column_of_few_values_has_none_outside_its_histogram() -> None:
@@ -107,4 +107,4 @@ def test_a_column_of_few_values_has_none_outside_its_histogram() -> None:
 
 
 def test_one_bin_cannot_drift() -> None:
-    assert drift(np.array([100]), np.array([60]), ordered=True).chance == 1.0
+    assert drift_test(np.array([100]), np.array([60]), ordered=True).chance == 1.0

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.artifacts.typed_values import decode, encode
+from slipstream.artifacts.typed_values import decode_value, encode_value
 from slipstream.prepare.fit.scan import scan_unit
 from slipstream.prepare.images import encode_part
 from slipstream.prepare.resolve import SourceToPrepare
@@ -94,4 +94,4 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 @given(data=st.data())
 def test_it_comes_back_to_the_bit(kind: Any, data: st.DataObject) -> None:
     value = data.draw(values(kind))
-    assert bits(decode(encode(value, kind), kind, "f")) == bits(value)
+    assert bits(decode_value(encode_value(value, kind), kind, "f")) == bits(value)

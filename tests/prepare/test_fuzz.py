@@ -145,7 +145,7 @@ def test_cut_and_flipped_pictures(cut: int, flips: list[tuple[int, int]]) -> Non
         for index, bit in flips:
             raw[index % len(raw)] ^= 1 << bit
         try:
-            pixels = images.decode(bytes(raw[: max(0, len(raw) - cut)] if cut > 100 else raw))
+            pixels = images.decode_image(bytes(raw[: max(0, len(raw) - cut)] if cut > 100 else raw))
         except images.UnusableImage as error:
             assert "\n" not in str(error)
         else:

@@ -16,9 +16,9 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import SPLITS, TARGET, PreparedData
 from slipstream.errors import UserError
 from slipstream.prepare import engine, shuffle
-from slipstream.prepare.base_set import value_of
+from slipstream.prepare.base_set import setting_value
 from slipstream.prepare.fit.scan import scan_unit
-from slipstream.prepare.resolve import resolve
+from slipstream.prepare.resolve import resolve_source
 from slipstream.prepare.sharded import shares
 from slipstream.source.config import DataConfig, SplitConfig
 from slipstream.source.files import list_source
@@ -266,7 +266,7 @@ def test_a_base_set_is_verified_where_its_rows_are_taken(
     base = january.artifact.directory
     if new:
         add(sales, "february", month(1))
-    source = resolve(list_source(str(sales)), "y", DataConfig(id="id", earlier=str(base)))
+    source = resolve_source(list_source(str(sales)), "y", DataConfig(id="id", earlier=str(base)))
     rows = base / "train-00000.rows"
     if damage == "flipped":
         raw = bytearray(rows.read_bytes())
@@ -367,8 +367,8 @@ def test_settings_that_came_from_json_are_kept_like_those_made_in_python() -> No
     constructed = DataConfig(split=SplitConfig(seed=3))
     read = DataConfig.from_dict({"split": {"seed": 3}})
     assert (
-        value_of(constructed, "split")
-        == value_of(read, "split")
+        setting_value(constructed, "split")
+        == setting_value(read, "split")
         == {
             "validation": 0.15,
             "test": 0.15,

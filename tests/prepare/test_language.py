@@ -101,7 +101,7 @@ def test_lines_are_read_once_wherever_pieces_are_cut(tmp_path: Path, monkeypatch
         pieces = prepare_language(tmp_path / f"pieces-{step}", path, quarantine_limit=0.1)
         for split in ("train", "validation", "test"):
             assert (rows_of(whole, split) == rows_of(pieces, split)).all()
-        (bad,) = quarantine.read(pieces.artifact)
+        (bad,) = quarantine.read_quarantine(pieces.artifact)
         assert (bad.line, bad.reason) == (41, "not JSON")
 
 

@@ -20,7 +20,7 @@ from slipstream.artifacts.format import Artifact
 from slipstream.errors import UserError
 from slipstream.prepare import engine
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import SourceToPrepare, resolve
+from slipstream.prepare.resolve import SourceToPrepare, resolve_source
 from slipstream.prepare.sharded import shares
 from slipstream.source.config import DataConfig
 from slipstream.source.files import list_source
@@ -221,8 +221,8 @@ def test_a_fingerprint_of_a_file_that_is_being_written_is_refused(
 
 
 def test_a_listing_survives_being_handed_on(folder: Path, tmp_path: Path) -> None:
-    source = resolve(list_source(str(folder)), "y", DataConfig())
-    handed_on = exchange.read(exchange.write(tmp_path / "handed on", source), SourceToPrepare)
+    source = resolve_source(list_source(str(folder)), "y", DataConfig())
+    handed_on = exchange.read_part(exchange.write_part(tmp_path / "handed on", source), SourceToPrepare)
     assert handed_on.listing == source.listing and handed_on.listing.files[0].version
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.prepare.base_set import BaseSet
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import SourceToPrepare, resolve
+from slipstream.prepare.resolve import SourceToPrepare, resolve_source
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile, list_source
 from tests.support.shares import on_several
@@ -19,7 +19,7 @@ TABLE = DataConfig(id="id")
 
 
 def resolved(data: Path | str, target: str = "", config: DataConfig = DataConfig()) -> SourceToPrepare:  # noqa: B008
-    return resolve(list_source(str(data)), target, config)
+    return resolve_source(list_source(str(data)), target, config)
 
 
 def write_table(path: Path, first: int) -> Path:

@@ -300,8 +300,8 @@ class Payload:
 def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) -> None:
     forged = {
         "pickle": pickle.dumps(Payload(f"touch {tmp_path / 'ran'}")),
-        "other type": typed_values.encode(("four", {}), tuple[str, dict[str, str]]),
-        "other fields": typed_values.encode({"result": 4}, dict[str, int]),
+        "other type": typed_values.encode_value(("four", {}), tuple[str, dict[str, str]]),
+        "other fields": typed_values.encode_value({"result": 4}, dict[str, int]),
     }
     pickle.loads(forged["pickle"])
     assert (tmp_path / "ran").exists(), "the payload does nothing"

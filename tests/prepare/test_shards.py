@@ -17,10 +17,10 @@ from slipstream.prepare.shuffle import (
     SortedRun,
     SplitPart,
     enter_segments,
-    merge,
     merge_all,
     order_keys,
-    parts_of,
+    split_parts,
+    write_merged_part,
 )
 
 ROWS, BATCH, BATCHES_OF_A_FILE = 3000, 250, 3
@@ -53,8 +53,8 @@ def test_rows_are_stored_in_the_order_of_their_keys(
     runs, order = write_runs(scratch, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
     for split in (0, 1):
-        merge(writer, f"{split}.rows", runs, RECORD.itemsize, SplitPart(split))
-    merge(writer, "none.rows", runs, RECORD.itemsize, SplitPart(2))
+        write_merged_part(writer, f"{split}.rows", runs, RECORD.itemsize, SplitPart(split))
+    write_merged_part(writer, "none.rows", runs, RECORD.itemsize, SplitPart(2))
     artifact = writer.finish("test", {}).check()
     for split in (0, 1):
         mine = np.arange(split, ROWS, 2)
@@ -82,7 +82,9 @@ def test_parts_are_consecutive_ranges_of_keys(
             if file.startswith(name)
         ]
         assert (
-            len(parts) == len(parts_of(split, len(mine), RECORD.itemsize)) == min(MOST_PARTS, -(-24_000 // part_bytes))
+            len(parts)
+            == len(split_parts(split, len(mine), RECORD.itemsize))
+            == min(MOST_PARTS, -(-24_000 // part_bytes))
         )
         # Every row once, and the keys ascend from part to part: the parts one after the other are the whole split.
         np.testing.assert_array_equal(np.concatenate(parts), mine[np.argsort(order[mine])])

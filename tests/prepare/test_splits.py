@@ -8,8 +8,8 @@ import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.fit.splits import assign
-from slipstream.source.columns.hashing import keys, splitmix64
+from slipstream.prepare.fit.splits import assign_splits
+from slipstream.source.columns.hashing import row_keys, splitmix64
 from slipstream.source.columns.identity import hash_rows, hash_values
 from slipstream.source.config import SplitConfig
 from tests.support.tables import Prepare, table_text
@@ -28,10 +28,10 @@ def rows_of(data: PreparedData, split: str, text: str) -> set[int]:
 
 def test_shares_are_kept_and_equal_hashes_stay_together() -> None:
     hashes = splitmix64(np.arange(100_000, dtype=np.uint64))
-    splits = assign(hashes, SplitConfig(validation=0.1, test=0.3))
+    splits = assign_splits(hashes, SplitConfig(validation=0.1, test=0.3))
     assert np.bincount(splits) / 1e5 == pytest.approx([0.6, 0.1, 0.3], abs=0.006)
-    assert (assign(np.repeat(hashes[:50], 3), SplitConfig()).reshape(50, 3).std(axis=1) == 0).all()
-    assert (splits != assign(hashes, SplitConfig(validation=0.1, test=0.3, seed=1))).mean() > 0.3
+    assert (assign_splits(np.repeat(hashes[:50], 3), SplitConfig()).reshape(50, 3).std(axis=1) == 0).all()
+    assert (splits != assign_splits(hashes, SplitConfig(validation=0.1, test=0.3, seed=1))).mean() > 0.3
 
 
 def test_adding_rows_moves_no_old_row(prepared: Prepare) -> None:
@@ -55,7 +55,7 @@ def test_an_id_alone_decides_when_it_is_given(prepared: Prepare) -> None:
     ids = np.repeat(np.arange(200), 3)
     x = np.random.default_rng(0).normal(size=600)
     data = prepared(pa.table({"who": ids, "x": x, "copy": ids % 97 * 1.0, "y": ids % 2}), id="who")
-    expected = assign(hash_rows([("who", pa.array(ids))], 600), SplitConfig())
+    expected = assign_splits(hash_rows([("who", pa.array(ids))], 600), SplitConfig())
     assert [data.card["rows"][split] for split in SPLITS] == np.bincount(expected).tolist()
     assert all(data.card["rows"][split] % 3 == 0 for split in SPLITS)
 
@@ -134,8 +134,8 @@ def test_without_shuffle_rows_stay_in_order(prepared: Prepare) -> None:
 
 
 def test_the_stored_order_is_a_fair_shuffle() -> None:
-    order = np.argsort(keys(0, 100_000, 2))
+    order = np.argsort(row_keys(0, 100_000, 2))
     blocks = order[: 24 * 4096].reshape(24, 4096).mean(axis=1)
     expected = 100_000**2 / 12 / 4096
     assert 0.4 < ((blocks - 50_000) ** 2).mean() / expected < 2
-    np.testing.assert_array_equal(keys(500, 10, 2), keys(0, 510, 2)[500:])
+    np.testing.assert_array_equal(row_keys(500, 10, 2), row_keys(0, 510, 2)[500:])

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.fit.moments import CodeOccurrences, ColumnMoments, figures_of
+from slipstream.prepare.fit.moments import CodeOccurrences, ColumnMoments, column_moments
 from slipstream.source.columns import value_types
 from slipstream.source.memory import MemoryBudget
 from tests.support.tables import Prepare
@@ -28,7 +28,7 @@ def test_moments_of_many_columns_and_groups() -> None:
     for start in range(0, 5000, 1000):
         here = slice(start, start + 1000)
         rows = [np.flatnonzero(groups[here] == group) for group in range(4)]
-        figures = figures.merge(figures_of(list(numbers[:, here]), rows))
+        figures = figures.merge(column_moments(list(numbers[:, here]), rows))
     for index, column in enumerate(numbers):
         for group, moments in enumerate(figures.of(index)):
             present = column[(groups == group) & ~np.isnan(column)]
@@ -45,7 +45,7 @@ def test_texts_are_counted_by_code() -> None:
     texts = pa.array([" a", "a", None, "b", "?", "a", "b"]).dictionary_encode()
     counts = CodeOccurrences.nothing(texts.dictionary, 2)
     counts.add(texts, [np.array([0, 1, 2]), np.array([3, 4, 5, 6])])
-    names = value_types.clean(texts.dictionary, ["?"])
+    names = value_types.clean_texts(texts.dictionary, ["?"])
     assert counts.present(names) == [2, 3]
     assert [counts.named(names, group) for group in (0, 1)] == [{"a": 2}, {"a": 1, "b": 2}]
     assert not counts.prose
@@ -87,7 +87,7 @@ def test_however_texts_are_stored_the_rows_are_the_same(
 
 def test_odd_spellings_of_numbers_among_plain_ones() -> None:
     texts = ["1", "-2.5", "3.", ".5", "+5", "1e3", "1e999", "inf", "-Infinity", "1_000", "0x1f", "x", " 7 ", "?", None]
-    read, failed = value_types.convert(pa.array(texts), value_types.NUMBER, ["?"])
+    read, failed = value_types.convert_texts(pa.array(texts), value_types.NUMBER, ["?"])
     expected = pd.to_numeric(pd.Series([t and t.strip() for t in texts]), errors="coerce").to_numpy(float)
     np.testing.assert_array_equal(value_types.as_numbers(read), expected)
     wrong = [text for text, fails in zip(texts, failed, strict=True) if fails]

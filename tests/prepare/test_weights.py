@@ -13,7 +13,7 @@ import torch
 from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks, training_batches
@@ -83,7 +83,7 @@ def after_one_step(prepared: Prepare, table: pa.Table, **settings: object) -> li
     fitted = data.artifact.read_json("statistics.json")["numeric"][0]
     batch = batch._replace(inputs=(batch.inputs[0] * fitted["std"] + fitted["mean"],))
     signature = replace(data.signature, target_mean=0.0, target_std=1.0)
-    model = build(ModelConfig(arguments={"hidden": [8], "frequencies": 0}), signature, seed=0)
+    model = build_model(ModelConfig(arguments={"hidden": [8], "frequencies": 0}), signature, seed=0)
     optimizer, scaler = torch.optim.SGD(model.parameters()), LossScaler(torch.device("cpu"), enabled=False)
     state = TrainingState(ReplicatedModel(model), optimizer, scaler, {}, Progress())
     config = TrainingConfig(learning_rate=1.0, warmup=0, clip_norm=0, accumulation=1)

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.artifacts.versions import code_version
 from slipstream.machine import description as machine
-from slipstream.profiles.profile import load, names
+from slipstream.profiles.profile import load_profile, profile_names
 from tasks.flyte import metadata, stage
 
 PROFILE = "[default]\ncpu = '{cpu}'\nretries = {retries}\n[default.environment]\nNCCL_ALGO = '{algorithm}'\n"
@@ -20,8 +20,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[str, str
     """The keys of a stage with a profile: in Flyte's cache and in the local store."""
 
     def keys_with(profile: str, name: str) -> tuple[str, str]:
-        monkeypatch.setattr(metadata, "current_profile", lambda: load(profile))
-        return metadata.cache_version(name), stage.key_of(name, {"config": 1})
+        monkeypatch.setattr(metadata, "current_profile", lambda: load_profile(profile))
+        return metadata.cache_version(name), stage.result_key(name, {"config": 1})
 
     return keys_with
 
@@ -42,7 +42,7 @@ def test_measured_times_belong_to_their_hardware(
 
 
 def test_every_shipped_profile_measures_its_own_interconnect(keys: Callable[[str, str], tuple[str, str]]) -> None:
-    assert len({keys(name, "collectives")[0] for name in names()}) == len(names())
+    assert len({keys(name, "collectives")[0] for name in profile_names()}) == len(profile_names())
 
 
 @pytest.mark.parametrize("computed", ["prepare", "train", "evaluate"])
@@ -64,10 +64,10 @@ def test_another_machine_measures_anew(
 
 def test_the_instruction_set_belongs_to_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU of the same name whose hypervisor hides VNNI is another machine."""
-    keys = {stage.key_of("export", {"config": 1})}
+    keys = {stage.result_key("export", {"config": 1})}
     for flags in (("avx2", "avx512_vnni"), ("avx2",)):
         monkeypatch.setattr(
             machine, "this_machine", lambda flags=flags: machine.ClusterMachine("a CPU", "x86_64", flags)
         )
-        keys.add(stage.key_of("export", {"config": 1}))
+        keys.add(stage.result_key("export", {"config": 1}))
     assert len(keys) == 3

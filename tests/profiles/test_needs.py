@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from slipstream.machine.limits import parse_quantity
-from slipstream.profiles.needs import at_once, cloud_of, placements, quantity, tolerates
+from slipstream.profiles.needs import at_once, format_quantity, pod_placements, profile_cloud, tolerates_taint
 from slipstream.profiles.placement import Placement, Toleration
-from slipstream.profiles.profile import load, parse
+from slipstream.profiles.profile import load_profile, parse_profile
 
 TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
 
@@ -31,13 +31,13 @@ TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
 )
 def test_a_taint_is_tolerated_as_kubernetes_does(toleration: Toleration, tolerated: bool) -> None:
     placement = Placement(tolerations=[toleration])
-    assert tolerates(placement, TAINT) is tolerated
-    assert tolerates(placement, {**TAINT, "effect": "PreferNoSchedule"})
+    assert tolerates_taint(placement, TAINT) is tolerated
+    assert tolerates_taint(placement, {**TAINT, "effect": "PreferNoSchedule"})
 
 
 def test_a_taint_without_a_value_is_tolerated_by_none() -> None:
     placement = Placement(tolerations=[Toleration(key="team", operator="Equal")])
-    assert tolerates(placement, {"key": "team", "effect": "NoSchedule"})
+    assert tolerates_taint(placement, {"key": "team", "effect": "NoSchedule"})
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,16 @@ def test_a_taint_without_a_value_is_tolerated_by_none() -> None:
     ],
 )
 def test_an_amount_is_written_as_it_was_read(name: str, text: str) -> None:
-    assert quantity(name, parse_quantity(text)) == text
+    assert format_quantity(name, parse_quantity(text)) == text
 
 
 def test_an_amount_between_is_rounded_up() -> None:
-    assert quantity("memory", 2**20 + 1) == "2Mi" and quantity("hugepages-2Mi", 3 * 2**30) == "3Gi"
-    assert quantity("cpu", 0.0005) == "1m" and quantity("memory", 0) == "0"
+    assert format_quantity("memory", 2**20 + 1) == "2Mi" and format_quantity("hugepages-2Mi", 3 * 2**30) == "3Gi"
+    assert format_quantity("cpu", 0.0005) == "1m" and format_quantity("memory", 0) == "0"
 
 
 def test_beside_a_process_group_there_is_room_for_the_largest_other_stage() -> None:
-    stages = placements(load("a100-spot"))
+    stages = pod_placements(load_profile("a100-spot"))
     assert at_once(stages)["cpu"] == 2 * 88 + 4 * 16 and at_once(stages)["nvidia.com/gpu"] == 16
     others = {name: stages[name] for name in ("prepare", "export")}
     assert at_once(others)["cpu"] == 4 * 16
@@ -80,4 +80,4 @@ def test_beside_a_process_group_there_is_room_for_the_largest_other_stage() -> N
     ],
 )
 def test_a_profile_is_of_the_cloud_that_it_speaks_of(table: dict[str, Any], cloud: str) -> None:
-    assert cloud_of(parse("mine", {"distributed": table})) == cloud
+    assert profile_cloud(parse_profile("mine", {"distributed": table})) == cloud

@@ -12,7 +12,7 @@ from kubernetes.client import ApiClient
 
 from slipstream.profiles.placement import Placement, Toleration
 from slipstream.profiles.profile import Profile
-from tasks.flyte.metadata import accelerator, environment, needs_template, pod_of, pod_template
+from tasks.flyte.metadata import needs_template, pod_accelerator, pod_environment, pod_metadata, pod_template
 
 AFFINITY = {
     "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}
@@ -92,16 +92,16 @@ def test_what_a_gpu_is_called(place: Placement, resource: str) -> None:
 
 def test_a_partition_by_the_single_strategy_is_the_accelerators() -> None:
     place = Placement(gpu="1", accelerator="nvidia-tesla-a100", mig="1g.5gb", mig_strategy="single")
-    asked = accelerator(place).to_flyte_idl()
+    asked = pod_accelerator(place).to_flyte_idl()
     assert (asked.device, asked.partition_size) == ("nvidia-tesla-a100", "1g.5gb")
-    whole = accelerator(Placement(gpu="1", accelerator="nvidia-l4")).to_flyte_idl()
+    whole = pod_accelerator(Placement(gpu="1", accelerator="nvidia-l4")).to_flyte_idl()
     assert (whole.device, whole.partition_size) == ("nvidia-l4", "")
 
 
 def test_a_task_with_a_template_names_no_resources_beside_it() -> None:
     """Flytekit would replace all of the template's by those."""
-    assert set(pod_of(EVERYTHING)) == {"pod_template"}
-    assert set(pod_of(Placement())) == {"requests", "limits"}
+    assert set(pod_metadata(EVERYTHING)) == {"pod_template"}
+    assert set(pod_metadata(Placement())) == {"requests", "limits"}
 
 
 LIBRARIES = """
@@ -120,7 +120,7 @@ print(json.dumps({"arrow": pyarrow.cpu_count(), "torch": torch_threads, "sklearn
 
 def test_every_library_starts_as_many_threads_as_the_pod_has_cpus() -> None:
     place = Placement(cpu="1")
-    variables = {**os.environ, **environment(Profile("mine", place, {}), place)}
+    variables = {**os.environ, **pod_environment(Profile("mine", place, {}), place)}
     printed = subprocess.run(
         [sys.executable, "-c", LIBRARIES], env=variables, check=True, capture_output=True, text=True
     )
@@ -130,4 +130,4 @@ def test_every_library_starts_as_many_threads_as_the_pod_has_cpus() -> None:
 
 def test_a_profiles_own_environment_wins() -> None:
     place = Placement(cpu="8", environment={"OMP_NUM_THREADS": "2"})
-    assert environment(Profile("mine", place, {}), place)["OMP_NUM_THREADS"] == "2"
+    assert pod_environment(Profile("mine", place, {}), place)["OMP_NUM_THREADS"] == "2"

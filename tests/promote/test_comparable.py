@@ -14,7 +14,7 @@ import pytest
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.export import Holdout
 from slipstream.promote.comparison import Incomparable, check_unseen
-from slipstream.promote.engine import judge
+from slipstream.promote.engine import evaluate_promotion
 from slipstream.promote.store import Registry
 from slipstream.source.config import SplitConfig
 from tests.support.packages import package
@@ -53,20 +53,20 @@ def test_another_question_or_another_split_is_no_comparison(
     change: Callable[[dict[str, Any]], None], models: Models, served: Registry, tmp_path: Path
 ) -> None:
     other = changed(models.trained(200), tmp_path / "other", change)
-    verdict = judge(other, served, models.data, LENIENT)
+    verdict = evaluate_promotion(other, served, models.data, LENIENT)
     assert not verdict.passed
     same_wording(verdict.why)
 
 
 def test_a_package_that_does_not_tell_is_believed(models: Models, served: Registry, tmp_path: Path) -> None:
     other = changed(models.trained(200), tmp_path / "other", lambda s: s.update(holdout=None))
-    assert judge(other, served, models.data, LENIENT).passed
+    assert evaluate_promotion(other, served, models.data, LENIENT).passed
 
 
 def test_the_split_is_the_prepared_datas_own(models: Models, served: Registry, tmp_path: Path) -> None:
     """Prepared for real with another seed, so that its test rows were trained on by the promoted one."""
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", split=SplitConfig(seed=1)))
-    verdict = judge(package(tmp_path / "model", data, 5), served, data, LENIENT)
+    verdict = evaluate_promotion(package(tmp_path / "model", data, 5), served, data, LENIENT)
     assert not verdict.passed
     same_wording(verdict.why)
 
@@ -74,7 +74,7 @@ def test_the_split_is_the_prepared_datas_own(models: Models, served: Registry, t
 def test_a_promoted_model_with_an_input_that_is_gone(models: Models, served: Registry, tmp_path: Path) -> None:
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", drop=["visits"]))
     model = changed(package(tmp_path / "model", data, 5), tmp_path / "untold", lambda s: s.update(holdout=None))
-    verdict = judge(model, served, data, LENIENT)
+    verdict = evaluate_promotion(model, served, data, LENIENT)
     assert not verdict.passed
     same_wording(verdict.why)
 
@@ -82,7 +82,7 @@ def test_a_promoted_model_with_an_input_that_is_gone(models: Models, served: Reg
 def test_another_preparation_of_the_same_rows(models: Models, served: Registry, tmp_path: Path) -> None:
     """More rows, and so other means and vocabularies: the old one gets the test rows by way of raw columns."""
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", seed=5, rows=3000))
-    verdict = judge(package(tmp_path / "model", data, 150), served, data, LENIENT)
+    verdict = evaluate_promotion(package(tmp_path / "model", data, 150), served, data, LENIENT)
     assert verdict.passed and "on 4" in verdict.why, verdict.why
 
 
@@ -101,6 +101,6 @@ def test_later_rows_were_not_trained_on() -> None:
 
 def test_images_and_tables_do_not_compare(served: Registry, tmp_path: Path) -> None:
     data = images(tmp_path / "data")
-    verdict = judge(package(tmp_path / "model", data, 5), served, data, LENIENT)
+    verdict = evaluate_promotion(package(tmp_path / "model", data, 5), served, data, LENIENT)
     assert not verdict.passed
     same_wording(verdict.why)

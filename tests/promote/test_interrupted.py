@@ -16,8 +16,8 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
 from slipstream.errors import UserError
 from slipstream.export.package import copies
-from slipstream.promote.engine import judge, promote
-from slipstream.promote.store import Registry, version_of
+from slipstream.promote.engine import evaluate_promotion, promote_package
+from slipstream.promote.store import Registry, package_version
 from slipstream.storage.local import LocalStorage
 from tests.support.promotions import LENIENT, Models, in_service, put
 from tests.support.wording import refuses, same_wording
@@ -29,22 +29,22 @@ def test_two_runs_that_promote_at_once_leave_one_whole_winner(
 ) -> None:
     """The other run promotes between this one's judgement and its pointer; this one is then judged against it."""
     data, first, second = models.data, models.trained(150), models.trained(200)
-    stale = judge(second, registry, data, LENIENT)
+    stale = evaluate_promotion(second, registry, data, LENIENT)
     assert stale == PromotionDecision(True, 1, "it is the first in this registry")
     assert put(first, registry, data).promoted
-    late = promote(second, registry, data, LENIENT, stale)
-    assert late.promoted and f"against version {version_of(first)}" in late.why
-    assert [pointer.version for pointer in registry.history()] == [version_of(first), version_of(second)]
-    lost = promote(models.trained(1), registry, data, LENIENT, stale)
+    late = promote_package(second, registry, data, LENIENT, stale)
+    assert late.promoted and f"against version {package_version(first)}" in late.why
+    assert [pointer.version for pointer in registry.history()] == [package_version(first), package_version(second)]
+    lost = promote_package(models.trained(1), registry, data, LENIENT, stale)
     assert not lost.promoted and "more than the 8 allowed" in lost.why
-    assert in_service(registry, tmp_path / "served") == version_of(second)
+    assert in_service(registry, tmp_path / "served") == package_version(second)
 
 
 def race(model: Path, data: Path, uri: str, barrier: Any) -> None:
     prepared, registry = PreparedData.open(data), Registry(uri)
-    verdict = judge(model, registry, prepared, LENIENT)
+    verdict = evaluate_promotion(model, registry, prepared, LENIENT)
     barrier.wait()
-    promote(model, registry, prepared, LENIENT, verdict)
+    promote_package(model, registry, prepared, LENIENT, verdict)
 
 
 @pytest.mark.prove
@@ -61,7 +61,7 @@ def test_processes_that_race_for_the_first_promotion(models: Models, tmp_path: P
         assert process.exitcode == 0
     found = Registry(uri).history()
     assert [pointer.number for pointer in found] == [1, 2]
-    assert {pointer.version for pointer in found} == {version_of(model) for model in pair}
+    assert {pointer.version for pointer in found} == {package_version(model) for model in pair}
     assert found[0].version in found[1].why
     same_wording(found[0].why)
     in_service(Registry(uri), tmp_path / "served")
@@ -95,10 +95,10 @@ def test_a_run_that_is_killed_anywhere_leaves_the_old_one_whole(models: Models, 
         process.start()
         process.join(120)
         assert process.exitcode == -signal.SIGKILL
-        assert in_service(Registry(uri), tmp_path / "served") == version_of(first)
+        assert in_service(Registry(uri), tmp_path / "served") == package_version(first)
         assert put(second, Registry(uri), models.data).promoted
         assert not [path for path in Path(uri, ".scratch").iterdir() if path.is_dir()], "a copy is left"
-        assert in_service(Registry(uri), tmp_path / "served") == version_of(second)
+        assert in_service(Registry(uri), tmp_path / "served") == package_version(second)
 
 
 def test_a_run_that_is_killed_after_its_pointer_says_when_it_is_retried_that_it_is_in_service(
@@ -107,16 +107,19 @@ def test_a_run_that_is_killed_after_its_pointer_says_when_it_is_retried_that_it_
     """The platform repeats the last task alone, with the verdict of the attempt that was killed."""
     registry, second = Registry(str(tmp_path / "registry")), models.trained(200)
     put(models.trained(150), registry, models.data)
-    verdict = judge(second, registry, models.data, LENIENT)
+    verdict = evaluate_promotion(second, registry, models.data, LENIENT)
     files = sum(1 for path in second.rglob("*") if path.is_file())
     where = (files, second, models.data.artifact.directory, registry.uri)
     process = multiprocessing.get_context("fork").Process(target=killed_at, args=where, kwargs={"after": True})
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
-    retried = promote(second, registry, models.data, LENIENT, verdict)
-    assert retried == Promotion(True, registry.uri, version_of(second), verdict.why)
-    assert [pointer.version for pointer in registry.history()] == [version_of(models.trained(150)), version_of(second)]
+    retried = promote_package(second, registry, models.data, LENIENT, verdict)
+    assert retried == Promotion(True, registry.uri, package_version(second), verdict.why)
+    assert [pointer.version for pointer in registry.history()] == [
+        package_version(models.trained(150)),
+        package_version(second),
+    ]
 
 
 def full(*_: object, **named: object) -> None:
@@ -148,9 +151,9 @@ def test_a_disk_that_is_full_at_any_file_leaves_the_old_one_whole(
         patched.setattr(os, "fsync", fsync)
         with pytest.raises(UserError, match="/registry: "):
             put(second, registry, models.data)
-    assert in_service(registry, tmp_path / "served") == version_of(first)
+    assert in_service(registry, tmp_path / "served") == package_version(first)
     assert put(second, registry, models.data).promoted
-    assert in_service(registry, tmp_path / "served") == version_of(second)
+    assert in_service(registry, tmp_path / "served") == package_version(second)
 
 
 def test_a_disk_without_room_for_a_copy_is_said_in_one_line(

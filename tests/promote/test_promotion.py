@@ -9,8 +9,8 @@ import pytest
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
 from slipstream.promote.config import PromotionConfig
-from slipstream.promote.engine import judge
-from slipstream.promote.store import Registry, version_of
+from slipstream.promote.engine import evaluate_promotion
+from slipstream.promote.store import Registry, package_version
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packages import package
 from tests.support.promotions import LENIENT, Models, in_service, put
@@ -30,17 +30,17 @@ def test_one_after_the_other(models: Models, registry: Registry, tmp_path: Path)
     assert in_service(registry, tmp_path / "served") == first.version
     better = put(models.trained(200), registry, models.data)
     assert better.promoted and f"against version {first.version}" in better.why
-    assert in_service(registry, tmp_path / "served") == better.version == version_of(models.trained(200))
+    assert in_service(registry, tmp_path / "served") == better.version == package_version(models.trained(200))
     assert [pointer.version for pointer in registry.history()] == [first.version, better.version]
 
 
 def test_too_few_rows_keep_what_is_there_or_not(models: Models, tmp_path: Path) -> None:
     registry = Registry(str(tmp_path / "registry"))
     put(models.trained(150), registry, models.data)
-    strict = judge(models.trained(200), registry, models.data, PromotionConfig(max_loss=0.1))
+    strict = evaluate_promotion(models.trained(200), registry, models.data, PromotionConfig(max_loss=0.1))
     assert not strict.passed and "not significant with" in strict.why
     bold = PromotionConfig(max_loss=0.1, when_in_doubt="take")
-    taken = judge(models.trained(200), registry, models.data, bold)
+    taken = evaluate_promotion(models.trained(200), registry, models.data, bold)
     assert taken.passed and "taken anyway: promotion.when_in_doubt" in taken.why
 
 
@@ -56,7 +56,7 @@ def test_regressions_are_compared_by_their_rmse(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_no_model_is_refused(models: Models, tmp_path: Path) -> None:
     with refuses(UserError):
-        judge(tmp_path, Registry(str(tmp_path / "registry")), models.data, LENIENT)
+        evaluate_promotion(tmp_path, Registry(str(tmp_path / "registry")), models.data, LENIENT)
     assert not (tmp_path / "registry").exists()
 
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.errors import UserError
-from slipstream.export.check import check
-from slipstream.promote.engine import judge
-from slipstream.promote.store import Registry, main, version_of
+from slipstream.export.check import check_package
+from slipstream.promote.engine import evaluate_promotion
+from slipstream.promote.store import Registry, main, package_version
 from tests.support.promotions import LENIENT, Models, flip, in_service, put
 from tests.support.wording import refuses, same_wording
 
@@ -35,7 +35,7 @@ def test_a_damaged_package_that_lies_there_is_stored_again(
     registry, model = Registry(str(tmp_path / "registry")), models.trained(150)
     damage(Path(registry.uri, "versions", registry.add(model)))
     assert put(model, registry, models.data).promoted
-    assert in_service(registry, tmp_path / "served") == version_of(model)
+    assert in_service(registry, tmp_path / "served") == package_version(model)
 
 
 def test_a_damaged_model_in_service_is_named(models: Models, served: Registry) -> None:
@@ -44,7 +44,7 @@ def test_a_damaged_model_in_service_is_named(models: Models, served: Registry) -
     path = Path(served.uri, "versions", pointer.version, "model.onnx")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match=rf"{pointer.version}: .*model\.onnx: [\d,]+ bytes"):
-        judge(models.trained(200), served, models.data, LENIENT)
+        evaluate_promotion(models.trained(200), served, models.data, LENIENT)
 
 
 def test_the_same_model_is_in_service_only_if_it_is_whole_there(models: Models, served: Registry) -> None:
@@ -52,7 +52,7 @@ def test_the_same_model_is_in_service_only_if_it_is_whole_there(models: Models, 
     assert pointer is not None
     flip(Path(served.uri, "versions", pointer.version, "model.onnx"))
     with refuses(UserError, match=f"{pointer.version}:"):
-        judge(models.trained(150), served, models.data, LENIENT)
+        evaluate_promotion(models.trained(150), served, models.data, LENIENT)
 
 
 def test_what_others_put_beside_the_promotions_is_none(models: Models, served: Registry) -> None:
@@ -104,8 +104,8 @@ def test_a_record_forges_no_line_of_the_list(served: Registry) -> None:
 def test_the_command_lists_and_fetches(models: Models, served: Registry, tmp_path: Path) -> None:
     ran = CliRunner().invoke(main, [served.uri, "--fetch", str(tmp_path / "out" / "model")])
     assert ran.exit_code == 0, ran.output
-    assert version_of(models.trained(150)) in ran.output and "it is the first in this registry" in ran.output
-    check(tmp_path / "out" / "model")
+    assert package_version(models.trained(150)) in ran.output and "it is the first in this registry" in ran.output
+    check_package(tmp_path / "out" / "model")
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "model"]
     again = CliRunner().invoke(main, [served.uri, "--fetch", str(tmp_path / "out" / "model")])
     assert again.exit_code == 1 and "already exists" in again.output

@@ -15,7 +15,7 @@ from slipstream.export.config import ExportConfig
 from slipstream.models.trained import TrainedModel
 from slipstream.promote.comparison import ComparedPackage, Incomparable, check_same_tokens
 from slipstream.promote.config import PromotionConfig
-from slipstream.promote.engine import judge, promote
+from slipstream.promote.engine import evaluate_promotion, promote_package
 from slipstream.promote.store import Registry
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
 from tests.support.wording import refuses
@@ -43,11 +43,11 @@ def test_only_the_better_model_takes_the_others_place(
 ) -> None:
     untrained, trained = packages
     registry, config = Registry(str(tmp_path / "registry")), PromotionConfig(max_loss=-10.0)
-    promote(untrained, registry, data, config, judge(untrained, registry, data, config))
-    better = judge(trained, registry, data, config)
+    promote_package(untrained, registry, data, config, evaluate_promotion(untrained, registry, data, config))
+    better = evaluate_promotion(trained, registry, data, config)
     assert better.passed and "points of accuracy over tokens on 200 test rows" in better.why
-    assert promote(trained, registry, data, config, better).promoted
-    worse = judge(untrained, registry, data, config)
+    assert promote_package(trained, registry, data, config, better).promoted
+    worse = evaluate_promotion(untrained, registry, data, config)
     assert not worse.passed and "more than the -10 allowed" in worse.why
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from slipstream.artifacts.results.export import Holdout
-from slipstream.export.package.assemble import holdout_of
+from slipstream.export.package.assemble import holdout_rule
 from slipstream.promote.comparison import Incomparable, check_unseen
 from tests.support.formats import FORMATS, places, prepare_as, rows_of_all_kinds
 from tests.support.wording import refuses
@@ -35,9 +35,9 @@ def test_other_settings(change: str, tmp_path: Path) -> None:
     after = prepare_as("csv", tmp_path / "after", columns, **settings)
     if refusal:
         with pytest.raises(Incomparable, match=refusal):
-            check_unseen(holdout_of(after), holdout_of(before))
+            check_unseen(holdout_rule(after), holdout_rule(before))
     else:
-        check_unseen(holdout_of(after), holdout_of(before))
+        check_unseen(holdout_rule(after), holdout_rule(before))
         assert places(after) == places(before)
 
 
@@ -56,12 +56,12 @@ def test_other_formats(by: str, tmp_path: Path) -> None:
     prepared = {format: prepare_as(format, tmp_path / format, columns, **settings) for format in FORMATS}
     before = prepared["parquet"]
     for format, after in prepared.items():
-        check_unseen(holdout_of(after), holdout_of(before))
+        check_unseen(holdout_rule(after), holdout_rule(before))
         assert places(after) == places(before), format
 
 
 def test_a_package_of_earlier_rules_is_refused(tmp_path: Path) -> None:
-    holdout = holdout_of(prepare_as("csv", tmp_path / "now", rows_of_all_kinds()))
+    holdout = holdout_rule(prepare_as("csv", tmp_path / "now", rows_of_all_kinds()))
     assert holdout is not None
     told_then = ("validation", "test", "seed", "columns")
     earlier = Holdout(holdout.by, {name: holdout.settings[name] for name in told_then}, None)
@@ -77,4 +77,4 @@ def test_times_and_numbers_are_not_compared(tmp_path: Path) -> None:
     dates = {"when": "date"}
     times = prepare_as("csv", tmp_path / "times", {**columns, "when": pa.array(days)}, time="when", types=dates)
     with refuses(Incomparable):
-        check_unseen(holdout_of(times), holdout_of(numbers))
+        check_unseen(holdout_rule(times), holdout_rule(numbers))

@@ -12,7 +12,7 @@ from flytekit.core.type_engine import TypeEngine, TypeTransformerFailedError
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.format import ArtifactWriter
-from slipstream.doctor.archive import RegistrationArchive, nodes_of
+from slipstream.doctor.archive import RegistrationArchive, workflow_nodes
 from tasks.flyte.artifact_types import Evaluated, Prepared, Trained
 
 
@@ -98,7 +98,7 @@ def mismatches(package: RegistrationArchive) -> Iterator[str]:
     """The bindings of directories that propeller's compiler refuses: it compares the types of both ends."""
     for name, template in package.workflows.items():
         nodes = {node.id: node for node in template.nodes if node.id != "start-node"}
-        within = [(path, node) for path, node in nodes_of(template) if node.id not in ("", "start-node")]
+        within = [(path, node) for path, node in workflow_nodes(template) if node.id not in ("", "start-node")]
         bound = [(node.inputs, interface_of(package, node).inputs, path) for path, node in within]
         for bindings, expected, place in (*bound, (template.outputs, template.interface.outputs, "outputs")):
             for binding in bindings:

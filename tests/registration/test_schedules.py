@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from flytekit import CronSchedule
 
-from slipstream.cron import flaw, next_times
+from slipstream.cron import cron_error, next_times
 from slipstream.errors import UserError
 from tests.support.package import package
 from workflows.schedules.command import described, main
@@ -187,7 +187,7 @@ GOOD = ["0 2 * * *", "*/15 0-6,22 1,15 jan-MAR mon-fri", "5/20 * ? * ?", "0 0 29
 
 @pytest.mark.parametrize("expression", GOOD)
 def test_expressions_that_both_flytekit_and_flytes_scheduler_read(expression: str) -> None:
-    assert flaw(expression) == ""
+    assert cron_error(expression) == ""
     CronSchedule(schedule=expression)
 
 
@@ -213,7 +213,7 @@ def test_expressions_that_both_flytekit_and_flytes_scheduler_read(expression: st
     ],
 )
 def test_expressions_that_one_of_them_refuses_or_that_never_fire(expression: str, because: str) -> None:
-    assert flaw(expression).startswith(because)
+    assert cron_error(expression).startswith(because)
 
 
 def test_the_next_times() -> None:

@@ -29,7 +29,7 @@ def once() -> Once:
 
 @pytest.fixture(autouse=True)
 def drawn_once(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = kept_charts.draw
+    draw = kept_charts.draw_charts
 
     def drawn(found: StageResults) -> Charts:
         points = (found.history.steps, found.history.evaluations, found.history.best)
@@ -39,7 +39,7 @@ def drawn_once(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
         charts = once(figures, lambda: draw(replace(found, network=None)))
         if network := found.network:
             measured = (network.profile, network.course, network.model)
-            charts = charts | once(repr(measured), lambda: {**network_charts.drawn(*measured)})
+            charts = charts | once(repr(measured), lambda: {**network_charts.network_charts(*measured)})
         return charts
 
-    monkeypatch.setattr(kept_charts, "draw", drawn)
+    monkeypatch.setattr(kept_charts, "draw_charts", drawn)

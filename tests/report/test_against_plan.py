@@ -11,10 +11,10 @@ from slipstream.artifacts.results.devices import AttemptSpan
 from slipstream.errors import UserError
 from slipstream.profiles import profile as profiles
 from slipstream.profiles.planned import Planned
-from slipstream.profiles.profile import Profile, current_profile, load, parse
+from slipstream.profiles.profile import Profile, current_profile, load_profile, parse_profile
 from slipstream.report.against_plan import AgainstPlan, PlannedAmount, against_plan, on_the_clock
 from slipstream.report.costs import CostFigures
-from slipstream.report.engine import build
+from slipstream.report.engine import build_report
 from slipstream.stages import StageRun
 from tests.support.measured_trainings import BATCH, FIGURES, LEDGER, STEPS_DONE
 from tests.support.report_pages import Parsed
@@ -88,9 +88,9 @@ def test_the_plan_travels_with_the_profile(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "mine.toml"
     file.write_text(TABLE)
     (tmp_path / "larger.toml").write_text('extends = "mine.toml"\n[distributed]\nnodes = 3\n')
-    own = load(str(file))
+    own = load_profile(str(file))
     assert own.plan == Planned("p4d.24xlarge, spot", 5_000_000_000, [5.0, 5.5, 6.0], [10.0, 11.0, 12.5], 1.5)
-    assert load(str(tmp_path / "larger.toml")).plan is None, "it is another one than was planned"
+    assert load_profile(str(tmp_path / "larger.toml")).plan is None, "it is another one than was planned"
     monkeypatch.setenv(profiles.RESOLVED, own.to_json())
     current_profile.cache_clear()
     try:
@@ -112,23 +112,23 @@ def test_the_plan_travels_with_the_profile(tmp_path: Path, monkeypatch: pytest.M
 def test_a_wrong_plan_is_named(changed: dict[str, object], place: str) -> None:
     table = {"take": "x", "rows": 1, "hours": [1, 2, 3], "dollars": [1, 2, 3], "interruptions": 0.0}
     with refuses(UserError, match=place):
-        parse("p", {"plan": {**table, **changed}})
+        parse_profile("p", {"plan": {**table, **changed}})
     with refuses(UserError, match="profile.plan:"):
-        parse("p", {"plan": 3})
+        parse_profile("p", {"plan": 3})
 
 
 def test_page_and_terminal_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def planned() -> Profile:
-        return replace(load("local"), plan=PLANNED)
+        return replace(load_profile("local"), plan=PLANNED)
 
     monkeypatch.setattr("slipstream.report.engine.current_profile", planned)
     train = StageRun("train", 100.0, reused=False)
-    summary = build(tmp_path / "runs", results(tmp_path / "in", ["no", "yes"]), [STAGES[0], train], {})
+    summary = build_report(tmp_path / "runs", results(tmp_path / "in", ["no", "yes"]), [STAGES[0], train], {})
     text = " ".join(Parsed(Path(summary.directory, summary.report).read_text(encoding="utf-8")).text.split())
     assert "Planned and actual" in text and "Planned: p4d.24xlarge, spot." in text
     assert "5 h 30 min (5 h 0 min to 6 h 0 min)" in text and "less than planned" in text
     assert ": less than planned, 5 h 30 min (5 h 0 min to 6 h 0 min)" in str(summary)
-    again = build(
+    again = build_report(
         tmp_path / "runs", results(tmp_path / "on", ["no", "yes"]), [STAGES[0], replace(train, reused=True)], {}
     )
     assert again.against_plan is None and "Planned and actual" not in str(again)

@@ -13,7 +13,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.card import read_card
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.report.data_engine import build_data, data_card_page
-from slipstream.report.pages.report_page import contents
+from slipstream.report.pages.report_page import describe_column
 from slipstream.source.quarantine import BadRow
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, prepared, signature_of
@@ -110,4 +110,4 @@ def test_a_column_that_lacks_what_may_be_missing_is_shown(tmp_path: Path) -> Non
     found = read_card(writer.finish("prepare", {}))
     assert [column["role"] for column in found["columns"]] == ["", ""]
     assert "unknown" in Parsed(data_card_page(found, BAD, MADE)).text
-    assert contents(found["columns"][1]) == "a (3)"
+    assert describe_column(found["columns"][1]) == "a (3)"

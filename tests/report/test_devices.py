@@ -11,12 +11,12 @@ import pytest
 from slipstream.artifacts.results.devices import PodSeries
 from slipstream.artifacts.results.training_figures import read_figures
 from slipstream.plan.measured import figures_of_run
-from slipstream.profiles.profile import load
+from slipstream.profiles.profile import load_profile
 from slipstream.report.against_interconnect import against_interconnect, expected_exchange
-from slipstream.report.costs import TOTAL, costs_of
-from slipstream.report.engine import build, run_summary
+from slipstream.report.costs import TOTAL, stage_costs
+from slipstream.report.engine import build_report, run_summary
 from slipstream.report.pages import device_charts
-from slipstream.report.pages.kept_charts import charts_of
+from slipstream.report.pages.kept_charts import stored_charts
 from slipstream.report.terminal import held_back
 from slipstream.stages import StageRun, StageUsage
 from tests.support.network_profiles import network_profile
@@ -30,10 +30,10 @@ RUN = [StageRun("prepare", 0.0, reused=True), StageRun("train", 5_400.0, reused=
 
 
 def test_the_dollars_of_a_training_are_those_of_all_its_attempts() -> None:
-    profile = load("a100-spot")
+    profile = load_profile("a100-spot")
     placement = replace(profile.placement("train"), price_per_hour=12.0, spot_price_per_hour=4.0)
     priced = replace(profile, stages={**profile.stages, "train": placement})
-    train, total = costs_of(RUN, DEVICES, priced)
+    train, total = stage_costs(RUN, DEVICES, priced)
     hours = (3_600 + 5_400) / 3_600 * placement.nodes
     assert (train.stage, total.stage) == ("train", TOTAL)
     assert train.pod_hours == pytest.approx(hours) and train.gpu_hours == pytest.approx(hours * int(placement.gpu))
@@ -44,19 +44,19 @@ def test_the_dollars_of_a_training_are_those_of_all_its_attempts() -> None:
 
 
 def test_without_gpus_and_prices_there_is_no_bill() -> None:
-    assert costs_of(STAGES, None, load("local")) == []
+    assert stage_costs(STAGES, None, load_profile("local")) == []
 
 
 def test_without_a_price_there_are_hours_and_no_dollars() -> None:
-    profile = load("a100-spot")
+    profile = load_profile("a100-spot")
     placement = replace(profile.placement("train"), accelerator="")
-    _, total = costs_of(RUN, DEVICES, replace(profile, stages={**profile.stages, "train": placement}))
+    _, total = stage_costs(RUN, DEVICES, replace(profile, stages={**profile.stages, "train": placement}))
     assert total.paid is None and total.lost is None and total.unpriced_pod_hours == total.pod_hours > 0
 
 
 def test_the_page_and_the_figures_say_it(tmp_path: Path) -> None:
     found = results(tmp_path / "in", ["no", "yes"], trained=watched_files())
-    summary = build(tmp_path / "runs", found, [*RUN, *STAGES[2:]], {})
+    summary = build_report(tmp_path / "runs", found, [*RUN, *STAGES[2:]], {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     text = " ".join(Parsed(page).text.split())
     for said in (
@@ -112,10 +112,10 @@ def test_many_devices_are_one_line_between_two(tmp_path: Path) -> None:
 
 
 def test_multiprocessors_with_work_are_drawn_where_drivers_tell(tmp_path: Path) -> None:
-    assert charts_of(results(tmp_path / "a", ["no", "yes"], trained=watched_files()), None)["sm_active"] is None
+    assert stored_charts(results(tmp_path / "a", ["no", "yes"], trained=watched_files()), None)["sm_active"] is None
     pods = [replace(each, devices=[replace(d, sm_active=d.memory) for d in each.devices[:1]]) for each in DEVICES.pods]
     files = watched_files() | {"devices.json": replace(DEVICES, pods=pods)}
-    drawn = charts_of(results(tmp_path / "b", ["no", "yes"], trained=files), None)
+    drawn = stored_charts(results(tmp_path / "b", ["no", "yes"], trained=files), None)
     assert "Multiprocessors with work" in str(drawn["sm_active"])
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact
-from slipstream.artifacts.workspaces import workspace
+from slipstream.artifacts.workspaces import temporary_workspace
 from slipstream.report import engine
-from slipstream.report.summary import figures_of
+from slipstream.report.summary import summary_content
 from tests.support.report_runs import INT8, STAGES, results
 from tests.support.wording import refuses
 
@@ -23,7 +23,7 @@ CONFIG = {"training": {"epochs": 20}}
 
 def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
     found = results(tmp_path / "in", ["no", "yes"])
-    summary = engine.build(tmp_path / "runs", found, STAGES, CONFIG)
+    summary = engine.build_report(tmp_path / "runs", found, STAGES, CONFIG)
     directory = Path(summary.directory)
     assert list((tmp_path / "runs").iterdir()) == [directory]
     assert sorted(path.name for path in directory.iterdir()) == [
@@ -35,12 +35,12 @@ def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
     assert (directory / summary.model_file).read_bytes() == INT8
     assert Artifact.open(directory / summary.model, "export").check_sha256().fingerprint == found.exported.fingerprint
     assert stat.S_IMODE((directory / summary.model).stat().st_mode) & 0o500 == 0o500
-    assert json.loads((directory / "summary.json").read_text()) == json.loads(json.dumps(figures_of(summary)))
+    assert json.loads((directory / "summary.json").read_text()) == json.loads(json.dumps(summary_content(summary)))
 
 
 def test_the_summary_holds_the_figures_of_the_stages(tmp_path: Path) -> None:
     found = results(tmp_path / "in", ["no", "yes"])
-    summary = engine.build(tmp_path / "runs", found, STAGES, CONFIG)
+    summary = engine.build_report(tmp_path / "runs", found, STAGES, CONFIG)
     confusion = found.evaluation.confusion
     assert confusion
     right = (confusion[0][0] + confusion[1][1]) / sum(map(sum, confusion))
@@ -57,7 +57,7 @@ def test_the_summary_holds_the_figures_of_the_stages(tmp_path: Path) -> None:
 
 def test_runs_of_the_same_second_do_not_meet(tmp_path: Path) -> None:
     found = results(tmp_path / "in", [])
-    places = [engine.build(tmp_path / "runs", found, STAGES, CONFIG).directory for _ in range(4)]
+    places = [engine.build_report(tmp_path / "runs", found, STAGES, CONFIG).directory for _ in range(4)]
     assert len(set(places)) == 4
     assert sorted(places) == sorted(str(path) for path in (tmp_path / "runs").iterdir())
 
@@ -67,7 +67,7 @@ def test_a_damaged_model_leaves_nothing_behind(tmp_path: Path) -> None:
     model = found.exported.path("model.int8.onnx")
     model.write_bytes(model.read_bytes()[:-1] + b"!")
     with pytest.raises(DamagedArtifact, match=r"model\.int8\.onnx: block 0"):
-        engine.build(tmp_path / "runs", found, STAGES, CONFIG)
+        engine.build_report(tmp_path / "runs", found, STAGES, CONFIG)
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -80,7 +80,7 @@ def test_a_page_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(engine, "report_page", fail)
     with refuses(RuntimeError):
-        engine.build(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
+        engine.build_report(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
     assert seen == [1]  # the model was already there when it failed
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -89,8 +89,8 @@ def test_a_page_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from slipstream.artifacts.workspaces import workspace
-with workspace(Path(sys.argv[1])) as directory:
+from slipstream.artifacts.workspaces import temporary_workspace
+with temporary_workspace(Path(sys.argv[1])) as directory:
     (directory / "report.html").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -99,15 +99,15 @@ with workspace(Path(sys.argv[1])) as directory:
 def test_what_a_kill_left_behind_is_swept_by_the_next_run(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "runs")])
     assert len(list((tmp_path / "runs").glob(".*/report.html"))) == 1
-    with workspace(tmp_path / "runs") as of_another:
-        summary = engine.build(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
+    with temporary_workspace(tmp_path / "runs") as of_another:
+        summary = engine.build_report(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
         assert of_another.exists()
     assert list((tmp_path / "runs").iterdir()) == [Path(summary.directory)]
 
 
 def test_every_model_file_is_copied_byte_by_byte(tmp_path: Path) -> None:
     found = results(tmp_path / "in", ["a", "b", "c"])
-    summary = engine.build(tmp_path / "runs", found, STAGES, CONFIG)
+    summary = engine.build_report(tmp_path / "runs", found, STAGES, CONFIG)
     copied = Path(summary.directory, summary.model)
     for name, record in found.exported.files.items():
         assert hashlib.sha256((copied / name).read_bytes()).hexdigest() == record.sha256

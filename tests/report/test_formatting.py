@@ -30,8 +30,8 @@ from slipstream.report import formatting
         (formatting.significant(2.6e-6, 2), "2.6e-06"),
         (formatting.significant(12345.6), "12,346"),
         (formatting.significant(-0.01234), "-0.0123"),
-        (formatting.counted(1, "process"), "1 process"),
-        (formatting.counted(2000, "process"), "2,000 processes"),
+        (formatting.count_with_noun(1, "process"), "1 process"),
+        (formatting.count_with_noun(2000, "process"), "2,000 processes"),
         (formatting.rows(1), "1 row"),
         (formatting.value(90.0), "90"),
         (formatting.value(-9_999_999.0), "-9,999,999"),
@@ -47,8 +47,8 @@ from slipstream.report import formatting
         (formatting.value(38.6123), "38.61"),
         (formatting.metric("macro_f1", 0.5), "50.00 %"),
         (formatting.metric("rmse", 19.1834), "19.18"),
-        (formatting.within(0.5, -0.25, 2.0), "0.50 (-0.25 to 2.00)"),
-        (formatting.within(0.5, -1e6, 1e6), "0.50 (no limit to no limit)"),
+        (formatting.with_limits(0.5, -0.25, 2.0), "0.50 (-0.25 to 2.00)"),
+        (formatting.with_limits(0.5, -1e6, 1e6), "0.50 (no limit to no limit)"),
     ],
 )
 def test_figures(text: str, expected: str) -> None:
@@ -65,7 +65,7 @@ def test_figures(text: str, expected: str) -> None:
     ],
 )
 def test_labels_are_one_short_line(label: str, expected: str) -> None:
-    assert formatting.shortened(label) == expected
+    assert formatting.shorten_label(label) == expected
 
 
 @pytest.mark.parametrize(

@@ -10,34 +10,34 @@ from markupsafe import Markup
 
 from slipstream.artifacts.store import ArtifactStore
 from slipstream.report.pages import kept_charts
-from slipstream.report.pages.kept_charts import FILE, KIND, charts_of
+from slipstream.report.pages.kept_charts import FILE, KIND, stored_charts
 from tests.support.report_runs import results
 
 
 def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_charts, "draw", lambda _: pytest.fail("drawn again"))
+    monkeypatch.setattr(kept_charts, "draw_charts", lambda _: pytest.fail("drawn again"))
 
 
 def test_what_was_kept_is_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, store = results(tmp_path / "in", ["no", "yes"]), ArtifactStore(tmp_path / "store")
-    drawn = charts_of(found, None)
-    assert charts_of(found, store) == drawn and isinstance(drawn["loss"], Markup) and drawn["scatter"] is None
+    drawn = stored_charts(found, None)
+    assert stored_charts(found, store) == drawn and isinstance(drawn["loss"], Markup) and drawn["scatter"] is None
     nothing_is_drawn(monkeypatch)
-    kept = charts_of(found, store)
+    kept = stored_charts(found, store)
     assert kept == drawn and isinstance(kept["loss"], Markup)
     # Nothing of what is shown is left out of the key.
     assert len(found.fingerprints) == 5
     for changed in range(5):
         others = [f"{one}0" if index == changed else one for index, one in enumerate(found.fingerprints)]
         with pytest.raises(pytest.fail.Exception, match="drawn again"):
-            charts_of(replace(found, fingerprints=others), store)
+            stored_charts(replace(found, fingerprints=others), store)
 
 
 def test_damaged_charts_are_drawn_again(tmp_path: Path) -> None:
     found, store = results(tmp_path / "in", ["no", "yes"]), ArtifactStore(tmp_path / "store")
-    drawn = charts_of(found, store)
+    drawn = stored_charts(found, store)
     (file,) = (store.root / KIND).rglob(FILE)
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b"svg", b"gvs"))
-    assert charts_of(found, store) == drawn
+    assert stored_charts(found, store) == drawn
     assert file.read_bytes() == whole

@@ -25,7 +25,7 @@ from slipstream.interconnect.tuning import DdpSettings, Tuning, TuningTrial, wri
 from slipstream.report import formatting as fmt
 from slipstream.report.network_engine import build_network, build_tuning
 from slipstream.report.pages.inline_svg import SERIES
-from slipstream.report.pages.network_charts import LINES, drawn
+from slipstream.report.pages.network_charts import LINES, network_charts
 from tests.support.network_profiles import launch, network_profile
 from tests.support.report_pages import CHROMIUM, assert_is_inert, too_wide
 
@@ -40,7 +40,7 @@ def points(drawing: str) -> list[tuple[float, float]]:
 
 
 def chart(profile: NetworkProfile, name: str) -> str:
-    found = drawn(profile)[name]
+    found = network_charts(profile)[name]
     assert found is not None
     return str(found)
 
@@ -69,7 +69,7 @@ def test_the_model_is_a_line_within_a_band_behind_what_was_measured() -> None:
     model = [ModelPoint(bytes=m.bytes, seconds=m.p50, low=m.p50 * 0.9, high=m.p50 * 1.1) for m in ends]
     for name in ("bandwidth", "time"):
         assert "model of all_reduce" not in chart(profile, name)
-        found = str(drawn(profile, model=model)[name])
+        found = str(network_charts(profile, model=model)[name])
         assert "model of all_reduce" in found
         # The line ends where the first and the last size were measured.
         line = next(
@@ -84,7 +84,7 @@ def test_the_model_is_a_line_within_a_band_behind_what_was_measured() -> None:
 def test_a_model_of_sizes_beyond_integers_is_drawn() -> None:
     profile = network_profile()
     model = [ModelPoint(bytes=size, seconds=1.0, low=0.5, high=2.0) for size in (1024, 10**30)]
-    assert "model of all_reduce" in str(drawn(profile, model=model)["bandwidth"])
+    assert "model of all_reduce" in str(network_charts(profile, model=model)["bandwidth"])
 
 
 def test_intervals_and_the_model_stay_within_the_axes() -> None:
@@ -93,7 +93,7 @@ def test_intervals_and_the_model_stay_within_the_axes() -> None:
     profile = replace(profile, measurements=tuple(wild))
     model = [ModelPoint(bytes=m.bytes, seconds=m.p50, low=0.0, high=m.p50 * 1e6) for m in profile.of("all_reduce")]
     for name in ("bandwidth", "time"):
-        drawing = str(drawn(profile, model=model)[name])
+        drawing = str(network_charts(profile, model=model)[name])
         grid = [float(y) for y in re.findall(r'd="M [\d.]+ ([\d.]+) L [^"]*" style="[^"]*var\(--line\)', drawing)]
         bars = re.findall(r'd="M ([\d.]+) (-?[\d.]+) L \1 (-?[\d.]+)" style="fill:none;stroke:var\(--c\d\)"', drawing)
         ends = [float(y) for _, *both in bars for y in both]
@@ -116,7 +116,7 @@ def test_pairs_are_a_heat_map_darker_where_they_are_slow() -> None:
     assert len(shades) == 6
     (slow,) = (style for title, style in shades.items() if title and title.startswith("ranks 0 and 2: "))
     assert slow == "fill:var(--c0)", "the slowest is full"
-    assert drawn(network_profile(2))["pairs"] is None, "a single pair is no map"
+    assert network_charts(network_profile(2))["pairs"] is None, "a single pair is no map"
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -149,12 +149,12 @@ def test_the_page_of_a_measurement_holds_charts_table_and_findings(tmp_path: Pat
 def test_the_course_of_the_history_is_drawn_by_day() -> None:
     days = [TrendPoint(measured_at=d * 86400.0, bytes=1, busbw=1.0 + d, low=0.9 + d, high=None) for d in (10, 11, 20)]
     days = [replace(day, high=day.busbw + 0.1) for day in days]
-    course = drawn(network_profile(), days)["course"]
+    course = network_charts(network_profile(), days)["course"]
     assert course is not None
     (x0, _), (x1, _), (x2, _) = points(course)
     assert (x1 - x0) * 9 == pytest.approx(x2 - x1, rel=0.01)
     assert "1970-01-21 UTC: 21.0 GB/s" in course
-    assert drawn(network_profile(), days[:1])["course"] is None
+    assert network_charts(network_profile(), days[:1])["course"] is None
 
 
 def test_how_old_a_profile_is() -> None:

@@ -14,8 +14,8 @@ from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.evaluation import Gain
 from slipstream.artifacts.results.export import LibraryFiles, VariantFigures
 from slipstream.config import RunConfig
-from slipstream.report.engine import build, run_summary
-from slipstream.report.pages.kept_charts import charts_of, draw
+from slipstream.report.engine import build_report, run_summary
+from slipstream.report.pages.kept_charts import draw_charts, stored_charts
 from slipstream.report.pages.report_page import report_page
 from slipstream.settings import to_dict
 from slipstream.source.quarantine import BadRow
@@ -44,7 +44,7 @@ def page_of(directory: Path, classes: list[str], hostile: str = "", world: int =
         **to_dict(RunConfig()),
         "model": {"name": hostile, "arguments": {hostile: hostile}},
     }
-    summary = build(directory / "runs", found, STAGES, config)
+    summary = build_report(directory / "runs", found, STAGES, config)
     return Path(summary.directory, summary.report).read_text(encoding="utf-8")
 
 
@@ -63,7 +63,7 @@ def test_the_page_and_the_summary_name_the_code_versions_that_trained(
 ) -> None:
     trained = {"attempt.json": replace(ATTEMPT, code_versions=versions)}
     found = results(tmp_path / "in", ["no", "yes"], trained=trained)
-    summary = build(tmp_path / "runs", found, STAGES, {"inputs": {}, **to_dict(RunConfig())})
+    summary = build_report(tmp_path / "runs", found, STAGES, {"inputs": {}, **to_dict(RunConfig())})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     assert line in " ".join(Parsed(page).text.split())
     recorded = json.loads(Path(summary.directory, "summary.json").read_text())
@@ -80,7 +80,7 @@ def test_nothing_is_loaded_and_the_page_is_small(tmp_path: Path, kind: str) -> N
 
 def test_equal_results_give_equal_bytes(tmp_path: Path) -> None:
     found = results(tmp_path, KINDS["two classes"])
-    assert draw(found) == draw(found)
+    assert draw_charts(found) == draw_charts(found)
     summary = run_summary(found, STAGES, "")
     first, second = (report_page(summary, found, {}, datetime(2026, 1, 2, 3, 4)) for _ in range(2))
     assert first == second and "02 January 2026, 03:04" in first
@@ -152,7 +152,7 @@ def test_the_speed_of_training_is_said_where_it_was_measured(tmp_path: Path) -> 
     assert "Largest memory of a process: 346 MB" in page
     found = results(tmp_path / "in", next(iter(KINDS.values())))
     found = replace(found, attempt=replace(found.attempt, throughput=None))
-    summary = build(tmp_path / "runs", found, STAGES, {})
+    summary = build_report(tmp_path / "runs", found, STAGES, {})
     assert "rows a second" not in Path(summary.directory, summary.report).read_text(encoding="utf-8")
 
 
@@ -160,7 +160,7 @@ def test_the_operations_of_a_profile_are_listed_and_its_trace_lies_beside_the_pa
     operations = [{"name": f"aten::op{number}", "calls": 6, "seconds": 0.02 / (1 + number)} for number in range(14)]
     more = {"operations.json": {"steps": 3, "seconds": 0.1, "operations": operations}, "trace.json.gz": b"a trace"}
     found = results(tmp_path / "in", next(iter(KINDS.values())), trained=more)
-    summary = build(tmp_path / "runs", found, STAGES, {})
+    summary = build_report(tmp_path / "runs", found, STAGES, {})
     page = " ".join(Path(summary.directory, summary.report).read_text(encoding="utf-8").split())
     assert "Operations of 3 steps" in page and "aten::op0" in page and "20.00 %" in page and "aten::op12" not in page
     assert 'href="trace.json.gz"' in page
@@ -170,7 +170,7 @@ def test_the_operations_of_a_profile_are_listed_and_its_trace_lies_beside_the_pa
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_count_of_a_small_confusion_matrix_is_on_the_page(tmp_path: Path, kind: str) -> None:
     found = results(tmp_path / "in", KINDS[kind])
-    summary = build(tmp_path / "runs", found, STAGES, {})
+    summary = build_report(tmp_path / "runs", found, STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     matrix = "".join(re.findall(r'<svg[^>]+aria-label="Confusion matrix.*?</svg>', page))
     drawn = re.findall(r'style="[^"]*font-size:[^"]*"(?: transform="[^"]*")?>([\d,]+)</text>', matrix)
@@ -182,7 +182,7 @@ def test_a_perfect_model_of_many_classes_has_no_mistakes(tmp_path: Path) -> None
     found = results(tmp_path / "in", KINDS["many classes"])
     counts = [[4 * (r == c) for c in range(150)] for r in range(150)]
     found = replace(found, evaluation=replace(found.evaluation, confusion=counts))
-    summary = build(tmp_path / "runs", found, STAGES, {})
+    summary = build_report(tmp_path / "runs", found, STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     assert "Every row of the test split was predicted correctly." in page
 
@@ -193,14 +193,14 @@ def test_a_variant_that_could_not_be_made_says_why(tmp_path: Path) -> None:
     failed = VariantFigures(third.name, None, None, False, "not made", "could not be made: <odd>")
     variants = [first, replace(second, chosen=True), failed]
     found = replace(found, export=replace(found.export, variants=variants, chosen=second.name))
-    summary = build(tmp_path / "runs", found, STAGES, {})
+    summary = build_report(tmp_path / "runs", found, STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     assert "not made: could not be made: &lt;odd&gt;" in " ".join(re.sub(r"</?b>", "", page).replace(",", ":").split())
 
 
 def test_of_a_gpu_no_times_of_operators_are_claimed(tmp_path: Path) -> None:
     found = results(tmp_path / "in", KINDS["two classes"])
-    summary = build(tmp_path / "runs", replace(found, export=replace(found.export, profile=[])), STAGES, {})
+    summary = build_report(tmp_path / "runs", replace(found, export=replace(found.export, profile=[])), STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     assert "Time of FP32 by operator" not in page and "operators are timed on CPUs only." in words_of(page)
 
@@ -211,8 +211,8 @@ def with_weights_alone(directory: Path, library: str = "hugging-face") -> str:
     why = "8,030,261,248 parameters are more than 500,000,000"
     export = replace(found.export, variants=[], chosen="", why=why, profile=[], libraries=files)
     found = replace(found, export=export)
-    assert charts_of(found, None)["variants"] is None
-    summary = build(directory / "runs", found, STAGES, {})
+    assert stored_charts(found, None)["variants"] is None
+    summary = build_report(directory / "runs", found, STAGES, {})
     assert summary.model_file == f"model/{library}"
     assert max(len(line) for line in str(summary).splitlines() if "/runs/" not in line) <= 80
     assert f"Model       {library[:8]}" in str(summary)
@@ -230,7 +230,7 @@ def test_of_weights_alone_it_says_what_loads_them(tmp_path: Path) -> None:
 
 def with_smaller_network(directory: Path, found: Compression) -> str:
     results_of_run = results(directory / "in", KINDS["two classes"])
-    summary = build(directory / "runs", results_of_run, STAGES, {}, compression=found)
+    summary = build_report(directory / "runs", results_of_run, STAGES, {}, compression=found)
     return Path(summary.directory, summary.report).read_text(encoding="utf-8")
 
 
@@ -268,7 +268,7 @@ def test_no_page_is_wider_than_the_screen(tmp_path: Path) -> None:
 def test_only_what_is_shown_is_green_and_bold(low: float, mark: str | None, tmp_path: Path) -> None:
     found = results(tmp_path / "in", ["no", "yes"])
     found = replace(found, evaluation=replace(found.evaluation, gain=Gain(1.51, low, 3.8)))
-    summary = build(tmp_path / "runs", found, STAGES, to_dict(RunConfig()))
+    summary = build_report(tmp_path / "runs", found, STAGES, to_dict(RunConfig()))
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     first = page[page.index('<p class="verdict">') :].partition("</p>")[0]
     assert ("Not significantly better" in first) == (mark is None) and (mark or "1.51 points above") in first

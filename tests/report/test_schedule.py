@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.report.engine import build
+from slipstream.report.engine import build_report
 from slipstream.report.figures import schedule_figures, skipped_runs
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
@@ -36,7 +36,7 @@ def test_times_are_utc_whatever_the_zone_of_the_pod() -> None:
 def schedule_of(directory: Path, hours: int) -> tuple[str, str, list[str]]:
     """Return the page's last section, the terminal's text and the figures for a run of ``hours`` hours."""
     schedule = schedule_figures("0 2 * * *", KICKOFF, KICKOFF + timedelta(hours=hours))
-    summary = build(directory / "runs", results(directory / "in", ["no", "yes"]), STAGES, {}, schedule)
+    summary = build_report(directory / "runs", results(directory / "in", ["no", "yes"]), STAGES, {}, schedule)
     run = Path(summary.directory)
     page = " ".join(Parsed((run / summary.report).read_text(encoding="utf-8")).text.split())
     return page, str(summary), json.loads((run / "summary.json").read_text())["schedule"]["skipped"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.results.sweep import AgainstGiven, Sweep
-from slipstream.report.engine import build
+from slipstream.report.engine import build_report
 from slipstream.report.terminal import WIDTH
 from tests.support.report_pages import CHROMIUM, HOSTILE, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, results, swept
@@ -18,7 +18,7 @@ from tests.support.report_runs import STAGES, results, swept
 def built(directory: Path, sweep: Sweep) -> tuple[str, str]:
     """The page, and the text for the terminal."""
     found = results(directory / "in", ["no", "yes"])
-    summary = build(directory / "runs", found, STAGES, {}, sweep=sweep)
+    summary = build_report(directory / "runs", found, STAGES, {}, sweep=sweep)
     figures = json.loads(Path(summary.directory, "summary.json").read_text())["sweep"]
     assert figures["best"] == sweep.best and len(figures["trials"]) == len(sweep.trials)
     return Path(summary.directory, summary.report).read_text(encoding="utf-8"), str(summary)

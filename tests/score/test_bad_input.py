@@ -17,7 +17,7 @@ from slipstream.errors import UserError
 from slipstream.export.check import digest_line
 from slipstream.promote.store import Registry
 from slipstream.score.config import ScoringConfig
-from slipstream.score.engine import score
+from slipstream.score.engine import score_data
 from slipstream.score.model import ServedModel
 from slipstream.source.config import DataConfig
 from tests.support.damaged_records import damages
@@ -28,7 +28,7 @@ from tests.support.wording import refuses, same_wording
 
 def refusal(tmp_path: Path, registry: str, data: Path | str, package: str = "", keep: Any = (), **reading: Any) -> str:
     with pytest.raises(UserError) as refused:
-        score(
+        score_data(
             registry,
             str(data),
             str(tmp_path / "out"),
@@ -75,7 +75,7 @@ def test_a_model_that_is_not_signed_by_the_key(served: Registry, tmp_path: Path)
     key = tmp_path / "public.pem"
     key.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     with refuses(UserError):
-        score(
+        score_data(
             served.uri,
             str(csv(tmp_path, rows(9))),
             str(tmp_path / "out"),
@@ -121,9 +121,9 @@ def test_no_rows(served: Registry, tmp_path: Path) -> None:
 def test_output_inside_the_data(served: Registry, tmp_path: Path) -> None:
     csv(tmp_path, rows(9))
     with refuses(UserError):
-        score(served.uri, str(tmp_path), str(tmp_path / "out"), DataConfig(), ScoringConfig())
+        score_data(served.uri, str(tmp_path), str(tmp_path / "out"), DataConfig(), ScoringConfig())
     with refuses(UserError):
-        score(served.uri, "s3://bucket/data", "s3://bucket/data/out", DataConfig(), ScoringConfig())
+        score_data(served.uri, "s3://bucket/data", "s3://bucket/data/out", DataConfig(), ScoringConfig())
 
 
 def test_a_model_without_raw_columns_whose_preparation_cannot_stand_in(served: Registry, tmp_path: Path) -> None:

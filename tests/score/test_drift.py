@@ -15,12 +15,12 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.distributions import DISTRIBUTIONS
 from slipstream.artifacts.results.scoring import DriftFigures
 from slipstream.export.check import digest_line
-from slipstream.export.package.decode import decode
-from slipstream.export.package.raw_columns import columns_of
+from slipstream.export.package.decode import decode_rows
+from slipstream.export.package.raw_columns import raw_columns
 from slipstream.promote.store import Registry
 from slipstream.report.scoring_summary import ScoringSummary
-from slipstream.score.drift import PREDICTIONS, BinCounter, judge
-from slipstream.score.engine import score
+from slipstream.score.drift import PREDICTIONS, BinCounter, measure_drift
+from slipstream.score.engine import score_data
 from slipstream.score.model import ServedModel
 from slipstream.score.predict import table_predictor
 from slipstream.source.columns import value_types
@@ -50,15 +50,15 @@ class Training:
         assert distributions
         counting = BinCounter(distributions, self.model.signature.classes, self.model.transform.missing)
         counting.add(rows, table_predictor(self.model)(rows))
-        return judge(distributions, counting.counts, threshold)
+        return measure_drift(distributions, counting.counts, threshold)
 
 
 @pytest.fixture(scope="module")
 def training(served: Registry) -> Training:
     place = Path(served.uri).parent
     model = ServedModel(place / "package")
-    columns = columns_of(model.statistics)
-    decoded = decode(columns, PreparedData.open(place / "prepared").split("train"))
+    columns = raw_columns(model.statistics)
+    decoded = decode_rows(columns, PreparedData.open(place / "prepared").split("train"))
     arrays = {
         name: pa.array(decoded[name].tolist() if kind == value_types.TEXT else decoded[name])
         for name, kind in columns.types.items()
@@ -109,7 +109,7 @@ def test_what_is_published_says_how_the_rows_drifted(served: Registry, tmp_path:
     frame = rows(2000)
     frame["age"] += 10
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    publication, new = score(served.uri, str(tmp_path / "rows.csv"), str(tmp_path / "out"), DataConfig(), KEEP)
+    publication, new = score_data(served.uri, str(tmp_path / "rows.csv"), str(tmp_path / "out"), DataConfig(), KEEP)
     table = manifest_of(tmp_path / "out", publication)
     alarms = {each.name for each in table.drift.alarms}
     assert "age" in alarms and not alarms & {"city", "visits", "plan", "when"}
@@ -129,7 +129,7 @@ def test_of_an_older_package_drift_is_not_known(served: Registry, tmp_path: Path
     (model / "manifest.json").write_text(json.dumps(manifest))
     (model / "manifest.sha256").write_text(digest_line((model / "manifest.json").read_bytes()))
     rows(200).to_csv(tmp_path / "rows.csv", index=False)
-    publication, new = score(
+    publication, new = score_data(
         "", str(tmp_path / "rows.csv"), str(tmp_path / "out"), DataConfig(), KEEP, package=str(model)
     )
     table = manifest_of(tmp_path / "out", publication)

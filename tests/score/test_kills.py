@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.promote.store import Registry
-from slipstream.score.publish import publications
+from slipstream.score.publish import list_publications
 from tests.support import REPOSITORY
 from tests.support.scoring import bytes_below, table_of, write_files
 
@@ -20,7 +20,7 @@ from tests.support.scoring import bytes_below, table_of, write_files
 SCORING = """
 import os, signal, sys
 from slipstream.score import part, plan
-from slipstream.score.engine import score
+from slipstream.score.engine import score_data
 from slipstream.storage.local import LocalStorage
 from slipstream.source.config import DataConfig
 from tests.support.scoring import KEEP
@@ -45,7 +45,7 @@ part.PartFile.add = counted(part.PartFile.add)
 for name in ("put", "create", "delete"):
     setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
 plan.PART_BYTES = 30_000
-score(registry, data, output, DataConfig(), KEEP, workers=1)
+score_data(registry, data, output, DataConfig(), KEEP, workers=1)
 print(steps)
 """
 FILES = 5
@@ -67,12 +67,12 @@ def survive(registry: Registry, tmp_path: Path, seed: int, kills: int) -> None:
     for _ in range(kills):
         at, moment = draw.randint(1, steps), draw.choice(["before", "after"])
         ended = scoring(registry, data, output, at, moment)
-        there = len(publications(str(output)))
+        there = len(list_publications(str(output)))
         # Once the pointer exists, a scoring has nothing to do and is not killed.
         assert ended.returncode == -signal.SIGKILL or (ended.returncode == 0 and there == 1), ended.stderr
     assert scoring(registry, data, output).returncode == 0
-    (publication,) = publications(str(output))
-    (expected,) = publications(str(tmp_path / "undisturbed"))
+    (publication,) = list_publications(str(output))
+    (expected,) = list_publications(str(tmp_path / "undisturbed"))
     assert publication.manifest == expected.manifest
     assert table_of(output, publication).num_rows == FILES * 300
     left = {name for name in bytes_below(output) if "part-" in name}

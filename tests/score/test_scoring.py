@@ -24,18 +24,18 @@ from slipstream.errors import UserError
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from slipstream.export.package.raw_columns import RawColumns, read_columns
-from slipstream.export.package.sign import sign
+from slipstream.export.package.sign import sign_package
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.trained import TrainedModel
 from slipstream.prepare.engine import prepare
 from slipstream.promote.store import Registry
 from slipstream.score.config import ScoringConfig
-from slipstream.score.engine import score
+from slipstream.score.engine import score_data
 from slipstream.score.model import PREPARED, RAW
-from slipstream.score.publish import fetch, publications, read_manifest
+from slipstream.score.publish import fetch_table, list_publications, read_manifest
 from slipstream.source import quarantine
-from slipstream.source.columns.transform import tokenise
+from slipstream.source.columns.transform import tokenise_texts
 from slipstream.source.config import DataConfig
 from slipstream.source.fingerprint import load_digits
 from slipstream.storage import s3
@@ -113,8 +113,8 @@ def test_the_preparation_stands_in_where_the_raw_model_cannot(
     without_marks: Registry, served: Registry, frame: pd.DataFrame, tmp_path: Path
 ) -> None:
     data = write(frame, tmp_path / "in", ".parquet")
-    publication, _ = score(without_marks.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
-    other, _ = score(served.uri, str(data), str(tmp_path / "other"), DataConfig(), KEEP)
+    publication, _ = score_data(without_marks.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
+    other, _ = score_data(served.uri, str(data), str(tmp_path / "other"), DataConfig(), KEEP)
     assert manifest_of(tmp_path / "out", publication).by == PREPARED
     assert manifest_of(tmp_path / "other", other).by == RAW
     table, raw = table_of(tmp_path / "out", publication), table_of(tmp_path / "other", other)
@@ -148,22 +148,22 @@ def test_one_two_and_four_pods_write_the_same_bytes(
     assert len({publication.manifest for publication in found.values()}) == 1
     files = {number: bytes_below(output) for number, output in outputs.items()}
     assert files[1] == files[2] == files[4] and sum("part-" in name for name in files[1]) == 7
-    again = score(served.uri, str(data), str(tmp_path / "processes"), DataConfig(), KEEP, workers=3)[0]
+    again = score_data(served.uri, str(data), str(tmp_path / "processes"), DataConfig(), KEEP, workers=3)[0]
     assert again.manifest == found[1].manifest
 
 
 def test_a_table_is_published_once(served: Registry, tmp_path: Path) -> None:
     data, output = write_files(tmp_path / "in", files=2, of_each=300), tmp_path / "out"
-    first, new = score(served.uri, str(data), str(output), DataConfig(), KEEP)
+    first, new = score_data(served.uri, str(data), str(output), DataConfig(), KEEP)
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.is_file()}
-    again, second = score(served.uri, str(data), str(output), DataConfig(), KEEP)
+    again, second = score_data(served.uri, str(data), str(output), DataConfig(), KEEP)
     assert (new, second, again) == (True, False, first)
     assert {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.is_file()} == before
-    other, new = score(served.uri, str(data), str(output), DataConfig(), replace(KEEP, keep=[]))
+    other, new = score_data(served.uri, str(data), str(output), DataConfig(), replace(KEEP, keep=[]))
     assert new and other.key != first.key and (first.number, other.number) == (1, 2)
     rows(50, seed=3).to_csv(data / "02.csv", index=False)
-    third, new = score(served.uri, str(data), str(output), DataConfig(), KEEP)
-    assert new and [each.key for each in publications(str(output))] == [first.key, other.key, third.key]
+    third, new = score_data(served.uri, str(data), str(output), DataConfig(), KEEP)
+    assert new and [each.key for each in list_publications(str(output))] == [first.key, other.key, third.key]
 
 
 def test_of_two_at_once_the_second_finds_the_first_ones_table(served: Registry, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_rows_that_cannot_be_scored_are_set_aside(served: Registry, tmp_path: Pa
     lines[200] += ",too,wide"
     lines[300] = "inf," + lines[300].split(",", 1)[1]
     (data / "01.csv").write_text("\n".join(lines) + "\n")
-    publication, _ = score(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
+    publication, _ = score_data(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
     table = manifest_of(tmp_path / "out", publication)
     assert (table.rows, table.scored, table.set_aside) == (1000, 997, 3)
     (aside,) = (tmp_path / "out/tables" / publication.key).glob("set-aside-*.parquet")
@@ -210,7 +210,7 @@ def test_columns_that_directories_give_are_read(served: Registry, frame: pd.Data
 
 def test_parts_hold_many_small_files_and_no_file_twice(served: Registry, tmp_path: Path) -> None:
     data = write_files(tmp_path / "in", files=5, of_each=20)
-    publication, _ = score(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
+    publication, _ = score_data(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
     names = read_manifest(str(tmp_path / "out"), publication).files
     assert sum(name.startswith("part-") for name in names) == 1
     assert table_of(tmp_path / "out", publication).num_rows == 100
@@ -232,7 +232,7 @@ def test_texts_are_scored_file_by_file_without_class_folders(tmp_path: Path) -> 
             (folder / f"{number}.txt").write_text(" ".join([*draw.choice(own, 3), *draw.choice(list("abcdef"), 4)]))
     prepare(tmp_path / "prepared", str(tmp_path / "train"), "", DataConfig(), {}, 1)
     data = PreparedData.open(tmp_path / "prepared")
-    trained = ToyTrained(data.signature, build(ModelConfig(arguments={"hidden": [8]}), data.signature, seed=0))
+    trained = ToyTrained(data.signature, build_model(ModelConfig(arguments={"hidden": [8]}), data.signature, seed=0))
     engine.export(tmp_path / "package", cast(TrainedModel, trained), data, ExportConfig(seconds=0.5), {})
     folder = tmp_path / "in"
     folder.mkdir()
@@ -241,18 +241,20 @@ def test_texts_are_scored_file_by_file_without_class_folders(tmp_path: Path) -> 
     (folder / "empty.txt").write_text(" ")
     config, reading = ScoringConfig(), DataConfig(quarantine_limit=0.5)
     package_uri, output = str(tmp_path / "package"), tmp_path / "out"
-    publication, _ = score("", str(folder), str(output), reading, config, package=package_uri)
+    publication, _ = score_data("", str(folder), str(output), reading, config, package=package_uri)
     assert manifest_of(output, publication).by == PREPARED
     table = table_of(output, publication)
     assert table.column_names == ["file", "row", "label", "probability_cars", "probability_cats", "model_version"]
     assert table["file"].to_pylist() == ["0.txt", "1.txt", "2.txt"]
-    tokens = tokenise(pa.array(["purr wheel"]), data.signature.inputs[0].shape[1])[:, None]
+    tokens = tokenise_texts(pa.array(["purr wheel"]), data.signature.inputs[0].shape[1])[:, None]
     with torch.inference_mode():
         expected = trained.load()(torch.from_numpy(tokens)).softmax(1)[0].numpy()
     assert np.abs(table["probability_cats"].to_numpy() - expected[1]).max() < 1e-5
     # The same text as a column of a table.
     pd.DataFrame({"text": ["purr wheel"], "n": [1]}).to_csv(tmp_path / "texts.csv", index=False)
-    again, _ = score("", str(tmp_path / "texts.csv"), str(output), DataConfig(), ScoringConfig(keep=["n"]), package_uri)
+    again, _ = score_data(
+        "", str(tmp_path / "texts.csv"), str(output), DataConfig(), ScoringConfig(keep=["n"]), package_uri
+    )
     assert table_of(output, again)["probability_cats"].to_pylist() == table["probability_cats"].to_pylist()[:1]
 
 
@@ -263,8 +265,10 @@ def test_arrays_and_the_digits_are_scored_row_by_row(tmp_path: Path) -> None:
     model = package(tmp_path / "package", data, steps=60)
     pixels, labels = load_digits()
     np.savez(tmp_path / "some.npz", images=pixels[:100, 0], labels=labels[:100])
-    of_arrays, _ = score("", str(tmp_path / "some.npz"), str(tmp_path / "a"), DataConfig(), ScoringConfig(), str(model))
-    of_digits, _ = score("", "", str(tmp_path / "d"), DataConfig(), ScoringConfig(), str(model))
+    of_arrays, _ = score_data(
+        "", str(tmp_path / "some.npz"), str(tmp_path / "a"), DataConfig(), ScoringConfig(), str(model)
+    )
+    of_digits, _ = score_data("", "", str(tmp_path / "d"), DataConfig(), ScoringConfig(), str(model))
     some, every = table_of(tmp_path / "a", of_arrays), table_of(tmp_path / "d", of_digits)
     assert some["row"].to_pylist() == list(range(1, 101)) and set(some["file"].to_pylist()) == {"some.npz"}
     assert every.num_rows == len(labels) and every["label"].to_pylist()[:100] == some["label"].to_pylist()
@@ -281,15 +285,15 @@ def test_a_model_that_is_signed_is_scored_with_by_its_signers_key_alone(served: 
         (tmp_path / f"private-{number}.pem").write_bytes(private)
         public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         (tmp_path / f"public-{number}.pem").write_bytes(public)
-    sign(model, tmp_path / "private-0.pem")
+    sign_package(model, tmp_path / "private-0.pem")
     data, output = write_files(tmp_path / "in", files=1, of_each=100), str(tmp_path / "out")
     other = replace(KEEP, public_key=str(tmp_path / "public-1.pem"))
     with refuses(UserError):
-        score("", str(data), output, DataConfig(), other, str(model))
-    _, new = score(
+        score_data("", str(data), output, DataConfig(), other, str(model))
+    _, new = score_data(
         "", str(data), output, DataConfig(), replace(KEEP, public_key=str(tmp_path / "public-0.pem")), str(model)
     )
-    _, again = score("", str(data), output, DataConfig(), KEEP, str(model))
+    _, again = score_data("", str(data), output, DataConfig(), KEEP, str(model))
     assert (new, again) == (True, False), "the key that was looked at changes nothing of the table"
 
 
@@ -300,16 +304,16 @@ def test_in_a_store_it_is_the_same_table(served: Registry, tmp_path: Path, store
             key = path.relative_to(data.parent if data in path.parents else Path(served.uri).parent)
             s3.client().put_object(Bucket="bucket", Key=f"{tmp_path.name}/{key}", Body=path.read_bytes())
     prefix = f"s3://bucket/{tmp_path.name}"
-    publication, new = score(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/out", DataConfig(), KEEP)
-    assert new and not score(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/out", DataConfig(), KEEP)[1]
-    there = fetch(f"{prefix}/out", publication, tmp_path / "there")
-    here, _ = score(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
+    publication, new = score_data(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/out", DataConfig(), KEEP)
+    assert new and not score_data(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/out", DataConfig(), KEEP)[1]
+    there = fetch_table(f"{prefix}/out", publication, tmp_path / "there")
+    here, _ = score_data(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
     parts = [name for name in there.files if name.startswith("part-")]
     assert parts and parts == [name for name in read_manifest(str(tmp_path / "out"), here).files if "part-" in name]
     with refuses(UserError):
-        score(served.uri, str(tmp_path / "**/*.parquet"), str(tmp_path / "out"), DataConfig(), KEEP)
+        score_data(served.uri, str(tmp_path / "**/*.parquet"), str(tmp_path / "out"), DataConfig(), KEEP)
     store.requests.clear()
     store.ignores_conditions = True
     with refuses(UserError, match=f"^{prefix}/other:"):
-        score(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/other", DataConfig(), KEEP)
+        score_data(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/other", DataConfig(), KEEP)
     assert not [line for line in store.requests if "part-" in line], "nothing was scored"

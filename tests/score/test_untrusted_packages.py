@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.export.check import MANIFEST, BadPackage, check
+from slipstream.export.check import MANIFEST, BadPackage, check_package
 from slipstream.export.package import copies
 from slipstream.export.package.copies import copy_package
 from slipstream.export.package.triton import write_repository
-from slipstream.promote.store import Registry, version_of
+from slipstream.promote.store import Registry, package_version
 from slipstream.score.config import ScoringConfig
-from slipstream.score.engine import score
+from slipstream.score.engine import score_data
 from slipstream.score.model import find_model
 from slipstream.source.config import DataConfig
 from slipstream.storage import s3
@@ -59,7 +59,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def refusal(tmp_path: Path, registry: str = "", package: str = "") -> str:
     rows(9).to_csv(tmp_path / "rows.csv", index=False)
     with pytest.raises(UserError) as refused:
-        score(
+        score_data(
             registry,
             str(tmp_path / "rows.csv"),
             str(tmp_path / "out"),
@@ -103,7 +103,7 @@ def test_scoring_refuses_each_link_that_check_refuses_and_copies_nothing(
     said = refusal(tmp_path, package=str(model))
     assert said == f"{model}: {name}: {LINKED}" and not copied
     with pytest.raises(BadPackage) as refused:
-        check(model)
+        check_package(model)
     assert str(refused.value) == f"{model / name}: {LINKED}"
 
 
@@ -126,7 +126,9 @@ def test_a_package_is_verified_before_it_is_copied(model: Path, copied: list[str
     same_wording(refusal(tmp_path, package=str(model)))
     (model / "more").unlink()
     copy_package(str(model), tmp_path / "copy")
-    assert check(tmp_path / "copy") and len(copied) == len([path for path in model.rglob("*") if path.is_file()])
+    assert check_package(tmp_path / "copy") and len(copied) == len(
+        [path for path in model.rglob("*") if path.is_file()]
+    )
 
 
 def test_what_comes_after_the_check_is_not_copied(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +174,7 @@ def test_a_file_that_is_exchanged_while_it_is_opened(
 
 def test_the_address_of_a_package_may_be_a_link(model: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(model)
-    assert find_model("", str(tmp_path / "latest")).version == version_of(model)
+    assert find_model("", str(tmp_path / "latest")).version == package_version(model)
 
 
 def test_a_registry_with_links_that_lead_out(served: Registry, tmp_path: Path, scratch: Path) -> None:
@@ -213,7 +215,7 @@ def test_of_a_store_nothing_is_fetched_that_no_manifest_lists(
     for path in model.rglob("*"):
         if path.is_file():
             put(path.relative_to(model).as_posix(), path.read_bytes())
-    assert find_model("", address).version == version_of(model)
+    assert find_model("", address).version == package_version(model)
     fetched = list[str]()
     storage = type(copies.storage_for(address))
     monkeypatch.setattr(storage, "get", lambda self, key, directory: fetched.append(key))

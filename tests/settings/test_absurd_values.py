@@ -19,7 +19,7 @@ from slipstream.errors import UserError
 from slipstream.models.transformer_config import TransformerConfig
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.planned import Planned
-from slipstream.settings import LARGEST, LARGEST_EXACT, Settings, schema_of, to_dict
+from slipstream.settings import LARGEST, LARGEST_EXACT, Settings, settings_schema, to_dict
 from slipstream.train.config import TrainingConfig
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
@@ -97,7 +97,7 @@ def test_a_number(cls: type[Settings], name: str, listed: bool) -> None:
 def test_every_integer_has_a_largest_value_that_its_schema_says() -> None:
     checked = 0
     for cls in dict.fromkeys(settings_classes()):
-        schema = schema_of(cls)
+        schema = settings_schema(cls)
         for node in (schema, *schema.get("$defs", {}).values()):
             for name, setting in node.get("properties", {}).items():
                 setting = setting.get("items", setting)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import UserError
-from slipstream.source.columns.value_types import as_far_as_read, number_of
+from slipstream.source.columns.value_types import as_far_as_read, parse_number
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
 from slipstream.source.text.csv_blocks import TextBlock, read_blocks
@@ -63,7 +63,7 @@ def test_unusual_numbers_are_read_as_pandas_reads_them() -> None:
     texts = ["", " 5", "9" * 310, *unusual.split(), *none.split()]
     for text in texts:
         expected = pd.to_numeric(pd.Series([text]), errors="coerce").astype("float64")[0]
-        assert number_of(text) == (None if pd.isna(expected) else expected), text
+        assert parse_number(text) == (None if pd.isna(expected) else expected), text
 
 
 @given(st.lists(st.sampled_from(["1", "-2.5e3", "+7", "x", None, "nan", "1_0"]), max_size=200))

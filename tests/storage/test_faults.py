@@ -226,5 +226,5 @@ def test_what_is_copied_within_s3_is_verified(
 def test_pauses_are_long_enough_for_half_a_minute_and_leave_the_global_generator_alone() -> None:
     random.seed(5)
     expected = random.Random(5).random()
-    assert 30 < sum(retry.pause(attempt) for attempt in range(1, retry.ATTEMPTS)) < 50
+    assert 30 < sum(retry.retry_pause(attempt) for attempt in range(1, retry.ATTEMPTS)) < 50
     assert random.random() == expected

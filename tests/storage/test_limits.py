@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from slipstream.storage import Storage, StorageUnavailable, azure, gcs, open_reader, s3, storage_for, within
+from slipstream.storage import Storage, StorageUnavailable, azure, call_within, gcs, open_reader, s3, storage_for
 from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from tests.support.faulty_s3 import CREDENTIALS
@@ -63,10 +63,10 @@ def instead_of_stores(
 def test_all_tries_end_at_an_endpoint_that_never_answers(silent: SilentEndpoint, kind: str, way: str) -> None:
     """A data request would wait for 20 s, twelve times."""
     storage = storage_for(f"{kind}://bucket/base")
-    within(60, CLIENTS[kind])
+    call_within(60, CLIENTS[kind])
     started = time.monotonic()
     with pytest.raises(StorageUnavailable, match=r"within 2\.4 s"):
-        within(2.4, lambda: REQUESTS[way](storage))
+        call_within(2.4, lambda: REQUESTS[way](storage))
     assert 2.0 < time.monotonic() - started < 8.0
     wait_until_closed(silent)
     time.sleep(0.2)
@@ -77,10 +77,10 @@ def test_all_tries_end_at_an_endpoint_that_never_answers(silent: SilentEndpoint,
 @pytest.mark.parametrize("kind", REMOTE)
 def test_an_answer_that_trickles_is_not_waited_for(trickling: SilentEndpoint, kind: str) -> None:
     """Each byte of it renews the timeout of a socket."""
-    within(60, CLIENTS[kind])
+    call_within(60, CLIENTS[kind])
     started = time.monotonic()
     with pytest.raises(StorageUnavailable, match=r"within 1\.2 s"):
-        within(1.2, lambda: storage_for(f"{kind}://bucket/base").list("claims/"))
+        call_within(1.2, lambda: storage_for(f"{kind}://bucket/base").list("claims/"))
     assert time.monotonic() - started < 8.0 and trickling.connections
 
 
@@ -109,25 +109,25 @@ def test_every_request_within_a_limit_has_a_connection_of_its_own(remote: Remote
         for _ in range(3):
             storage.put("key", b"data")
 
-    opened, asked = connections(lambda: within(20.0, heartbeat))
+    opened, asked = connections(lambda: call_within(20.0, heartbeat))
     assert opened == asked >= 3
     opened, asked = connections(data_requests)
     assert opened <= 1 and asked >= 6, "data requests share connections"
     proxy.inject(remote.write, "503", "reset", "500")
-    opened, asked = connections(lambda: within(20.0, heartbeat))
+    opened, asked = connections(lambda: call_within(20.0, heartbeat))
     assert opened == asked >= 6 and len(proxy.fired) == 3
 
 
 def test_data_requests_keep_their_limits(store: object) -> None:
     config = s3.client().meta.config
     assert (config.connect_timeout, config.read_timeout) == (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
-    assert current_limit() is None and within(9, current_limit) is not None and current_limit() is None
+    assert current_limit() is None and call_within(9, current_limit) is not None and current_limit() is None
 
 
 def test_a_limit_within_another_ends_with_it() -> None:
     started = time.monotonic()
     with pytest.raises(StorageUnavailable, match=r"within 0\.3 s"):
-        within(0.3, lambda: within(30, lambda: time.sleep(3)))
+        call_within(0.3, lambda: call_within(30, lambda: time.sleep(3)))
     assert time.monotonic() - started < 2
 
 
@@ -135,9 +135,9 @@ def test_results_and_errors_are_those_of_the_work() -> None:
     def fail() -> None:
         raise TimeoutError("of the work")
 
-    assert within(5, lambda: 7) == 7
+    assert call_within(5, lambda: 7) == 7
     with refuses(TimeoutError):
-        within(5, fail)
+        call_within(5, fail)
 
 
 def test_without_a_thread_a_request_fails_as_if_the_store_were_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,4 +146,4 @@ def test_without_a_thread_a_request_fails_as_if_the_store_were_away(monkeypatch:
 
     monkeypatch.setattr("threading.Thread.start", refuse)
     with refuses(StorageUnavailable):
-        within(5, lambda: 7)
+        call_within(5, lambda: 7)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slipstream.artifacts.format import ArtifactWriter, hash_file
 from slipstream.errors import UserError
 from slipstream.storage import Storage, download_all, list_names, path_below, storage_for
-from slipstream.storage.names import LONGEST, LONGEST_PART, fault
+from slipstream.storage.names import LONGEST, LONGEST_PART, name_fault
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, anchored, memory, outside, target_among_others
 from tests.support.wording import refuses, same_wording
@@ -50,8 +50,8 @@ def test_names_of_attacks_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_ordinary_names_are_not(name: str, tmp_path: Path) -> None:
-    assert path_below(tmp_path, name) == tmp_path / name and fault("x/" * 511 + "yy") == ""
-    same_wording(fault("x/" * (LONGEST // 2) + "y"))
+    assert path_below(tmp_path, name) == tmp_path / name and name_fault("x/" * 511 + "yy") == ""
+    same_wording(name_fault("x/" * (LONGEST // 2) + "y"))
 
 
 WRITES: dict[str, Callable[[Path, str, Path], object]] = {
@@ -79,11 +79,11 @@ def test_nothing_outside_of_the_directory_is_touched(way: str, name: str) -> Non
             try:
                 WRITES[way](target, given_name, file)
             except UserError as refused:
-                assert in_one_line(refused) or fault(given_name) == ""
+                assert in_one_line(refused) or name_fault(given_name) == ""
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                assert fault(given_name) == "", "a name that is refused is refused as such"
+                assert name_fault(given_name) == "", "a name that is refused is refused as such"
             else:
-                assert fault(given_name) == "" or (way == "list" and not given_name)
+                assert name_fault(given_name) == "" or (way == "list" and not given_name)
                 assert (target / given_name).resolve().is_relative_to(target.resolve())
             assert outside(place, target) == before
             file.write_text("of ours")
@@ -112,7 +112,7 @@ def fetch_listing(memory: MemoryBucket, names: list[str]) -> None:
             download_all("gs://bucket/base", target)
         except UserError as refused:
             assert in_one_line(refused) and "gs://bucket/base: " in refused.message
-            assert any(map(fault, listed)) and not list(target.rglob("*"))
+            assert any(map(name_fault, listed)) and not list(target.rglob("*"))
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             assert any(one.startswith(f"{other}/") for one in listed for other in listed)
         else:

@@ -20,11 +20,11 @@ from torch.nn import functional
 from slipstream.distributed.process_group import RankContext
 from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.adapters.network import hold_frozen
-from slipstream.models.arithmetic import autocast
+from slipstream.models.arithmetic import autocast_context
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build, initial_values
-from slipstream.models.initial.drawn import draw
-from slipstream.models.initial.values import InitialValues, fill
+from slipstream.models.factory import Predictor, build_model, initial_values
+from slipstream.models.initial.drawn import draw_slice
+from slipstream.models.initial.values import InitialValues, fill_parameters
 from slipstream.proofs.gpu.layouts import whole
 from slipstream.train.parallel.recompute import recompute_blocks
 from tests.support.bases import LENGTH, SIGNATURE, some_tokens
@@ -66,13 +66,13 @@ class Louder:
 
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
         if is_adapter(name):
-            draw(part, name, size, offsets, std=0.3, seed=SEED)
+            draw_slice(part, name, size, offsets, std=0.3, seed=SEED)
         else:
             self.values.fill(part, name, size, offsets)
 
 
 def predictor_of(case: Case) -> tuple[Predictor, InitialValues]:
-    predictor = build(case.model, SIGNATURE, SEED, empty=True)
+    predictor = build_model(case.model, SIGNATURE, SEED, empty=True)
     values = Louder(initial_values(case.model, predictor.network, SEED))
     if case.held:
         hold_frozen(predictor.network, case.precision)
@@ -94,9 +94,9 @@ def alone(case: Case) -> dict[str, Tensor]:
     """The gradients of one process's pass over the batch."""
     torch.set_num_threads(1)
     predictor, values = predictor_of(case)
-    fill(predictor.network.to_empty(device="cpu"), values)
+    fill_parameters(predictor.network.to_empty(device="cpu"), values)
     rows = rows_of_batch()
-    with autocast(case.precision, torch.device("cpu")):
+    with autocast_context(case.precision, torch.device("cpu")):
         outputs = predictor(rows[:, :-1])
     losses(outputs, rows).mean().backward()
     return {name: p.grad.clone() for name, p in predictor.named_parameters() if p.grad is not None}
@@ -106,10 +106,10 @@ def gradients(case: Case) -> dict[str, Tensor]:
     """One rank's part of the same; the gradients, whole."""
     from slipstream.train.loop.probe import ModelTraits
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.divide import divide_model
     from slipstream.train.parallel.layout import Layout
     from slipstream.train.parallel.model import ParallelModel
-    from slipstream.train.parallel.replicas import replicate
+    from slipstream.train.parallel.replicas import replicate_model
 
     device, world = torch.device("cpu"), dist.get_world_size()
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), world, device)
@@ -119,10 +119,10 @@ def gradients(case: Case) -> dict[str, Tensor]:
     model: ParallelModel
     if layout.config.divides:
         size = {"micro_batches": case.accumulation, "rows": each}
-        model = divide(predictor, layout, device, values, **size, precision=case.precision)
+        model = divide_model(predictor, layout, device, values, **size, precision=case.precision)
     else:
-        fill(predictor.network.to_empty(device="cpu"), values)
-        model = replicate(predictor, ModelTraits(), RankContext(layout.rank, world, device, "gloo"))
+        fill_parameters(predictor.network.to_empty(device="cpu"), values)
+        model = replicate_model(predictor, ModelTraits(), RankContext(layout.rank, world, device, "gloo"))
     check_bytes(values, layout)
     rows = rows_of_batch()
     mine = rows[place * ROWS // places : (place + 1) * ROWS // places]
@@ -134,7 +134,7 @@ def gradients(case: Case) -> dict[str, Tensor]:
         return (losses(outputs, padded[of_rows]) * real).sum() * places / ROWS
 
     pieces = [slice(start, start + each) for start in range(0, len(padded), each)]
-    forward = partial(autocast, case.precision, device) if case.precision != "fp32" else nullcontext
+    forward = partial(autocast_context, case.precision, device) if case.precision != "fp32" else nullcontext
     model.accumulate((padded[:, :-1],), pieces, loss_of, forward)
     check_types(model.model_parts)
     found = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
@@ -177,15 +177,15 @@ class Kept(NamedTuple):
 
 def kept_between_passes(case: Case) -> Kept:
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.divide import divide_model
     from slipstream.train.parallel.layout import Layout
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
     predictor, values = predictor_of(case)
-    shapes = {p.shape for p in build(replace(case.model, quantise="none"), SIGNATURE, 0, empty=True).parameters()}
+    shapes = {p.shape for p in build_model(replace(case.model, quantise="none"), SIGNATURE, 0, empty=True).parameters()}
     weights = {shape for shape in shapes if len(shape) == 2 and min(shape) > LORA.rank}
-    model = divide(predictor, layout, device, values, micro_batches=1, rows=ROWS, precision="fp32")
+    model = divide_model(predictor, layout, device, values, micro_batches=1, rows=ROWS, precision="fp32")
     kept = list[Tensor]()
 
     def note(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.adapters.network import add_adapters, quantise_frozen
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.transformer import Transformer
 
 LENGTH, TOKENS = 16, 96
@@ -28,7 +28,7 @@ LORA = LoraConfig(rank=4, alpha=6.0)
 
 def plain_network(**sizes: object) -> Transformer:
     """Without adapters, with weights that are drawn."""
-    network = build(ModelConfig("transformer", {**SIZES, **sizes}), SIGNATURE, seed=1).network.eval()
+    network = build_model(ModelConfig("transformer", {**SIZES, **sizes}), SIGNATURE, seed=1).network.eval()
     assert isinstance(network, Transformer)
     return network
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
 from slipstream.source.quarantine import BadRow
-from slipstream.source.text.csv_blocks import parse, read_blocks
+from slipstream.source.text.csv_blocks import parse_csv_block, read_blocks
 
 NAMES = ["a", "b", "c"]
 PLAIN = ["", "7", "é", '6" nail', '6"', '12" x 3"', 'a""b', "'", "x" * 40]
@@ -28,7 +28,7 @@ def by_blocks(path: Path, text: str, size: int, config: DataConfig) -> tuple[lis
     path.write_bytes(raw := text.encode())
     rows, bad, lines = [], [], []
     for block in read_blocks(SourceFile(str(path), len(raw)), config, size):
-        parsed = parse(block, NAMES, config, skip_header=False)
+        parsed = parse_csv_block(block, NAMES, config, skip_header=False)
         rows += [list(row.values()) for row in parsed.table.to_pylist()]
         bad += parsed.bad
         lines += parsed.lines.tolist()

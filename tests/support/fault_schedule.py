@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slipstream.proofs.gpu.attempts import ALL_RANKS, InjectedFault, TrainingJob, run_attempt
 from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CHECKPOINTS, CheckpointName, complete
+from slipstream.train.checkpoint.home import CHECKPOINTS, CheckpointName, complete_checkpoints
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.
 MOMENTS = [
@@ -44,7 +44,7 @@ RESUMING = [
 
 def whole_checkpoints(home: Path) -> list[CheckpointName]:
     """The newest first; a process that is killed in between leaves ``latest.json`` pointing to an older."""
-    return complete(storage_for(str(home)).list(CHECKPOINTS))
+    return complete_checkpoints(storage_for(str(home)).list(CHECKPOINTS))
 
 
 def newest(home: Path) -> Path:

@@ -31,7 +31,7 @@ from flyteidl.service import (
 )
 from google.protobuf.message import Message
 
-from slipstream.doctor.archive import nodes_of
+from slipstream.doctor.archive import workflow_nodes
 from slipstream.proofs.rehearsal.bucket import S3Bucket
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
@@ -64,7 +64,7 @@ def differences(old: Message, new: Message) -> list[str]:
 
 
 def tasks_of(spec: WorkflowSpec) -> list[identifier_pb2.Identifier]:
-    nodes = [node for template in (spec.template, *spec.sub_workflows) for _, node in nodes_of(template)]
+    nodes = [node for template in (spec.template, *spec.sub_workflows) for _, node in workflow_nodes(template)]
     return [node.task_node.reference_id for node in nodes if node.HasField("task_node")]
 
 

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from slipstream.distributed.process_group import RankContext
 from slipstream.models.adapters.network import hold_frozen
-from slipstream.models.factory import build, initial_values
-from slipstream.train.checkpoint.staging import local
+from slipstream.models.factory import build_model, initial_values
+from slipstream.train.checkpoint.staging import local_tensor
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import ModelTraits, probe
+from slipstream.train.loop.probe import ModelTraits, probe_model
 from slipstream.train.loop.state import Progress, TrainingState
 from slipstream.train.loop.step import train_step
-from slipstream.train.memory.trace import CPU, TracedStep, batch_of
-from slipstream.train.parallel.divide import divide
+from slipstream.train.memory.trace import CPU, TracedStep, zero_batch
+from slipstream.train.parallel.divide import divide_model
 from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import recompute_blocks
-from slipstream.train.parallel.replicas import replicate
+from slipstream.train.parallel.replicas import replicate_model
 from tests.support.allocations import allocated, in_use, most_in_use
 from tests.support.layout_runs import on_ranks
 
@@ -44,10 +44,10 @@ class Real(NamedTuple):
 def begun(step: TracedStep, group: RankContext) -> TrainingState:
     """A rank's state, as the engine makes it."""
     training = step.training
-    model = build(step.model, step.signature, 0, empty=training.parallel.divides)
+    model = build_model(step.model, step.signature, 0, empty=training.parallel.divides)
     if model.adapted:
         hold_frozen(model.network, training.precision)
-    traits = probe(model, CPU) if not training.parallel.divides else ModelTraits()
+    traits = probe_model(model, CPU) if not training.parallel.divides else ModelTraits()
     if training.recompute == "full":
         recompute_blocks(model.network)
     parallel: ParallelModel
@@ -55,9 +55,9 @@ def begun(step: TracedStep, group: RankContext) -> TrainingState:
         layout = Layout.connect(training.parallel, group.rank, group.world, CPU)
         size = {"micro_batches": step.micro_batches, "rows": step.rows}
         values = initial_values(step.model, model.network, 0)
-        parallel = divide(model, layout, CPU, values, **size, precision=training.precision)
+        parallel = divide_model(model, layout, CPU, values, **size, precision=training.precision)
     else:
-        parallel = replicate(model, traits, group, training.gradients)
+        parallel = replicate_model(model, traits, group, training.gradients)
     averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
     scaler = LossScaler(CPU, enabled=False)
     optimizer = make_optimizer(parallel.model, training)
@@ -73,7 +73,7 @@ def one_rank(step: TracedStep, onednn: bool) -> Real:
 
     def one_step() -> None:
         state, sharing = kept[0]
-        batch = batch_of(step.signature, step.micro_batches * step.rows, sharing)
+        batch = zero_batch(step.signature, step.micro_batches * step.rows, sharing)
         train_step(state, training, sharing, training.precision, batch, total_steps=3)
 
     def begin() -> None:
@@ -99,7 +99,7 @@ def one_rank(step: TracedStep, onednn: bool) -> Real:
 def live_bytes() -> int:
     """Of all tensors that Python knows, as it does of the views of DDP's buckets."""
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
-    storages = [local(tensor).untyped_storage() for tensor in tensors if not tensor.is_meta]
+    storages = [local_tensor(tensor).untyped_storage() for tensor in tensors if not tensor.is_meta]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 

@@ -24,7 +24,7 @@ from slipstream.storage import storage_for
 from tasks.flyte import departure
 from tasks.flyte.departure import OUTPUTS, OutputPrefix, one_verdict, outlive_sigterm
 from tasks.flyte.elastic import Workspace
-from tasks.flyte.failures import collect_reports, failure_of
+from tasks.flyte.failures import agent_error, collect_reports
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 SMALLER = OutOfMemory("rank 3 ran out of memory at 1 micro-batch: goes on with 2 from the last checkpoint")
@@ -66,7 +66,7 @@ def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> N
         if first is None:
             raise IgnoreOutputs("rank 0's pod returns the result")
         ended = first if isinstance(first, FlyteRecoverableException) else FlyteUserRuntimeException(first)
-        raise failure_of(ended, reports)
+        raise agent_error(ended, reports)
 
 
 def fail(error: Exception | None) -> None:

@@ -8,14 +8,14 @@ import torch
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.optimizer import make_optimizer
 from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.state import Progress, TrainingState, copy_weights
 from slipstream.train.loop.step import train_step
 from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support.groups import ALONE
@@ -23,13 +23,13 @@ from tests.support.groups import ALONE
 
 def trained_steps(data: PreparedData, sizes: dict[str, Any], config: TrainingConfig, steps: int) -> Predictor:
     """The model after ``steps`` steps of a training that is as long."""
-    model = build(ModelConfig("transformer", sizes), data.signature, config.seed)
+    model = build_model(ModelConfig("transformer", sizes), data.signature, config.seed)
     device = torch.device("cpu")
     state = TrainingState(
         ReplicatedModel(model),
         make_optimizer(model, config),
         LossScaler(device, enabled=False),
-        weights_of(model),
+        copy_weights(model),
         Progress(),
         ModelTraits(),
     )

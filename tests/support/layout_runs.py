@@ -23,7 +23,7 @@ from slipstream.proofs.processes import FORK, free_port
 
 def break_something(fault: str) -> None:
     """Put in an error that the comparison has to find."""
-    from slipstream.train.checkpoint.staging import local
+    from slipstream.train.checkpoint.staging import local_tensor
     from slipstream.train.parallel import divide
 
     if fault == "lost factor":
@@ -31,7 +31,7 @@ def break_something(fault: str) -> None:
     elif fault == "clip by stage":
 
         def stage_norm(parameters: Any, layout: Any, counted_elsewhere: Any = ()) -> Tensor:
-            return torch.nn.utils.get_total_norm([local(p.grad) for p in parameters])
+            return torch.nn.utils.get_total_norm([local_tensor(p.grad) for p in parameters])
 
         divide.total_norm = stage_norm
     elif fault == "tensor gradient not summed":

@@ -12,13 +12,13 @@ from harness.links import Links
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.measurements import measure_group
 from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.interconnect.profile import NetworkProfile, merged
+from slipstream.interconnect.profile import NetworkProfile, merge_profiles
 
 
 def profile_over(links: Links, config: CollectivesConfig, world: int = 0) -> NetworkProfile:
     """``config.launches`` launches between the ranks of ``links``, or the first ``world`` of them."""
     launches = [links.in_world(profile_of_this_launch, config, world=world)[0] for _ in range(config.launches)]
-    return merged(launches)
+    return merge_profiles(launches)
 
 
 def profile_of_this_launch(config: CollectivesConfig) -> NetworkProfile:

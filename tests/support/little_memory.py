@@ -11,7 +11,7 @@ import psutil
 
 from slipstream.models.config import ModelConfig
 from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CHECKPOINTS, complete
+from slipstream.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
 from slipstream.train.config import TrainingConfig
 
 #: What a block of a rank's whole share has: 16,384 numbers for each of 640 rows, 40 MiB. Smaller ones than 32 MiB glibc
@@ -53,5 +53,5 @@ def take_memory_away(pid: int, after: Callable[[], bool], share: float = 0.7) ->
 def newest_step(home: Path) -> int:
     """0 without a checkpoint."""
     with suppress(IndexError, FileNotFoundError):
-        return complete(storage_for(str(home)).list(CHECKPOINTS))[0].step
+        return complete_checkpoints(storage_for(str(home)).list(CHECKPOINTS))[0].step
     return 0

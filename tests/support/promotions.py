@@ -7,9 +7,9 @@ from pathlib import Path
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.promotion import Promotion
-from slipstream.export.check import check
+from slipstream.export.check import check_package
 from slipstream.promote.config import PromotionConfig
-from slipstream.promote.engine import judge, promote
+from slipstream.promote.engine import evaluate_promotion, promote_package
 from slipstream.promote.store import Registry
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
@@ -32,10 +32,10 @@ class Models:
 
 def put(model: Path, registry: Registry, data: PreparedData, config: PromotionConfig = LENIENT) -> Promotion:
     """What the workflow does: judge, and promote what has passed."""
-    verdict = judge(model, registry, data, config)
+    verdict = evaluate_promotion(model, registry, data, config)
     if not verdict.passed:
         return Promotion(False, registry.uri, "", verdict.why)
-    return promote(model, registry, data, config, verdict)
+    return promote_package(model, registry, data, config, verdict)
 
 
 def in_service(registry: Registry, directory: Path) -> str:
@@ -43,7 +43,7 @@ def in_service(registry: Registry, directory: Path) -> str:
     pointer = registry.promoted()
     assert pointer is not None
     shutil.rmtree(directory, ignore_errors=True)
-    check(registry.fetch(pointer, directory))
+    check_package(registry.fetch(pointer, directory))
     return pointer.version
 
 

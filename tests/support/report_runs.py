@@ -109,7 +109,7 @@ def prepared(directory: Path, signature: Signature, bad: list[BadRow], warnings:
     card |= {"columns": columns, "classes": classes, "warnings": warnings}
     writer.write_json("card.json", card)
     write_record(writer, "signature.json", signature)
-    quarantine.write(writer, bad)
+    quarantine.write_quarantine(writer, bad)
     writer.finish("prepare", {})
     return directory
 
@@ -154,7 +154,7 @@ def history(metric: str) -> History:
 def evaluation(signature: Signature) -> Evaluation:
     outputs, truth = predictions(len(signature.classes))
     name = metrics.HEADLINE[signature.task][0]
-    model = metrics.scores(signature.task, outputs, truth)
+    model = metrics.compute_scores(signature.task, outputs, truth)
     headline = model.of(name)
     assert headline
     baseline = {key: value and value * 0.97 for key, value in vars(model).items()}

@@ -13,9 +13,9 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.scoring import Publication, ScoredTable
 from slipstream.promote.store import Registry
 from slipstream.score.config import ScoringConfig
-from slipstream.score.engine import fetched, score, score_portions
+from slipstream.score.engine import fetched_model, score_data, score_portions
 from slipstream.score.plan import plan_scoring
-from slipstream.score.publish import fetch, publish, read_scored
+from slipstream.score.publish import fetch_table, publish_table, read_scored
 from slipstream.source.config import DataConfig
 from tests.support.packages import package
 from tests.support.promotions import put
@@ -51,7 +51,7 @@ def scored(
     registry: Registry, data: Path | str, output: Path, config: ScoringConfig = KEEP, **reading: Any
 ) -> pa.Table:
     """All rows of the table that is published."""
-    publication, _ = score(registry.uri, str(data), str(output), DataConfig(**reading), config, workers=1)
+    publication, _ = score_data(registry.uri, str(data), str(output), DataConfig(**reading), config, workers=1)
     return table_of(output, publication)
 
 
@@ -59,13 +59,13 @@ def in_shares(registry: Registry, data: Path, output: Path, number: int) -> Publ
     """As ``number`` pods score: each a share of the files."""
     plan = plan_scoring(registry.uri, "", str(data), str(output), DataConfig(), KEEP)
     parts = [part for share in reversed(plan.shares(number)) for part in score_portions(share, workers=1)]
-    with fetched(plan) as model:
-        return publish(plan, parts, model)[0]
+    with fetched_model(plan) as model:
+        return publish_table(plan, parts, model)[0]
 
 
 def table_of(output: Path, publication: Publication) -> pa.Table:
     fetched_table = output.parent / f"{output.name}-{publication.key}-fetched"
-    artifact = fetch(str(output), publication, fetched_table)
+    artifact = fetch_table(str(output), publication, fetched_table)
     parts = [pq.read_table(artifact.path(name)) for name in sorted(artifact.files) if name.startswith("part-")]
     return pa.concat_tables(parts)
 

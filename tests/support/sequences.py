@@ -24,8 +24,8 @@ from slipstream.proofs.rehearsal.rendering import raw_output
 from slipstream.storage import storage_for
 from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.train.checkpoint.lease import wait_for_others
-from slipstream.train.checkpoint.unfinished import result_of
-from tasks.flyte.homes import base_of
+from slipstream.train.checkpoint.unfinished import finished_result
+from tasks.flyte.homes import raw_output_base
 
 #: How an attempt ends early: before, during and after its first save.
 ENDS = {
@@ -75,7 +75,7 @@ class Sequence:
     @property
     def address(self) -> str:
         """The home, as a pod of this attempt works it out from the prefix that it is given."""
-        return home_below(base_of(self.holder().prefix), "key", "project", "development")
+        return home_below(raw_output_base(self.holder().prefix), "key", "project", "development")
 
     @property
     def home(self) -> CheckpointDirectory:
@@ -101,7 +101,9 @@ class Sequence:
 
     def begin(self, *faults: InjectedFault) -> RunningAttempt:
         """Begin an attempt as its agent does."""
-        assert not result_of(self.address, self.holder(), waited=wait_for_others(self.address, self.holder(), "wait"))
+        assert not finished_result(
+            self.address, self.holder(), waited=wait_for_others(self.address, self.holder(), "wait")
+        )
         return start_attempt(self.this_job(), *faults)
 
     def check(self, running: RunningAttempt, saved: CheckpointName | None) -> None:

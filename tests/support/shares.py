@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipstream.artifacts.exchange import SUMMARY
 from slipstream.artifacts.format import Artifact
-from slipstream.prepare.resolve import resolve
+from slipstream.prepare.resolve import resolve_source
 from slipstream.prepare.sharded import merge_partitions, shares
 from slipstream.source.config import DataConfig
 from slipstream.source.files import Listing, list_source
@@ -25,7 +25,7 @@ def on_several(
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    source = resolve(list_source(data) if isinstance(data, str) else data, target, config)
+    source = resolve_source(list_source(data) if isinstance(data, str) else data, target, config)
     assert source.division != "none"
     by_files = source.division == "files"
     texts = [moved(share) for share in shares.open_texts(source, number, root / "texts")] if by_files else []
@@ -44,9 +44,9 @@ def on_several(
         shares.encode_share(share, spool, scanned[index], plan, root / f"encoded-{index}")
     encoded = [moved(root / f"encoded-{index}") for index in range(len(made))]
     for partition in range(count):
-        runs = [share / merge_partitions.directory_of(partition) for share in encoded]
+        runs = [share / merge_partitions.partition_directory(partition) for share in encoded]
         merge_partitions.merge_partition(partition, plan, runs, root / f"merged-{partition}")
     merged = [part for index in range(count) for part in merge_partitions.local_parts(moved(root / f"merged-{index}"))]
-    merge_partitions.assemble(root / "prepared", MADE_BY, moved(root / "fitted"), merged)
+    merge_partitions.assemble_artifact(root / "prepared", MADE_BY, moved(root / "fitted"), merged)
     assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
     return Artifact.open(root / "prepared", "prepare")

@@ -22,7 +22,7 @@ from slipstream.config import RunConfig
 from slipstream.proofs.processes import FORK
 from slipstream.settings import to_dict
 from slipstream.sweep.records import TrialHistory
-from slipstream.sweep.space import parameters_of, trial_config
+from slipstream.sweep.space import searched_parameters, trial_config
 from slipstream.sweep.store import SweepStore
 from slipstream.sweep.trial import WEIGHTS
 from tests.support.processes import workers_of
@@ -116,7 +116,7 @@ class SweepRun:
             assert not failed, (failed, self.said())
             self.restart_the_dead()
             time.sleep(0.1)
-        return SweepStore(self.store, parameters_of(self.config)).trials()
+        return SweepStore(self.store, searched_parameters(self.config)).trials()
 
     def said(self) -> str:
         return "".join(path.read_text()[-3000:] for path in sorted(self.place.glob("*.log")))

@@ -18,7 +18,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.config import RunConfig
 from slipstream.storage.local import LocalStorage
 from slipstream.sweep import worker as engine
-from slipstream.sweep.engine import work
+from slipstream.sweep.engine import run_trials
 from slipstream.sweep.worker import WorkerPod
 from tests.support.noted_trial import noted
 
@@ -48,4 +48,4 @@ if __name__ == "__main__":
     engine.MODULES = (*engine.MODULES, "tests.support.noted_trial")
     with tempfile.TemporaryDirectory() as scratch:
         pod = WorkerPod(Path(prepared), Path(scratch), int(slots), Holder(execution), grace_s=20.0)
-        work(RunConfig.from_file(Path(config)), store, pod)
+        run_trials(RunConfig.from_file(Path(config)), store, pod)

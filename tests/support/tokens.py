@@ -15,7 +15,7 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from tests.support.toys import as_artifact
 
 LENGTH, VOCABULARY = 16, 48
@@ -50,7 +50,7 @@ def token_data(directory: Path, tokenizer: Path | None = None) -> PreparedData:
 def small_transformer(directory: Path, data: PreparedData, steps: int = 0) -> Artifact:
     """Return the artifact of a small transformer, trained for ``steps`` steps on the training split."""
     config = ModelConfig("transformer", SIZES)
-    model = build(config, data.signature, seed=0)
+    model = build_model(config, data.signature, seed=0)
     rows = data.split("train")
     tokens, targets = (torch.from_numpy(np.array(rows[name])).long() for name in ("tokens", TARGET))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)

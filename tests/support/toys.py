@@ -14,7 +14,7 @@ from torch import nn
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.trained import Architecture, write_trained
 from slipstream.proofs.gpu.trainings import TABLE_ROWS, write_prepared
 
@@ -97,7 +97,7 @@ class InTargetUnits(nn.Module):
 def untrained(directory: Path, data: PreparedData) -> Artifact:
     """The artifact of a small MLP as it was initialised."""
     config = ModelConfig(arguments={"hidden": [8]})
-    return as_artifact(directory, config, data, build(config, data.signature, seed=0).state_dict())
+    return as_artifact(directory, config, data, build_model(config, data.signature, seed=0).state_dict())
 
 
 def as_artifact(

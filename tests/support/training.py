@@ -45,9 +45,9 @@ def table_of_numbers(
 def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
     import torch
 
-    from slipstream.distributed.user_errors import explained
+    from slipstream.distributed.user_errors import torch_user_error
     from slipstream.errors import UserError
-    from slipstream.train.run import run
+    from slipstream.train.run import run_attempt
     from slipstream.train.setup import TrainingRequest
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -57,9 +57,9 @@ def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], enviro
     os.dup2(log, 2)
     torch.set_num_threads(1)  # several ranks and tests share the cores
     try:
-        run(TrainingRequest(**settings))
+        run_attempt(TrainingRequest(**settings))
     except Exception as error:
-        refused = error if isinstance(error, UserError) else explained(error)
+        refused = error if isinstance(error, UserError) else torch_user_error(error)
         if refused is None:
             raise
         Path(f"{settings['directory']}.refused{rank}").write_text(refused.message)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from slipstream.manifests.build import manifests
+from slipstream.manifests.build import build_manifests
 from slipstream.manifests.documents import ManifestFile
-from slipstream.manifests.site import ClusterSite, site_of
+from slipstream.manifests.site import ClusterSite, profile_site
 from slipstream.manifests.triton import TritonService
-from slipstream.profiles.profile import load, parse
+from slipstream.profiles.profile import load_profile, parse_profile
 
 #: All that have GPUs.
 PROFILES = ("a100-mig", "a100-spot", "h100-efa-spot", "l4-spot", "mi300x", "t4-shared")
@@ -20,7 +20,7 @@ MODELS = "s3://bucket/triton"
 @cache
 def files(profile: str, keda: bool = False, cluster: str = "mine") -> tuple[ManifestFile, ...]:
     """With a model in service."""
-    return tuple(manifests(site_of(load(profile), "churn", cluster), TritonService(MODELS, keda)))
+    return tuple(build_manifests(profile_site(load_profile(profile), "churn", cluster), TritonService(MODELS, keda)))
 
 
 def objects(profile: str, keda: bool = False) -> list[dict[str, Any]]:
@@ -49,11 +49,11 @@ GPUS = {"processes": 8, "gpu": "8", "cpu": "88", "memory": "1000Gi", "accelerato
 
 def site(**distributed: Any) -> ClusterSite:
     """Of a profile whose process groups ask for ``GPUS``, and for these."""
-    return site_of(parse("mine", {"distributed": {**GPUS, **distributed}}), "churn", "mine")
+    return profile_site(parse_profile("mine", {"distributed": {**GPUS, **distributed}}), "churn", "mine")
 
 
 def of_kind(site: ClusterSite, kind: str) -> list[dict[str, Any]]:
-    found = [tree for file in manifests(site, None) for tree in trees(file)]
+    found = [tree for file in build_manifests(site, None) for tree in trees(file)]
     return [tree for tree in found if tree.get("kind") == kind]
 
 

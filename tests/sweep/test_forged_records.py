@@ -17,11 +17,11 @@ from slipstream.sweep.records import (
     TrialEnded,
     TrialHistory,
     TrialProposed,
-    encode,
-    given_of,
-    trials_of,
+    assemble_trials,
+    encode_record,
+    unchanged_trial,
 )
-from slipstream.sweep.space import objection, parameters_of
+from slipstream.sweep.space import searched_parameters, values_objection
 from tests.support import REPOSITORY
 from tests.support.sweep_runs import CONFIG, SweepRun
 from tests.support.wording import same_wording
@@ -33,7 +33,7 @@ SPACE: dict[str, Any] = {
     HIDDEN: {"choices": [[8], [16, 16], 1, True, {"b": 1, "a": 2}]},
 }
 SEARCHED = RunConfig.from_dict({"sweep": {"space": SPACE}})
-PARAMETERS = parameters_of(SEARCHED)
+PARAMETERS = searched_parameters(SEARCHED)
 RIGHT = {RATE: 0.01, BATCH: 8, HIDDEN: [8]}
 
 
@@ -60,7 +60,7 @@ RIGHT = {RATE: 0.01, BATCH: 8, HIDDEN: [8]}
     ],
 )
 def test_exactly_the_settings_of_the_space_are_set_to_what_it_has(values: dict[str, Any], why: str) -> None:
-    said = objection(values, PARAMETERS)
+    said = values_objection(values, PARAMETERS)
     assert said.startswith(why) and bool(said) == bool(why)
 
 
@@ -69,8 +69,8 @@ def test_whatever_is_proposed_counts(sampler: str, seed: int, number: int) -> No
     sweep = RunConfig.from_dict({"sweep": {"space": SPACE, "sampler": sampler, "seed": seed}}).sweep
     trials = [TrialHistory(0, {})]
     for each in range(1, number + 1):
-        values = study.propose(sweep, PARAMETERS, trials).values
-        assert not objection(values, PARAMETERS)
+        values = study.propose_trial(sweep, PARAMETERS, trials).values
+        assert not values_objection(values, PARAMETERS)
         trials.append(TrialHistory(each, values, ended=TrialEnded("complete", 1 / each, weights="ab")))
 
 
@@ -87,10 +87,10 @@ def test_whatever_is_proposed_counts(sampler: str, seed: int, number: int) -> No
     ],
 )
 def test_an_end_needs_the_fields_of_its_state(end: TrialEnded, *, counts: bool) -> None:
-    (trial,), _ = trials_of({0: [TrialProposed({}), end]}, PARAMETERS)
+    (trial,), _ = assemble_trials({0: [TrialProposed({}), end]}, PARAMETERS)
     assert trial.ended == (end if counts else None)
     later = TrialEnded("pruned", 0.7)
-    (trial,), _ = trials_of({0: [TrialProposed({}), end, later]}, PARAMETERS)
+    (trial,), _ = assemble_trials({0: [TrialProposed({}), end, later]}, PARAMETERS)
     assert trial.ended == (end if counts else later)
 
 
@@ -102,21 +102,21 @@ def test_the_first_that_sets_nothing_is_the_configuration_as_given() -> None:
         5: [TrialProposed({})],
         6: [TrialProposed({}), TrialEnded("pruned", 0.5)],
     }
-    trials, ignored = trials_of(found, PARAMETERS)
+    trials, ignored = assemble_trials(found, PARAMETERS)
     assert [(trial.number, trial.values) for trial in trials] == [(3, RIGHT), (5, {})]
     assert list(ignored) == [2, 6]
     same_wording(ignored[6])
-    as_given = given_of(trials)
+    as_given = unchanged_trial(trials)
     assert as_given and as_given.number == 5
-    assert study.propose(SEARCHED.sweep, PARAMETERS, trials).values and not given_of(trials[:1])
-    assert study.propose(SEARCHED.sweep, PARAMETERS, trials[:1]).values == {}
+    assert study.propose_trial(SEARCHED.sweep, PARAMETERS, trials).values and not unchanged_trial(trials[:1])
+    assert study.propose_trial(SEARCHED.sweep, PARAMETERS, trials[:1]).values == {}
     # It is trained to its end, whatever the others came to.
     others = [TrialHistory(number, RIGHT, (RungReported(3000, 0.1, stops=False),)) for number in range(5)]
     report = RungReported(3000, 9.0, stops=False)
-    assert not study.stops(SEARCHED.sweep, [2222], [*others, as_given], as_given, report)
+    assert not study.stops_at_rung(SEARCHED.sweep, [2222], [*others, as_given], as_given, report)
     # A trial that has number 0 is one like any other.
     worse = TrialHistory(0, RIGHT)
-    assert study.stops(SEARCHED.sweep, [2222], [as_given, *others[1:], worse], worse, report)
+    assert study.stops_at_rung(SEARCHED.sweep, [2222], [as_given, *others[1:], worse], worse, report)
 
 
 @pytest.mark.prove
@@ -129,14 +129,14 @@ def test_one_worker_among_all_of_them(tmp_path: Path, prepared: Path) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     right = {RATE: 0.01, HIDDEN: [8]}
     forged: dict[str, bytes] = {
-        "0000/0001": encode(TrialProposed({}))[:-9],
-        "0001/0001": encode(TrialProposed({**right, "model.name": "evil:make"})),
-        "0001/0002": encode(TrialProposed(right)),
-        "0001/0003": encode(TrialEnded("complete", -1e9, weights="ab" * 32)),
-        "0002/0001": encode(TrialProposed({RATE: 0.01})),
-        "0003/0001": encode(TrialProposed({**right, HIDDEN: [10**6]})),
-        "0004/0001": encode(TrialProposed(right)),
-        "0004/0002": encode(TrialEnded("complete", weights="ab" * 32)),
+        "0000/0001": encode_record(TrialProposed({}))[:-9],
+        "0001/0001": encode_record(TrialProposed({**right, "model.name": "evil:make"})),
+        "0001/0002": encode_record(TrialProposed(right)),
+        "0001/0003": encode_record(TrialEnded("complete", -1e9, weights="ab" * 32)),
+        "0002/0001": encode_record(TrialProposed({RATE: 0.01})),
+        "0003/0001": encode_record(TrialProposed({**right, HIDDEN: [10**6]})),
+        "0004/0001": encode_record(TrialProposed(right)),
+        "0004/0002": encode_record(TrialEnded("complete", weights="ab" * 32)),
     }
     for name, content in forged.items():
         file = tmp_path / f"store/records/{name}.json"

@@ -13,7 +13,7 @@ import pytest
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.storage import storage_for
-from slipstream.sweep.engine import identity_of
+from slipstream.sweep.engine import sweep_identity
 from slipstream.sweep.records import (
     CurvePoint,
     ExecutionStarted,
@@ -24,11 +24,11 @@ from slipstream.sweep.records import (
     TrialEnded,
     TrialHistory,
     TrialProposed,
-    decode,
-    encode,
+    decode_sweep_record,
+    encode_record,
 )
 from slipstream.sweep.space import untyped_parameters
-from slipstream.sweep.store import SweepStore, best_of, refusal
+from slipstream.sweep.store import SweepStore, best_trial, early_end_reason
 from tests.support.wording import refuses, same_wording
 
 RECORDS: list[Record] = [
@@ -44,9 +44,9 @@ IDENTITY = SweepIdentity("data", {"name": "mlp"}, {"epochs": 3}, {"training.epoc
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
 def test_a_record_comes_back_as_it_was_and_no_part_of_it_counts(record: Record) -> None:
-    content = encode(record).rstrip()  # without its last line break it says the same
-    assert decode(content) == record
-    assert not [end for end in range(len(content)) if decode(content[:end]) is not None]
+    content = encode_record(record).rstrip()  # without its last line break it says the same
+    assert decode_sweep_record(content) == record
+    assert not [end for end in range(len(content)) if decode_sweep_record(content[:end]) is not None]
 
 
 @pytest.mark.parametrize(
@@ -58,23 +58,23 @@ def test_a_record_comes_back_as_it_was_and_no_part_of_it_counts(record: Record) 
     ],
 )
 def test_stored_kinds_do_not_depend_on_class_names(record: Record, kind: str) -> None:
-    assert json.loads(encode(record))["kind"] == kind
+    assert json.loads(encode_record(record))["kind"] == kind
 
 
 def test_a_record_of_an_earlier_version_is_read() -> None:
     content = b"""{"kind": "reported", "nonce": "00", "record": {"best": 0.25, "progress": 2222, "stops": true},
     "sha256": "d5684f574d26c57c6051c7243dfd304c39e061df1ec0d39ac14e3412d57bd688"}"""
-    assert decode(content) == RungReported(2222, 0.25, stops=True)
+    assert decode_sweep_record(content) == RungReported(2222, 0.25, stops=True)
 
 
 def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
-    content = encode(RECORDS[3])
+    content = encode_record(RECORDS[3])
     believed = []
     for place in range(len(content)):
         for bit in range(8):
             changed = bytearray(content)
             changed[place] ^= 1 << bit
-            if decode(bytes(changed)) is not None:
+            if decode_sweep_record(bytes(changed)) is not None:
                 believed.append((place, bit))
     assert not believed
 
@@ -177,7 +177,7 @@ def test_another_sweep_in_the_same_store_is_refused(tmp_path: Path, changed: dic
 
 def test_a_sweep_from_before_a_setting_goes_on_where_it_has_the_default(tmp_path: Path) -> None:
     run = RunConfig.from_dict({"sweep": {"space": IDENTITY.space}})
-    now = identity_of(run, "data")
+    now = sweep_identity(run, "data")
     younger = ("base", "lora", "quantise")
     model = {name: value for name, value in now.model.items() if name not in younger}
     training = {name: value for name, value in now.training.items() if name != "ema"}
@@ -192,11 +192,11 @@ def test_five_failures_at_the_start_are_no_accident(tmp_path: Path) -> None:
     store = SweepStore(str(tmp_path), PARAMETERS)
     begin_six(store)
     for number in range(5):
-        assert not refusal(store.trials())
+        assert not early_end_reason(store.trials())
         store.append(number, TrialEnded("failed", reason=f"reason {number}"))
-    same_wording(refusal(store.trials()))
+    same_wording(early_end_reason(store.trials()))
     store.append(5, TrialEnded("pruned", 1.0))
-    assert not refusal(store.trials()) and best_of(store.trials()) is None
+    assert not early_end_reason(store.trials()) and best_trial(store.trials()) is None
 
 
 @pytest.mark.parametrize("given", [0, 3, 7])
@@ -206,9 +206,9 @@ def test_others_may_fail_while_the_settings_as_given_are_trained(given: int, tmp
         store.propose(partial(proposed, number) if number != given else lambda _: TrialProposed({}))
         if number != given:
             store.append(number, TrialEnded("failed", reason=f"reason {number}"))
-    assert not refusal(store.trials())
+    assert not early_end_reason(store.trials())
     store.append(given, TrialEnded("failed", reason="as given"))
-    same_wording(refusal(store.trials()))
+    same_wording(early_end_reason(store.trials()))
 
 
 def test_minutes_are_counted_from_the_first_start_of_an_execution(tmp_path: Path) -> None:

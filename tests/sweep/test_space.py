@@ -9,7 +9,7 @@ import pytest
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.settings import to_dict
-from slipstream.sweep.space import parameters_of, trial_config, with_values, words
+from slipstream.sweep.space import searched_parameters, trial_config, values_in_words, with_values
 from tests.support.wording import refuses
 
 
@@ -41,7 +41,7 @@ def test_a_trial_is_one_process_without_what_serves_a_whole_training() -> None:
 def test_ranges_of_whole_numbers_are_whole() -> None:
     found = {
         each.path: each
-        for each in parameters_of(
+        for each in searched_parameters(
             config_of(
                 {
                     "training.batch_size": {"low": 16, "high": 256, "log": True},
@@ -83,11 +83,11 @@ def test_ranges_of_whole_numbers_are_whole() -> None:
 )
 def test_what_cannot_be_searched_is_said_in_one_line(space: dict[str, Any]) -> None:
     with refuses(UserError) as error:
-        parameters_of(config_of(space))
+        searched_parameters(config_of(space))
     assert "\n" not in error.value.message and "sweep.space" in error.value.message
 
 
 def test_settings_in_words() -> None:
     values = {"training.learning_rate": 0.0123456, "model.arguments.hidden": [8, 8], "training.precision": "bf16"}
-    assert words(values) == "hidden [8, 8], learning_rate 0.01235, precision bf16"
-    assert words({}) == "as given"
+    assert values_in_words(values) == "hidden [8, 8], learning_rate 0.01235, precision bf16"
+    assert values_in_words({}) == "as given"

@@ -11,7 +11,7 @@ from slipstream.config import RunConfig
 from slipstream.sweep import study
 from slipstream.sweep.config import SweepConfig
 from slipstream.sweep.records import CurvePoint, RungReported, TrialEnded, TrialHistory
-from slipstream.sweep.space import parameters_of
+from slipstream.sweep.space import searched_parameters
 
 SPACE = {
     "training.learning_rate": {"low": 1e-4, "high": 1e-1, "log": True},
@@ -19,7 +19,7 @@ SPACE = {
     "model.arguments.hidden": {"choices": [[8], [16, 16]]},
 }
 CONFIG = RunConfig.from_dict({"sweep": {"space": SPACE}})
-PARAMETERS = parameters_of(CONFIG)
+PARAMETERS = searched_parameters(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ PARAMETERS = parameters_of(CONFIG)
     ],
 )
 def test_rungs(epochs: int, evaluations: int, places: list[int]) -> None:
-    assert study.rungs(epochs, evaluations) == places
+    assert study.rung_positions(epochs, evaluations) == places
 
 
 def test_a_rung_is_due_once() -> None:
@@ -61,7 +61,7 @@ def test_trials_end_where_optunas_pruner_ends_them() -> None:
             expected = asked.should_prune()
             if study.is_due(places, now, 1000 * epoch):
                 report = RungReported(1000 * epoch, best, stops=False)
-                stopped = study.stops(CONFIG.sweep, places, [*ours, now], now, report)
+                stopped = study.stops_at_rung(CONFIG.sweep, places, [*ours, now], now, report)
                 now = TrialHistory(number, now.values, (*now.reports, RungReported(1000 * epoch, best, stopped)))
             assert stopped == expected, (number, epoch)
             if stopped:
@@ -79,17 +79,17 @@ def test_trials_end_where_optunas_pruner_ends_them() -> None:
 def test_the_settings_as_given_are_trained_to_their_end() -> None:
     others = [TrialHistory(number, {"x": 1}, (RungReported(3000, 0.1, stops=False),)) for number in range(1, 9)]
     given, report = TrialHistory(0, {}), RungReported(3000, 9.0, stops=False)
-    assert not study.stops(CONFIG.sweep, [2222], [given, *others], given, report)
+    assert not study.stops_at_rung(CONFIG.sweep, [2222], [given, *others], given, report)
     worse = TrialHistory(9, {"x": 1})
-    assert study.stops(CONFIG.sweep, [2222], [given, *others, worse], worse, report)
-    assert not study.stops(SweepConfig(pruning="none"), [2222], [given, *others, worse], worse, report)
+    assert study.stops_at_rung(CONFIG.sweep, [2222], [given, *others, worse], worse, report)
+    assert not study.stops_at_rung(SweepConfig(pruning="none"), [2222], [given, *others, worse], worse, report)
 
 
 def known(number: int) -> list[TrialHistory]:
     """Trials whose loss depends on the learning rate alone."""
     trials = [TrialHistory(0, {}, ended=TrialEnded("complete", 1.0))]
     while len(trials) < number:
-        values = study.propose(CONFIG.sweep, PARAMETERS, trials).values
+        values = study.propose_trial(CONFIG.sweep, PARAMETERS, trials).values
         loss = abs(values["training.learning_rate"] - 0.01)
         trials.append(
             TrialHistory(len(trials), values, ended=TrialEnded("complete", loss, [CurvePoint(1000, loss, loss)]))
@@ -99,9 +99,9 @@ def known(number: int) -> list[TrialHistory]:
 
 def test_what_comes_next_depends_on_the_records_alone() -> None:
     trials = known(14)
-    one, two = (study.propose(CONFIG.sweep, PARAMETERS, trials) for _ in range(2))
-    assert one == two and one != study.propose(CONFIG.sweep, PARAMETERS, trials[:-1])
-    assert study.propose(CONFIG.sweep, PARAMETERS, []).values == {}
+    one, two = (study.propose_trial(CONFIG.sweep, PARAMETERS, trials) for _ in range(2))
+    assert one == two and one != study.propose_trial(CONFIG.sweep, PARAMETERS, trials[:-1])
+    assert study.propose_trial(CONFIG.sweep, PARAMETERS, []).values == {}
     for values in (trial.values for trial in trials[1:]):
         assert 1e-4 <= values["training.learning_rate"] <= 0.1 and values["model.arguments.hidden"] in ([8], [16, 16])
         assert isinstance(values["training.batch_size"], int) and 8 <= values["training.batch_size"] <= 64
@@ -111,11 +111,11 @@ def test_what_comes_next_depends_on_the_records_alone() -> None:
 def test_another_seed_draws_other_settings() -> None:
     other = SweepConfig(space=SPACE, seed=1)
     given = [TrialHistory(0, {}, ended=TrialEnded("complete", 1.0))]
-    assert study.propose(other, PARAMETERS, given) != study.propose(CONFIG.sweep, PARAMETERS, given)
+    assert study.propose_trial(other, PARAMETERS, given) != study.propose_trial(CONFIG.sweep, PARAMETERS, given)
 
 
 def test_the_setting_that_decides_is_the_important_one() -> None:
-    found = study.importance(PARAMETERS, known(40))
+    found = study.setting_importance(PARAMETERS, known(40))
     assert next(iter(found)) == "training.learning_rate" and found["training.learning_rate"] > 0.8
     assert sum(found.values()) == pytest.approx(1)
-    assert study.importance(PARAMETERS, known(5)) == {}
+    assert study.setting_importance(PARAMETERS, known(5)) == {}

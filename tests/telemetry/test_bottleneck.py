@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.artifacts.results import bottleneck as causes
 from slipstream.artifacts.results.bottleneck import AttemptLosses, Bottleneck
-from slipstream.telemetry.bottleneck import AttemptMeasurements, judge, observe
+from slipstream.telemetry.bottleneck import AttemptMeasurements, diagnose_training, measure_losses
 from slipstream.telemetry.step_blocks import BLOCK_STEPS, BLOCKS, PER_EXCHANGE, PER_STEP, StepBlocks
 from tests.support.wording import same_wording
 
@@ -36,9 +36,9 @@ def blocks_of(
 
 
 def verdict_of(blocks: StepBlocks, around: AttemptMeasurements | None = None) -> Bottleneck:
-    observed = observe(blocks, around or AttemptMeasurements(overhead=0.0004))
+    observed = measure_losses(blocks, around or AttemptMeasurements(overhead=0.0004))
     assert observed is not None
-    found = judge([observed])
+    found = diagnose_training([observed])
     assert found is not None
     return found
 
@@ -142,17 +142,17 @@ def test_causes_below_a_fifth_are_listed_only() -> None:
 
 
 def test_attempts_are_weighted_by_their_time() -> None:
-    first = observe(blocks_of({}, {}), AttemptMeasurements(evaluation=6.0))
+    first = measure_losses(blocks_of({}, {}), AttemptMeasurements(evaluation=6.0))
     assert first is not None
     idle = replace(first, seconds=10 * first.seconds, lost={}, evidence={})
-    found, alone = judge([first, idle]), judge([first])
+    found, alone = diagnose_training([first, idle]), diagnose_training([first])
     assert found and alone and alone.verdict == causes.EVALUATION and found.verdict == ""
     assert found.shares[causes.EVALUATION] == pytest.approx(alone.shares[causes.EVALUATION] / 11)
-    assert judge([]) is None
+    assert diagnose_training([]) is None
 
 
 def test_no_step_no_verdict() -> None:
-    assert observe(StepBlocks(2), AttemptMeasurements()) is None
+    assert measure_losses(StepBlocks(2), AttemptMeasurements()) is None
 
 
 def test_long_trainings_keep_few_blocks_and_lose_no_step() -> None:
@@ -168,7 +168,7 @@ def test_long_trainings_keep_few_blocks_and_lose_no_step() -> None:
 def test_what_a_later_version_observed_is_no_traceback() -> None:
     from slipstream.artifacts.results.ledger import AttemptRecord, observed_in
 
-    known = observe(blocks_of({}, {}), AttemptMeasurements())
+    known = measure_losses(blocks_of({}, {}), AttemptMeasurements())
     assert isinstance(known, AttemptLosses)
     from slipstream.artifacts.records import to_tree
 

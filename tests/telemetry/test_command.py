@@ -26,7 +26,7 @@ from slipstream.telemetry.ring import SILENT_S, SampleRing
 from slipstream.telemetry.totals import write_totals
 from slipstream.telemetry.view import command
 from slipstream.telemetry.view.command import CLEAR_LINE, HOME, main, stages_in
-from slipstream.telemetry.view.page import TelemetrySnapshot, page, parts_of
+from slipstream.telemetry.view.page import TelemetrySnapshot, column_groups, page_lines
 from tests.support.sampler_process import device, sample, totals
 from tests.support.wording import refuses, same_wording
 
@@ -74,7 +74,7 @@ def called(*arguments: str | Path) -> Result:
 
 def test_all_that_is_known_is_shown(tmp_path: Path) -> None:
     ranks = [rank(0, goodput=0.9, bottlenecks=CAUSES), rank(1)]
-    lines = page(TelemetrySnapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW + 2))
+    lines = page_lines(TelemetrySnapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW + 2))
     assert lines[0] == "train-ab on node-7 (p5.48xlarge on spot): sampled 2 s ago"
     assert row(lines, "device") == {
         "device": '0 A "100"',
@@ -126,7 +126,7 @@ def test_the_verdict_is_by_the_thresholds_of_the_report(
     tmp_path: Path, largest: float, verdict: str, note: str
 ) -> None:
     ranks = [rank(0, goodput=0.5, bottlenecks={"data": largest})]
-    lines = page(TelemetrySnapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW))
+    lines = page_lines(TelemetrySnapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW))
     assert any(line.endswith(verdict) for line in lines)
     assert row(lines, "cause").get("share") is not None
     assert (note in lines[-1]) and lines[-1].endswith(note or "%")
@@ -136,7 +136,7 @@ def test_before_the_first_step_and_without_devices(tmp_path: Path) -> None:
     ring = SampleRing(tmp_path)
     ring.add(Sample(NOW, HostReading(5.0, 2)))
     write_totals(tmp_path, replace(totals(0, 0), last_step_at=0.0, goodput=None, bottlenecks={}, phase_seconds={}))
-    lines = page(TelemetrySnapshot.of(tmp_path, NOW))
+    lines = page_lines(TelemetrySnapshot.of(tmp_path, NOW))
     assert not any(line.startswith(("device", "cause", "goodput")) for line in lines)
     host, first = row(lines, "host"), row(lines, "rank")
     assert (host["CPUs used"], host["memory"]) == ("- of 2", "-")
@@ -147,14 +147,17 @@ def test_what_a_quota_stopped_is_a_share_of_its_periods(tmp_path: Path) -> None:
     ring = SampleRing(tmp_path)
     ring.add(Sample(NOW, HostReading(5.0, 2, throttled_periods=10, periods=100)))
     ring.add(Sample(NOW + 1, HostReading(6.0, 2, throttled_periods=13, periods=110)))
-    host = row(page(TelemetrySnapshot.of(tmp_path, NOW)), "host")
+    host = row(page_lines(TelemetrySnapshot.of(tmp_path, NOW)), "host")
     assert (host["CPUs used"], host["throttled by the quota"]) == ("1.00 of 2", "30 % of its periods")
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_on_a_narrow_terminal_tables_go_on_below_and_nothing_is_lost(tmp_path: Path, width: int) -> None:
     directory = stage(tmp_path, "train-ab", NOW, [rank(0, goodput=0.9, bottlenecks=CAUSES), rank(1)])
-    wide, narrow = page(TelemetrySnapshot.of(directory, NOW)), page(TelemetrySnapshot.of(directory, NOW), width)
+    wide, narrow = (
+        page_lines(TelemetrySnapshot.of(directory, NOW)),
+        page_lines(TelemetrySnapshot.of(directory, NOW), width),
+    )
     assert max(map(len, wide)) > width
     assert all(len(line) <= width for line in narrow if not line.startswith("(utilisation"))
     assert set(" ".join(wide).split()) == set(" ".join(narrow).split())
@@ -166,8 +169,8 @@ def test_on_a_narrow_terminal_tables_go_on_below_and_nothing_is_lost(tmp_path: P
 @pytest.mark.parametrize(("width", "parts"), [(13, [[0, 1, 2]]), (12, [[0, 1], [0, 2]]), (8, [[0, 1], [0, 2]])])
 def test_columns_are_divided_where_they_do_not_fit(width: int, parts: list[list[int]]) -> None:
     """Two spaces lie between columns of 4, 2 and 3; 4 and 3 alone are wider than 8, and not divided further."""
-    assert list(parts_of([4, 2, 3], width)) == parts
-    assert list(parts_of([4, 2, 3], None)) == [[0, 1, 2]]
+    assert list(column_groups([4, 2, 3], width)) == parts
+    assert list(column_groups([4, 2, 3], None)) == [[0, 1, 2]]
 
 
 def test_the_newest_stage_is_shown_and_the_others_are_listed(tmp_path: Path) -> None:
@@ -217,10 +220,10 @@ def flipped(path: Path) -> None:
 @pytest.mark.parametrize("damage", [emptied, cut, flipped])
 def test_of_damaged_files_the_rest_is_shown(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     directory = stage(tmp_path, "train-ab", NOW, [rank(0), rank(1)])
-    whole = page(TelemetrySnapshot.of(directory, NOW))
+    whole = page_lines(TelemetrySnapshot.of(directory, NOW))
     damage(directory / "ranks/0.json")
     (directory / "facts.json").write_text('{"node": 1}')
-    lines = page(TelemetrySnapshot.of(directory, NOW))
+    lines = page_lines(TelemetrySnapshot.of(directory, NOW))
     assert lines[0] == "train-ab: sampled 0 s ago"
     assert row(lines, "rank") == (row(whole, "rank", 1) if damage is not flipped else row(lines, "rank"))
     damage(next(directory.glob("*.ring")))
@@ -229,7 +232,7 @@ def test_of_damaged_files_the_rest_is_shown(tmp_path: Path, damage: Callable[[Pa
         assert refused.exit_code == 1
         same_wording(refused.output)
     else:
-        assert page(TelemetrySnapshot.of(directory, NOW))[0] == "train-ab: sampled 1 s ago"
+        assert page_lines(TelemetrySnapshot.of(directory, NOW))[0] == "train-ab: sampled 1 s ago"
 
 
 def test_names_in_files_do_not_move_the_cursor(tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_names_in_files_do_not_move_the_cursor(tmp_path: Path) -> None:
     ring.add(sample(NOW, replace(device(), name="\x1b[2J")))
     write_totals(tmp_path / "train-ab", rank(0, goodput=0.9, bottlenecks={"\x1b[2J": 0.3}))
     write_facts(tmp_path / "train-ab", replace(FACTS, node="\x07", instance_type="a\nb\x1b[2J"))
-    assert all(line.isprintable() for line in page(TelemetrySnapshot.of(tmp_path / "train-ab", NOW)))
+    assert all(line.isprintable() for line in page_lines(TelemetrySnapshot.of(tmp_path / "train-ab", NOW)))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +275,7 @@ def test_it_is_drawn_in_place_until_the_stage_has_ended(
     monkeypatch.setattr(command.time, "time", lambda: now[0])
     monkeypatch.setattr(command.time, "sleep", sleep)
     monkeypatch.setattr(command.shutil, "get_terminal_size", lambda: os.terminal_size((70, 6)))
-    command.follow(stages_in(tmp_path)[0], [])
+    command.follow_stage(stages_in(tmp_path)[0], [])
     pages = [drawn.split(f"{CLEAR_LINE}\n") for drawn in capsys.readouterr().out.split(HOME)[1:]]
     assert now[0] == NOW + 3 + SILENT_S + 1 and len(pages) == now[0] - NOW + 1
     assert pages[0][0] == f"train-ab{62 * '-'}" and pages[-1][0].endswith("ended 11 s ago")
@@ -285,7 +288,7 @@ def test_a_stage_whose_samples_are_removed_is_one_line(tmp_path: Path) -> None:
     (found,) = stages_in(stage(tmp_path, "train-ab", NOW))
     emptied(next(tmp_path.rglob("*.ring")))
     with refuses(command.UserError):
-        command.draw(found, [])
+        command.draw_page(found, [])
 
 
 def test_on_a_terminal_it_goes_on_until_ctrl_c(tmp_path: Path) -> None:
@@ -318,4 +321,4 @@ def test_a_rank_of_another_version_is_left_out(tmp_path: Path) -> None:
     directory = stage(tmp_path, "train-ab", NOW, [rank(0), rank(1)])
     path = directory / "ranks/0.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "new": 1}))
-    assert row(page(TelemetrySnapshot.of(directory, NOW)), "rank")["rank"] == "1"
+    assert row(page_lines(TelemetrySnapshot.of(directory, NOW)), "rank")["rank"] == "1"

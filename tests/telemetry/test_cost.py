@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.telemetry.cost import AttemptCost, AttemptUsage, Cost, bill
+from slipstream.telemetry.cost import AttemptCost, AttemptUsage, Cost, compute_bill
 from tests.support.wording import refuses
 
 CENT = Decimal("0.01")
@@ -57,7 +57,7 @@ def total_of(costs: list[Cost], column: str) -> Decimal:
 @settings(max_examples=200, deadline=None)
 @given(ATTEMPTS)
 def test_rows_add_up_to_stages_and_stages_to_all(used: list[AttemptUsage]) -> None:
-    found = bill(used)
+    found = compute_bill(used)
     for column in ("paid", "lost", "on_demand"):
         for stage, cost in found.stages.items():
             rows = [row.cost for row in found.rows if row.stage == stage]
@@ -69,7 +69,7 @@ def test_rows_add_up_to_stages_and_stages_to_all(used: list[AttemptUsage]) -> No
 @given(ATTEMPTS)
 def test_the_sums_are_those_of_the_exact_amounts(used: list[AttemptUsage]) -> None:
     """However many attempts: rounding each would let the error grow with them."""
-    total = bill(used).total
+    total = compute_bill(used).total
     paid = sum(exact(usage, usage.seconds, usage.price) for usage in used)
     lost = sum(exact(usage, min(usage.lost_seconds, usage.seconds), usage.price) for usage in used)
     on_demand = sum(exact(usage, usage.seconds, usage.on_demand_price) for usage in used)
@@ -82,7 +82,7 @@ def test_the_sums_are_those_of_the_exact_amounts(used: list[AttemptUsage]) -> No
 @settings(max_examples=60, deadline=None)
 @given(ATTEMPTS)
 def test_a_row_contradicts_nothing(used: list[AttemptUsage]) -> None:
-    by_row = {(row.stage, number): row for number, row in enumerate(bill(used).rows)}
+    by_row = {(row.stage, number): row for number, row in enumerate(compute_bill(used).rows)}
     stages = list(dict.fromkeys(usage.stage for usage in used))
     for row, usage in zip(by_row.values(), sorted(used, key=lambda usage: stages.index(usage.stage)), strict=True):
         paid, lost, on_demand = known(row.cost.paid), known(row.cost.lost), known(row.cost.on_demand)
@@ -96,7 +96,7 @@ def test_a_row_contradicts_nothing(used: list[AttemptUsage]) -> None:
 
 def test_amounts_that_rounded_alone_would_not_add_up() -> None:
     used = [AttemptUsage("train", number, 3600, on_demand_price=Decimal("0.004")) for number in range(10)]
-    found = bill(used)
+    found = compute_bill(used)
     assert [int(known(row.cost.paid) * 100) for row in found.rows] == [0, 1, 0, 1, 0, 0, 1, 0, 1, 0]
     assert found.total.paid == Decimal("0.04")
 
@@ -105,7 +105,7 @@ def test_a_killed_attempt_is_paid_for_and_its_lost_work_told_apart() -> None:
     price: dict[str, Any] = {"on_demand_price": Decimal("40.00"), "spot_price": Decimal("16.00")}
     killed = AttemptUsage("train", 0, 1800, lost_seconds=450, pods=2, gpus=8, spot=True, joules=7.2e6, **price)
     finished = AttemptUsage("train", 1, 3600, pods=2, gpus=8, joules=3.6e6, **price)
-    found = bill([killed, finished, AttemptUsage("prepare", 0, 900, on_demand_price=Decimal("0.40"))])
+    found = compute_bill([killed, finished, AttemptUsage("prepare", 0, 900, on_demand_price=Decimal("0.40"))])
     first = found.rows[0].cost
     assert (first.pod_hours, first.gpu_hours, first.watt_hours) == (1.0, 8.0, 2000.0)
     assert (first.paid, first.lost, first.on_demand) == (Decimal("16.00"), Decimal("4.00"), Decimal("40.00"))
@@ -118,17 +118,23 @@ def test_a_killed_attempt_is_paid_for_and_its_lost_work_told_apart() -> None:
 
 def test_no_more_is_lost_than_was_done() -> None:
     """Sums of times that were measured apart may say so."""
-    (row,) = bill([AttemptUsage("train", 0, 3600, lost_seconds=3600.5, on_demand_price=Decimal("7200.00"))]).rows
+    (row,) = compute_bill(
+        [AttemptUsage("train", 0, 3600, lost_seconds=3600.5, on_demand_price=Decimal("7200.00"))]
+    ).rows
     assert row.cost.lost == row.cost.paid == Decimal("7200.00")
 
 
 def test_rows_stand_in_the_order_of_their_stages() -> None:
     used = [AttemptUsage("prepare", 0, 1), AttemptUsage("train", 0, 1), AttemptUsage("prepare", 1, 1)]
-    assert [(row.stage, row.attempt) for row in bill(used).rows] == [("prepare", 0), ("prepare", 1), ("train", 0)]
+    assert [(row.stage, row.attempt) for row in compute_bill(used).rows] == [
+        ("prepare", 0),
+        ("prepare", 1),
+        ("train", 0),
+    ]
 
 
 def test_no_price_is_hours_and_no_dollars() -> None:
-    (row,) = bill([AttemptUsage("train", 0, 7200, pods=2, gpus=4)]).rows
+    (row,) = compute_bill([AttemptUsage("train", 0, 7200, pods=2, gpus=4)]).rows
     assert row == AttemptCost("train", 0, Cost(4.0, 16.0, None, None, None, None, unpriced_pod_hours=4.0))
 
 
@@ -137,7 +143,7 @@ def test_a_spot_price_that_is_not_known_leaves_the_one_on_demand() -> None:
         AttemptUsage("train", 0, 3600, lost_seconds=3600, spot=True, on_demand_price=Decimal("2.50")),
         AttemptUsage("train", 1, 3600, on_demand_price=Decimal("2.50")),
     ]
-    found = bill(used)
+    found = compute_bill(used)
     assert (found.rows[0].cost.paid, found.rows[0].cost.lost) == (None, None)
     assert found.rows[0].cost.on_demand == Decimal("2.50")
     assert (found.total.paid, found.total.on_demand) == (Decimal("2.50"), Decimal("5.00"))
@@ -145,7 +151,7 @@ def test_a_spot_price_that_is_not_known_leaves_the_one_on_demand() -> None:
 
 
 def test_nothing_used_costs_nothing_known() -> None:
-    assert bill([]).total == Cost(0, 0, None, None, None, None)
+    assert compute_bill([]).total == Cost(0, 0, None, None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.telemetry.records import HostReading
-from slipstream.telemetry.sampler.host import CpuWaits, HostUsage, descendants
+from slipstream.telemetry.sampler.host import CpuWaits, HostUsage, descendant_processes
 from tests.support.control_groups import tree
 from tests.support.sampler_process import until
 
@@ -119,7 +119,7 @@ def test_real_processes_that_share_a_processor_wait() -> None:
         ["taskset", "-c", core, "bash", "-c", f"({loop}) & ({loop})& wait"], start_new_session=True
     )
     try:
-        until(lambda: len(descendants(shell.pid, "/proc")) == 2)
+        until(lambda: len(descendant_processes(shell.pid, "/proc")) == 2)
         waits = CpuWaits(shell.pid)
         before = waits.seconds()
 
@@ -136,8 +136,8 @@ def test_real_processes_that_share_a_processor_wait() -> None:
 def test_the_process_that_asks_is_no_descendant() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
-        assert str(child.pid) in descendants(os.getpid(), "/proc")
-        assert str(os.getpid()) not in descendants(os.getppid(), "/proc")
+        assert str(child.pid) in descendant_processes(os.getpid(), "/proc")
+        assert str(os.getpid()) not in descendant_processes(os.getppid(), "/proc")
     finally:
         child.kill()
         child.wait()

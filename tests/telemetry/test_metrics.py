@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.proofs.processes import free_port
-from slipstream.telemetry.metrics import MetricLabels, exposition
+from slipstream.telemetry.metrics import MetricLabels, metrics_exposition
 from slipstream.telemetry.names import METRICS
 from slipstream.telemetry.records import DeviceReading
 from slipstream.telemetry.totals import NodeTotals, write_totals
@@ -24,7 +24,7 @@ NODE = NodeTotals(60, 120, {"GPU-0": 5.5}, {"GPU-0": {"sw_power_cap": 2.0}}, {"s
 
 
 def all_metrics(labels: MetricLabels = LABELS) -> str:
-    return exposition(sample(8.0, device()), NODE, [totals(0), totals(1)], labels)
+    return metrics_exposition(sample(8.0, device()), NODE, [totals(0), totals(1)], labels)
 
 
 def families(text: str) -> list[str]:
@@ -75,15 +75,17 @@ def test_a_steps_time_is_the_sum_of_its_phases_without_what_lies_between_steps()
 
 def test_what_is_not_known_is_left_out() -> None:
     down = DeviceReading("GPU-0", 0, "A 100", up=False)
-    assert [name for name in families(exposition(sample(8.0, down), NodeTotals(), [], LABELS)) if "gpu" in name] == [
+    assert [
+        name for name in families(metrics_exposition(sample(8.0, down), NodeTotals(), [], LABELS)) if "gpu" in name
+    ] == [
         "slipstream_gpu_up",
         "slipstream_gpu_info",
     ]
-    assert exposition(None, NodeTotals(), [], LABELS) == ""
+    assert metrics_exposition(None, NodeTotals(), [], LABELS) == ""
 
 
 def test_without_gauges_all_counters_are_there() -> None:
-    text = exposition(None, NODE, [totals()], LABELS, counters_only=True)
+    text = metrics_exposition(None, NODE, [totals()], LABELS, counters_only=True)
     assert families(text) == [
         "slipstream_gpu_energy_joules_total",
         "slipstream_gpu_throttled_seconds_total",

@@ -18,7 +18,7 @@ from slipstream.telemetry.preflight import (
     check_gpu_memory,
     memory_of_gpu,
     refuse_if_too_small,
-    sharing,
+    sharing_mode,
     visible_memory,
 )
 from tests.support.wording import refuses, same_wording
@@ -251,8 +251,8 @@ def test_a_gpu_that_is_shared_is_said_to_be(
 
 
 def test_sharing_is_what_the_placement_says_or_the_environment() -> None:
-    assert sharing({}, "") == "" and sharing({MPS_VARIABLES[2]: "0=2G"}, "") == "mps"
-    assert sharing({MPS_VARIABLES[0]: "/tmp/mps"}, "time-slicing") == "time-slicing"
+    assert sharing_mode({}, "") == "" and sharing_mode({MPS_VARIABLES[2]: "0=2G"}, "") == "mps"
+    assert sharing_mode({MPS_VARIABLES[0]: "/tmp/mps"}, "time-slicing") == "time-slicing"
 
 
 def test_a_driver_that_lacks_what_came_later_still_counts(nvml: Callable[..., Nvml], tmp_path: Path) -> None:

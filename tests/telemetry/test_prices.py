@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.errors import UserError
 from slipstream.profiles.placement import Placement
-from slipstream.profiles.profile import load, names
+from slipstream.profiles.profile import load_profile, profile_names
 from slipstream.telemetry.prices import FILE, CpuInstance, Instance, PodPrice, pod_price, read_prices
 from tests.support.wording import refuses
 
@@ -65,8 +65,8 @@ def test_a_machine_without_a_placement_for_gpus_has_all_of_its_own() -> None:
 
 
 def test_labels_that_a_placement_selects_nodes_by_say_what_they_are() -> None:
-    assert "p5.48xlarge" in price(load("h100-efa-spot").asked("train")).of
-    assert "g2-standard-48" in price(load("l4-spot").asked("train")).of
+    assert "p5.48xlarge" in price(load_profile("h100-efa-spot").asked("train")).of
+    assert "g2-standard-48" in price(load_profile("l4-spot").asked("train")).of
 
 
 @pytest.mark.parametrize("placement", [Placement(gpu="1", mig="1g.5gb"), Placement(gpu="1", shared_gpu="mps")])
@@ -108,7 +108,7 @@ def test_every_price_that_comes_with_the_project_has_its_source_and_date() -> No
     every: list[Instance | CpuInstance] = [*prices.instances.values(), *prices.cpu_instances.values()]
     for instance in every:
         assert instance.source.startswith("https://") and date.fromisoformat(instance.dated) >= date(2025, 1, 1)
-    assert {type(pod_price(load(name).asked("train"))) for name in names()} == {PodPrice, type(None)}
+    assert {type(pod_price(load_profile(name).asked("train"))) for name in profile_names()} == {PodPrice, type(None)}
 
 
 def test_a_range_of_spot_prices_has_a_middle_and_a_spread(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from slipstream.proofs.processes import free_port
-from slipstream.telemetry.push import push
+from slipstream.telemetry.push import push_totals
 from slipstream.telemetry.totals import NodeTotals, write_node, write_totals
 from tests.support.sampler_process import LABELS, totals
 from tests.support.wording import same_wording
@@ -58,7 +58,7 @@ def directory(tmp_path: Path) -> Path:
 def test_the_gateway_gets_counters_of_this_attempt(
     gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    push(gateway + "/", directory, LABELS)
+    push_totals(gateway + "/", directory, LABELS)
     ((path, text),) = Gateway.got
     assert path == "/metrics/job/slipstream/execution/f1a2/task/train/attempt/1/node/node-7"
     values = [
@@ -70,19 +70,19 @@ def test_the_gateway_gets_counters_of_this_attempt(
 
 
 def test_labels_that_are_no_part_of_a_path_are_encoded(gateway: str, directory: Path) -> None:
-    push(gateway, directory, replace(LABELS, execution="..", task="", node="ü ?"))
+    push_totals(gateway, directory, replace(LABELS, execution="..", task="", node="ü ?"))
     ((path, _),) = Gateway.got
     name = base64.urlsafe_b64encode(b"..").decode()
     assert path == f"/metrics/job/slipstream/execution@base64/{name}/task@base64/=/attempt/1/node/%C3%BC%20%3F"
 
 
 def test_without_totals_nothing_is_pushed(gateway: str, tmp_path: Path) -> None:
-    push(gateway, tmp_path, LABELS)
+    push_totals(gateway, tmp_path, LABELS)
     assert not Gateway.got
 
 
 def warning(url: str, directory: Path, capsys: pytest.CaptureFixture[str], within: float = 2.0) -> str:
-    push(url, directory, LABELS, within)
+    push_totals(url, directory, LABELS, within)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("telemetry    warning: SLIPSTREAM_PUSHGATEWAY")
     return line
@@ -118,7 +118,7 @@ def test_secrets_travel_beside_the_address_and_reach_no_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = gateway.replace("//", f"//{before}") + after
-    push(url, directory, LABELS)
+    push_totals(url, directory, LABELS)
     ((path, _),) = Gateway.got
     assert path.endswith(f"/node/node-7{query}") and "SECRET" not in path.removesuffix(query)
     header = f"Basic {base64.b64encode(authorization.encode()).decode()}" if authorization else None

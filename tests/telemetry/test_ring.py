@@ -10,7 +10,17 @@ import pytest
 
 from slipstream.telemetry import ring
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, RingReader, SampleRing, latest, newest, read, read_file
+from slipstream.telemetry.ring import (
+    FILE_S,
+    KEPT_S,
+    MINUTES,
+    RingReader,
+    SampleRing,
+    latest_samples,
+    newest_sample,
+    read_file,
+    read_samples,
+)
 from tests.support.sampler_process import device, sample
 
 #: A full hour.
@@ -38,20 +48,20 @@ def file_of(directory: Path) -> Path:
 
 
 def test_samples_come_back_as_they_were(tmp_path: Path, written: list[Sample]) -> None:
-    assert read(tmp_path) == written
+    assert read_samples(tmp_path) == written
 
 
 def test_another_sampler_goes_on_where_one_ended(tmp_path: Path, written: list[Sample]) -> None:
     later = write(tmp_path, [sample(BEGIN + 200.0, device("GPU-9"))])
-    assert read(tmp_path) == written + later
+    assert read_samples(tmp_path) == written + later
 
 
 def test_nothing_is_no_samples(tmp_path: Path) -> None:
-    assert read(tmp_path) == read(tmp_path / "nowhere") == []
+    assert read_samples(tmp_path) == read_samples(tmp_path / "nowhere") == []
     (tmp_path / "seconds-5.ring").mkdir()
     (tmp_path / "seconds-x.ring").write_text("not a time")
     (tmp_path / "minutes.ring").write_text("SLT1 is the start of a frame")
-    assert read(tmp_path) == []
+    assert read_samples(tmp_path) == []
 
 
 def test_cut_at_every_length_the_samples_before_it_are_there(tmp_path: Path, written: list[Sample]) -> None:
@@ -59,7 +69,7 @@ def test_cut_at_every_length_the_samples_before_it_are_there(tmp_path: Path, wri
     content, counts = path.read_bytes(), set()
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        found = read(tmp_path)
+        found = read_samples(tmp_path)
         assert found == written[: len(found)]
         counts.add(len(found))
     assert counts == {0, 1, 2, 3}
@@ -70,7 +80,7 @@ def test_a_sample_after_a_cut_one_is_found(tmp_path: Path, written: list[Sample]
     path = file_of(tmp_path)
     path.write_bytes(path.read_bytes()[:-5])
     later = write(tmp_path, [sample(BEGIN + 200.0, device())])
-    assert read(tmp_path) == written[:3] + later
+    assert read_samples(tmp_path) == written[:3] + later
 
 
 @pytest.mark.parametrize("flip", [0x01, 0xFF])
@@ -80,7 +90,7 @@ def test_whatever_byte_is_flipped_costs_one_sample_at_most(tmp_path: Path, writt
     content, losses = path.read_bytes(), 0
     for at in range(len(content)):
         path.write_bytes(content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :])
-        found = read(tmp_path)
+        found = read_samples(tmp_path)
         assert len(found) >= 3 and all(each in written for each in found)
         losses += len(found) == 3
     assert losses > len(content) / 2
@@ -91,7 +101,7 @@ def test_devices_whose_names_are_lost_are_left_out(tmp_path: Path) -> None:
     path = file_of(tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[content.index(b"SLT1S") :])
-    assert read(tmp_path) == [replace(kept, devices=())]
+    assert read_samples(tmp_path) == [replace(kept, devices=())]
 
 
 def seconds_of(directory: Path, count: int) -> list[Sample]:
@@ -107,7 +117,7 @@ def seconds_of(directory: Path, count: int) -> list[Sample]:
 
 def test_an_hour_in_seconds_and_before_it_minutes_in_a_few_megabytes(tmp_path: Path) -> None:
     written = seconds_of(tmp_path, KEPT_S + 4 * FILE_S)
-    found = read(tmp_path)
+    found = read_samples(tmp_path)
     seconds = [each for each in found if each in written[-KEPT_S - 2 * FILE_S :]]
     assert KEPT_S <= len(seconds) <= KEPT_S + 2 * FILE_S and seconds == written[-len(seconds) :]
     minutes = found[: -len(seconds)]
@@ -128,9 +138,9 @@ def test_a_kill_between_minutes_and_their_seconds_counts_nothing_twice(tmp_path:
     path = tmp_path / f"seconds-{BEGIN}.ring"
     assert not path.exists()
     path.write_bytes(seconds)
-    assert read(tmp_path)[:-1] == written
+    assert read_samples(tmp_path)[:-1] == written
     write(tmp_path, [sample(BEGIN + 3 * KEPT_S, device())])
-    assert [each.at - BEGIN for each in read(tmp_path)] == [59, 119, 2 * KEPT_S, 3 * KEPT_S]
+    assert [each.at - BEGIN for each in read_samples(tmp_path)] == [59, 119, 2 * KEPT_S, 3 * KEPT_S]
 
 
 def test_of_a_minute_the_readings_count_in_which_the_device_was_up(tmp_path: Path) -> None:
@@ -139,7 +149,7 @@ def test_of_a_minute_the_readings_count_in_which_the_device_was_up(tmp_path: Pat
     readings = [device(busy=0.9), idle, idle, down]
     write(tmp_path, (sample(BEGIN + i, reading) for i, reading in enumerate(readings)))
     write(tmp_path, [sample(BEGIN + 2 * KEPT_S)])
-    ((mean,), _) = (each.devices for each in read(tmp_path))
+    ((mean,), _) = (each.devices for each in read_samples(tmp_path))
     assert mean.up and mean.busy == pytest.approx(1.1 / 3)
     assert (mean.power_watts, mean.throttled) == (350.5, ())
     assert mean.memory_used_bytes == (20_000_000_001 + 20) // 3
@@ -149,7 +159,7 @@ def test_a_device_that_was_never_up_stays_down(tmp_path: Path) -> None:
     down = DeviceReading("GPU-0", 0, "lost", up=False)
     write(tmp_path, (sample(BEGIN + i, down) for i in range(3)))
     write(tmp_path, [sample(BEGIN + 2 * KEPT_S)])
-    assert read(tmp_path)[0].devices == (down,)
+    assert read_samples(tmp_path)[0].devices == (down,)
 
 
 def test_the_latest_are_the_end_of_all(tmp_path: Path) -> None:
@@ -159,23 +169,23 @@ def test_the_latest_are_the_end_of_all(tmp_path: Path) -> None:
     size = max(path.stat().st_size for path in tmp_path.glob("*.ring"))
     assert size > 4 * (ring.BEGIN_BYTES + ring.END_BYTES)
     for count in (1, 3, 6, 40):
-        assert latest(tmp_path, count) == written[-count:]
-    assert newest(tmp_path) == written[-1]
+        assert latest_samples(tmp_path, count) == written[-count:]
+    assert newest_sample(tmp_path) == written[-1]
 
 
 def test_the_latest_of_few_or_none(tmp_path: Path) -> None:
-    assert newest(tmp_path / "nowhere") is None and latest(tmp_path, 3) == []
+    assert newest_sample(tmp_path / "nowhere") is None and latest_samples(tmp_path, 3) == []
     written = write(tmp_path, [sample(BEGIN, device()), sample(BEGIN + 1, device())])
-    assert latest(tmp_path, 3) == written
+    assert latest_samples(tmp_path, 3) == written
     path = file_of(tmp_path)
     path.write_bytes(path.read_bytes()[:-1])
-    assert newest(tmp_path) == written[0]
+    assert newest_sample(tmp_path) == written[0]
 
 
 def test_the_latest_of_minutes_where_there_are_no_seconds(tmp_path: Path) -> None:
     written = write(tmp_path, (sample(BEGIN + 60 * i, device()) for i in range(5)))
     file_of(tmp_path).rename(tmp_path / MINUTES)
-    assert latest(tmp_path, 2) == written[-2:]
+    assert latest_samples(tmp_path, 2) == written[-2:]
 
 
 def test_a_reader_reads_only_what_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,4 +203,4 @@ def test_a_reader_reads_only_what_has_grown(tmp_path: Path, monkeypatch: pytest.
     assert reader.read() == written and asked == [f"seconds-{BEGIN + FILE_S}.ring"]
     # The first file becomes minutes, and is no longer there.
     write(tmp_path, [sample(BEGIN + 2 * KEPT_S, device())])
-    assert reader.read() == read(tmp_path) and len(reader.read()) < FILE_S
+    assert reader.read() == read_samples(tmp_path) and len(reader.read()) < FILE_S

@@ -16,7 +16,7 @@ import pytest
 
 from slipstream.proofs.processes import free_port
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import read
+from slipstream.telemetry.ring import read_samples
 from slipstream.telemetry.sampler.driver import DriverQuery
 from slipstream.telemetry.sampler.sampling import Sampler
 from slipstream.telemetry.totals import read_node, write_totals
@@ -30,7 +30,7 @@ HEAVY = ("torch", "numpy", "boto3", "pandas", "flytekit", "pydantic")
 
 
 def newest(directory: Path) -> Sample | None:
-    samples = read(directory)
+    samples = read_samples(directory)
     return samples[-1] if samples else None
 
 
@@ -41,13 +41,13 @@ def ups(directory: Path) -> list[bool]:
 
 def test_it_samples_each_second_and_counts_until_its_end(nvml: FakeNvml, tmp_path: Path) -> None:
     with sampling(tmp_path, nvml.environment(), "--price=spot=3600") as process:
-        until(lambda: len(read(tmp_path)) >= 3)
+        until(lambda: len(read_samples(tmp_path)) >= 3)
         process.send_signal(signal.SIGINT)  # Ctrl-C is for the process that started it
-        count = len(read(tmp_path))
+        count = len(read_samples(tmp_path))
         process.terminate()
         assert process.wait(10) == 0
         assert process.stderr and process.stderr.read() == ""
-    samples = read(tmp_path)
+    samples = read_samples(tmp_path)
     assert len(samples) > count
     assert samples[2].at - samples[0].at > 1
     assert abs(samples[-1].at - time.time()) < 60
@@ -70,9 +70,9 @@ def test_a_driver_that_never_returns_costs_its_devices_only(nvml: FakeNvml, tmp_
         until(lambda: ups(tmp_path) == [True, False])
         nvml.play("hang nvmlDeviceGetPowerUsage")
         until(lambda: ups(tmp_path) == [False, False])
-        count = len(read(tmp_path))
-        until(lambda: len(read(tmp_path)) > count)
-        last = read(tmp_path)[-1]
+        count = len(read_samples(tmp_path))
+        until(lambda: len(read_samples(tmp_path)) > count)
+        last = read_samples(tmp_path)[-1]
         assert last.devices[0] == DeviceReading("GPU-00000000-0000", 0, "Fake 100", up=False)
         assert last.host.memory_used_bytes
         process.terminate()
@@ -82,11 +82,11 @@ def test_a_driver_that_never_returns_costs_its_devices_only(nvml: FakeNvml, tmp_
 
 def test_a_kill_costs_nothing_that_was_sampled(nvml: FakeNvml, tmp_path: Path) -> None:
     with sampling(tmp_path, nvml.environment()) as process:
-        until(lambda: len(read(tmp_path)) >= 2)
-        seen = read(tmp_path)
+        until(lambda: len(read_samples(tmp_path)) >= 2)
+        seen = read_samples(tmp_path)
         process.kill()
         process.wait()
-    assert read(tmp_path)[: len(seen)] == seen
+    assert read_samples(tmp_path)[: len(seen)] == seen
     assert read_node(tmp_path).seconds >= seen[-1].at - seen[0].at
 
 
@@ -94,14 +94,14 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = f"""
 import subprocess, sys, time
 from pathlib import Path
-from slipstream.telemetry.watch import MetricLabels, start
-print(start(Path({str(tmp_path / "t")!r}), MetricLabels("e", "t", 0, "n"), {{}}).pid, flush=True)
+from slipstream.telemetry.watch import MetricLabels, start_sampler
+print(start_sampler(Path({str(tmp_path / "t")!r}), MetricLabels("e", "t", 0, "n"), {{}}).pid, flush=True)
 time.sleep(100)
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert parent.stdout
     sampler = int(parent.stdout.readline())
-    until(lambda: read(tmp_path / "t"))
+    until(lambda: read_samples(tmp_path / "t"))
     assert running(sampler)
     parent.kill()
     parent.wait()
@@ -135,7 +135,7 @@ def test_a_disk_that_takes_no_samples_is_one_line(tmp_path: Path, capsys: pytest
     assert sampler.state.sample and sampler.state.sample.host.cpus > 0
     directory.mkdir()
     sampler.sample()
-    assert read(directory) == [sampler.state.sample]
+    assert read_samples(directory) == [sampler.state.sample]
 
 
 # A driver in its thread
@@ -202,7 +202,7 @@ def test_it_takes_40_mb_with_8_devices_served_and_scraped(nvml: FakeNvml, tmp_pa
     for rank in range(8):
         write_totals(tmp_path, totals(rank))
     with sampling(tmp_path, nvml.environment() | {"SLIPSTREAM_METRICS": f"127.0.0.1:{port}"}) as process:
-        until(lambda: scrape(port) > 400 and len(read(tmp_path)) >= 2)
+        until(lambda: scrape(port) > 400 and len(read_samples(tmp_path)) >= 2)
         status = Path(f"/proc/{process.pid}/status").read_text()
     assert int(status.partition("VmHWM:")[2].split()[0]) < 40_000
 

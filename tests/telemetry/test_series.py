@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.telemetry.records import DeviceReading, HostReading, Sample
-from slipstream.telemetry.series import condense, energy
+from slipstream.telemetry.series import condense_samples, energy_joules
 from tests.support.sampler_process import device
 
 HOST = HostReading(cpu_seconds=0.0, cpus=2.0, memory_used_bytes=1 << 30, memory_limit_bytes=4 << 30)
@@ -19,7 +19,7 @@ def samples_of(count: int, *devices: DeviceReading) -> list[Sample]:
 
 
 def test_a_pod_without_gpus_is_its_processors() -> None:
-    found = condense(samples_of(11), 3, "node-7", points=5)
+    found = condense_samples(samples_of(11), 3, "node-7", points=5)
     assert found is not None and (found.attempt, found.node, found.seconds) == (3, "node-7", 10.0)
     assert found.at == [102.0, 104.0, 106.0, 108.0, 110.0]
     (cpu,) = found.devices
@@ -29,16 +29,16 @@ def test_a_pod_without_gpus_is_its_processors() -> None:
 
 def test_devices_are_called_by_their_ranks_where_these_are_known() -> None:
     ups = samples_of(5, device("GPU-a", 0), device("GPU-b", 1))
-    found = condense(ups, 1, "", {"GPU-b": 5})
+    found = condense_samples(ups, 1, "", {"GPU-b": 5})
     assert found is not None and [each.name for each in found.devices] == ["GPU 0", "rank 5"]
-    alone = condense(ups, 1, "")
+    alone = condense_samples(ups, 1, "")
     assert alone is not None and [each.name for each in alone.devices] == ["GPU 0", "GPU 1"]
 
 
 def test_each_value_counts_once_and_a_missing_one_not_at_all() -> None:
     values = [0.9, 0.2, None, 0.4, None, None]
     samples = [Sample(100.0 + at, HOST, (replace(device("GPU-a", 0), busy=busy),)) for at, busy in enumerate(values)]
-    found = condense(samples, 1, "", points=2)
+    found = condense_samples(samples, 1, "", points=2)
     # What the first sample says is of the time before it.
     assert found is not None and found.devices[0].busy == pytest.approx([0.2, 0.4])
 
@@ -48,10 +48,10 @@ def test_a_counter_that_begins_again_is_added() -> None:
     samples = [
         Sample(100.0 + at, HOST, (replace(device("GPU-a", 0), energy_joules=value),)) for at, value in enumerate(joules)
     ]
-    assert energy(samples) == 50 + 30 + 10
-    assert energy(samples_of(3)) is None
+    assert energy_joules(samples) == 50 + 30 + 10
+    assert energy_joules(samples_of(3)) is None
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_sample_is_no_series(count: int) -> None:
-    assert condense(samples_of(count), 1, "") is None
+    assert condense_samples(samples_of(count), 1, "") is None

@@ -14,7 +14,7 @@ import pytest
 
 from slipstream.proofs.processes import free_port
 from slipstream.telemetry.sampler import server
-from slipstream.telemetry.sampler.server import listen, serve
+from slipstream.telemetry.sampler.server import listen_for_requests, serve_metrics
 from tests.support.sampler_process import until
 from tests.support.wording import same_wording
 
@@ -23,7 +23,7 @@ from tests.support.wording import same_wording
 def port() -> int:
     """Where the text "metrics" is served."""
     port = free_port()
-    serve(f"127.0.0.1:{port}", lambda: "metrics é\n")
+    serve_metrics(f"127.0.0.1:{port}", lambda: "metrics é\n")
     until(lambda: answers(port))
     return port
 
@@ -118,7 +118,7 @@ def test_of_many_clients_eight_are_served_at_a_time_and_the_others_wait(
 
 def test_a_client_that_does_not_read_its_answer_is_cut_off(short: float) -> None:
     port, large = free_port(), 64 << 20
-    serve(f"127.0.0.1:{port}", lambda: "x" * large)
+    serve_metrics(f"127.0.0.1:{port}", lambda: "x" * large)
     until(lambda: answers(port))
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -133,7 +133,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(short: float) -> None
 
 def warning(address: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line that listening at an address ends with."""
-    thread = threading.Thread(target=listen, args=(address, str), daemon=True)
+    thread = threading.Thread(target=listen_for_requests, args=(address, str), daemon=True)
     thread.start()
     thread.join(20)
     assert not thread.is_alive()

@@ -14,9 +14,9 @@ import pytest
 
 from slipstream.proofs.processes import free_port
 from slipstream.telemetry import watch
-from slipstream.telemetry.ring import read
+from slipstream.telemetry.ring import read_samples
 from slipstream.telemetry.totals import read_node
-from slipstream.telemetry.watch import watching
+from slipstream.telemetry.watch import telemetry_sampled
 from tests.support.fake_nvml import FakeNvml
 from tests.support.processes import running
 from tests.support.sampler_process import LABELS, until
@@ -31,14 +31,14 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sampler_of(directory: Path) -> int:
     """The process that keeps samples there."""
-    until(lambda: read(directory))
+    until(lambda: read_samples(directory))
     command = f"\0--\0{directory}\0".encode()
     (line,) = (line for line in Path("/proc").glob("[0-9]*/cmdline") if line.read_bytes().endswith(command))
     return int(line.parent.name)
 
 
 def test_the_work_is_watched_as_long_as_it_lasts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with watching(tmp_path, LABELS, {"spot": 2.5}):
+    with telemetry_sampled(tmp_path, LABELS, {"spot": 2.5}):
         sampler = sampler_of(tmp_path)
         assert running(sampler)
     assert not running(sampler)
@@ -47,7 +47,7 @@ def test_the_work_is_watched_as_long_as_it_lasts(tmp_path: Path, capfd: pytest.C
 
 
 def test_what_the_work_raises_is_raised_and_the_sampler_ends(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), watching(tmp_path, LABELS):
+    with pytest.raises(ZeroDivisionError), telemetry_sampled(tmp_path, LABELS):
         sampler = sampler_of(tmp_path)
         raise ZeroDivisionError
     assert not running(sampler)
@@ -56,8 +56,8 @@ def test_what_the_work_raises_is_raised_and_the_sampler_ends(tmp_path: Path) -> 
 def test_the_sampler_finds_this_package_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(isolated(tmp_path)))
-    with watching(tmp_path / "telemetry", LABELS):
-        until(lambda: read(tmp_path / "telemetry"))
+    with telemetry_sampled(tmp_path / "telemetry", LABELS):
+        until(lambda: read_samples(tmp_path / "telemetry"))
 
 
 def isolated(directory: Path) -> Path:
@@ -75,7 +75,7 @@ def test_the_sampler_keeps_none_of_the_agents_files_open(tmp_path: Path) -> None
     os.set_inheritable(writer, True)
     before = files_of(os.getpid()) - {"/dev/null"}
     try:
-        with watching(tmp_path, LABELS):
+        with telemetry_sampled(tmp_path, LABELS):
             sampler = sampler_of(tmp_path)
             assert str(Path(f"/proc/self/fd/{writer}").readlink()) in before
             assert not files_of(sampler) & before
@@ -101,7 +101,7 @@ def test_what_the_sampler_says_is_said(tmp_path: Path, capsys: pytest.CaptureFix
         said += capsys.readouterr().err
         return said.endswith("\n")
 
-    with watching(tmp_path / "file", LABELS):
+    with telemetry_sampled(tmp_path / "file", LABELS):
         until(is_said)
     same_wording(said)
 
@@ -111,7 +111,7 @@ def test_a_sampler_that_cannot_be_started_is_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     done = []
-    with watching(tmp_path, LABELS):
+    with telemetry_sampled(tmp_path, LABELS):
         done.append(1)
     (line,) = capsys.readouterr().err.splitlines()
     assert done
@@ -119,7 +119,7 @@ def test_a_sampler_that_cannot_be_started_is_one_line(
 
 
 def test_a_sampler_that_was_killed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with watching(tmp_path, LABELS):
+    with telemetry_sampled(tmp_path, LABELS):
         sampler = sampler_of(tmp_path)
         os.kill(sampler, signal.SIGKILL)
         until(lambda: not running(sampler))
@@ -132,9 +132,9 @@ def test_a_sampler_that_does_not_end_is_killed_after_a_second(tmp_path: Path, mo
     )
     assert deaf.stdout
     deaf.stdout.readline()
-    monkeypatch.setattr(watch, "start", lambda *_: deaf)
+    monkeypatch.setattr(watch, "start_sampler", lambda *_: deaf)
     began = time.monotonic()
-    with watching(tmp_path, LABELS):
+    with telemetry_sampled(tmp_path, LABELS):
         pass
     assert 0.9 < time.monotonic() - began < 10
     assert deaf.wait(10) == -signal.SIGKILL
@@ -147,8 +147,8 @@ def test_a_hung_driver_and_a_dead_gateway_do_not_hold_the_work(
     monkeypatch.setattr(
         os, "environ", nvml.environment() | {"SLIPSTREAM_PUSHGATEWAY": f"http://127.0.0.1:{free_port()}"}
     )
-    with watching(tmp_path, LABELS, {"spot": 1.0}):
-        until(lambda: read(tmp_path))
+    with telemetry_sampled(tmp_path, LABELS, {"spot": 1.0}):
+        until(lambda: read_samples(tmp_path))
         began = time.monotonic()
     assert time.monotonic() - began < 10
     (line,) = capsys.readouterr().err.splitlines()
@@ -156,9 +156,9 @@ def test_a_hung_driver_and_a_dead_gateway_do_not_hold_the_work(
 
 
 def test_what_is_over_soon_starts_no_process(tmp_path: Path) -> None:
-    with watching(tmp_path / "short", LABELS, after_s=30.0):
+    with telemetry_sampled(tmp_path / "short", LABELS, after_s=30.0):
         pass
     assert not (tmp_path / "short").exists()
-    with watching(tmp_path / "long", LABELS, after_s=0.2):
-        until(lambda: bool(read(tmp_path / "long")))
-    assert len(read(tmp_path / "long")) >= 2, "the end is sampled, too"
+    with telemetry_sampled(tmp_path / "long", LABELS, after_s=0.2):
+        until(lambda: bool(read_samples(tmp_path / "long")))
+    assert len(read_samples(tmp_path / "long")) >= 2, "the end is sampled, too"

@@ -18,11 +18,11 @@ from slipstream.compress.config import CompressionConfig
 from slipstream.compress.engine import CompressionRun
 from slipstream.distributed.process_group import RankContext
 from slipstream.errors import UserError
-from slipstream.models.adapters.merge import merge
+from slipstream.models.adapters.merge import merge_adapters
 from slipstream.models.adapters.network import numbers_in, plain_shapes
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.models.trained import TrainedModel, Weights, write_trained
 from slipstream.train import setup
 from slipstream.train.checks import check_training
@@ -57,7 +57,7 @@ def model_of(base: Path, **changes: Any) -> ModelConfig:
 
 
 def adapters_of(model: ModelConfig) -> dict[str, torch.Tensor]:
-    return build(model, SIGNATURE, 0, empty=True).own_state()
+    return build_model(model, SIGNATURE, 0, empty=True).own_state()
 
 
 def tensor_bytes(home: Path) -> int:
@@ -97,7 +97,9 @@ def test_what_is_kept_of_a_training_are_its_adapters(
     copies, counters = 4 + bool(training.ema), len(adapters)
     assert tensor_bytes(tmp_path / "run" / "checkpoints") == 4 * (copies * numbers + counters)
     history = json.loads((directory / "history.json").read_text())
-    whole = sum(torch.Size(shape).numel() for shape in plain_shapes(build(model, SIGNATURE, 0, empty=True)).values())
+    whole = sum(
+        torch.Size(shape).numel() for shape in plain_shapes(build_model(model, SIGNATURE, 0, empty=True)).values()
+    )
     assert (history["trained"], history["parameters"]) == (numbers, whole + numbers)
     assert history["evaluations"][-1]["loss"] < history["steps"][0]["loss"]
 
@@ -109,7 +111,7 @@ def test_what_is_kept_of_a_training_are_its_adapters(
     with torch.no_grad():
         logits = loaded(some_tokens())
         assert (logits - theirs(base, some_tokens())).abs().max() > 0.01
-        merge(loaded.network)
+        merge_adapters(loaded.network)
         assert (loaded(some_tokens()) - logits).abs().max() < 1e-5 * logits.abs().max()
 
 
@@ -164,7 +166,7 @@ def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
     finally:
         dist.destroy_process_group()
     filled = begun.parallel.model.state_dict()
-    for name, expected in build(model_of(base), SIGNATURE, training.seed).state_dict().items():
+    for name, expected in build_model(model_of(base), SIGNATURE, training.seed).state_dict().items():
         assert torch.equal(filled[name], expected.to(filled[name].dtype)), name
 
 

@@ -53,7 +53,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     from slipstream.artifacts.prepared.data import PreparedData
     from slipstream.distributed.process_group import process_group
     from slipstream.models.config import ModelConfig
-    from slipstream.models.factory import build
+    from slipstream.models.factory import build_model
     from slipstream.train import data_loader as loader
     from slipstream.train.checkpoint.home import Retention
     from slipstream.train.checkpoint.manager import Checkpoints
@@ -67,7 +67,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     from slipstream.train.loop import train_loop
     from slipstream.train.loop.optimizer import make_optimizer
     from slipstream.train.loop.precision import LossScaler
-    from slipstream.train.loop.state import Progress, TrainingState, weights_of
+    from slipstream.train.loop.state import Progress, TrainingState, copy_weights
     from slipstream.train.loop.step import StepResult
     from slipstream.train.parallel.replicas import ReplicatedModel
 
@@ -84,12 +84,12 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     with process_group() as group, NoticeWatcher([], grace_s=None) as watcher:
         data = PreparedData.open(prepared)
         config = TrainingConfig(epochs=STEPS, batch_size=128, patience=0, evaluate_every=STEPS)
-        model = build(ModelConfig(arguments={"hidden": [4]}), data.signature, 0)
+        model = build_model(ModelConfig(arguments={"hidden": [4]}), data.signature, 0)
         state = TrainingState(
             ReplicatedModel(model),
             make_optimizer(model, config),
             LossScaler(group.device, enabled=False),
-            weights_of(model),
+            copy_weights(model),
             Progress(),
         )
         checkpoints = Checkpoints(

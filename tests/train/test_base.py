@@ -21,13 +21,13 @@ from slipstream.models.base.tensors import OpenedBase
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.trained import TrainedModel
 from slipstream.settings import to_dict
-from slipstream.sweep.engine import identity_of
+from slipstream.sweep.engine import sweep_identity
 from slipstream.train.checkpoint.unfinished import UnfinishedTraining
 from slipstream.train.checks import check_training
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.setup import same_origin
-from tasks.config import sections_of
+from tasks.config import config_sections
 from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs, write_tokenizer
 from tests.support.corpora import prepare_language, write_stories
 from tests.support.training import refusal, trained
@@ -69,7 +69,7 @@ def test_another_tokenizer_with_other_ids_is_refused_before_any_data_is_read(bas
 
     def sections(tokenizer: Path | str) -> object:
         data = {"task": "language", "length": LENGTH, "tokenizer": str(tokenizer)}
-        return sections_of(RunConfig.from_dict({"model": {"base": str(base)}, "data": data}))
+        return config_sections(RunConfig.from_dict({"model": {"base": str(base)}, "data": data}))
 
     with refuses(UserError, match=r"^data\.tokenizer:"):
         sections(alone)
@@ -97,9 +97,9 @@ def test_adapters_beside_which_something_is_compressed_are_refused_at_once(tmp_p
     model = {"base": str(make_base(tmp_path / "base")), "lora": {"rank": 2}}
     config = RunConfig.from_dict({"model": model, "compression": {"method": "prune"}})
     with refuses(UserError, match=r"^compression\.method:"):
-        sections_of(config)
-    assert sections_of(config, "prune").size == "searched", "of another model"
-    assert sections_of(replace(config, model=replace(config.model, lora=LoraConfig()))).size == "searched"
+        config_sections(config)
+    assert config_sections(config, "prune").size == "searched", "of another model"
+    assert config_sections(replace(config, model=replace(config.model, lora=LoraConfig()))).size == "searched"
 
 
 def test_where_a_base_lies_is_nothing_to_the_home_of_its_training() -> None:
@@ -185,8 +185,8 @@ def test_machines_have_the_same_base() -> None:
 def test_what_identifies_work_on_a_cluster_and_a_sweep_has_its_digest(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     config = RunConfig.from_dict({"model": {"base": str(base)}})
-    found = sections_of(config).model_code, identity_of(config, "data").model["base"]
+    found = config_sections(config).model_code, sweep_identity(config, "data").model["base"]
     assert found == (fingerprint_base(str(base)),) * 2
     (base / "config.json").write_text((base / "config.json").read_text() + " ")
-    assert sections_of(config).model_code == fingerprint_base(str(base)) != found[0]
-    assert sections_of(RunConfig()).model_code == ""
+    assert config_sections(config).model_code == fingerprint_base(str(base)) != found[0]
+    assert config_sections(RunConfig()).model_code == ""

@@ -19,7 +19,7 @@ from slipstream.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.distributed.process_group import RankContext
 from slipstream.train import data_loader as loader
 from slipstream.train.data_loader import Batch, StoredRows, evaluation_batches, stored_blocks, training_batches
-from slipstream.train.data_order import GlobalOrder, share
+from slipstream.train.data_order import GlobalOrder, rank_slice
 from slipstream.train.telemetry.step_times import LoaderTimes
 from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
@@ -65,7 +65,7 @@ def test_ranks_are_given_what_the_order_lists(prepared: PreparedData, world: int
         step = -1
         for step, batch in enumerate(training_batches(prepared, order, on_cpu(rank, world), stop=2 * sum(ROWS))):
             rows = order.batch(step)
-            assert_holds(batch, stored[rows[share(rank, world, len(rows))]])
+            assert_holds(batch, stored[rows[rank_slice(rank, world, len(rows))]])
             assert (batch.size, batch.consumed) == (len(rows), order.consumed(step + 1))
         assert step + 1 == 2 * order.steps_per_epoch == 26
 
@@ -95,7 +95,7 @@ def test_a_share_is_padded_with_its_first_row_or_with_zeros(prepared: PreparedDa
     stored, order, missing = records(sum(ROWS)), order_of(prepared), 0
     for step, batch in enumerate(training_batches(prepared, order, on_cpu(1, world), stop=sum(ROWS), padded=50)):
         rows = order.batch(step)
-        real = rows[share(1, world, len(rows))]
+        real = rows[rank_slice(1, world, len(rows))]
         assert batch.rows == len(real) and len(batch.target) == 50
         padding = stored[np.repeat(real[:1], 50 - len(real))] if len(real) else np.zeros(50, stored.dtype)
         assert_holds(batch, np.concatenate([stored[real], padding]))

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.train.data_order import ORDER_VERSION, GlobalOrder, StoredBlocks, StoredOrder, share, shuffled
+from slipstream.train.data_order import (
+    ORDER_VERSION,
+    GlobalOrder,
+    StoredBlocks,
+    StoredOrder,
+    random_permutation,
+    rank_slice,
+)
 from tests.support.wording import refuses
 
 WORLDS = (1, 2, 3, 4, 8, 64)
@@ -68,7 +75,7 @@ def test_every_world_reads_the_same_ordered_batches(batch_size: int) -> None:
 
 
 def test_a_share_is_what_the_second_law_says() -> None:
-    assert [share(rank, 3, 10) for rank in range(3)] == [slice(0, 3), slice(3, 6), slice(6, 10)]
+    assert [rank_slice(rank, 3, 10) for rank in range(3)] == [slice(0, 3), slice(3, 6), slice(6, 10)]
 
 
 def test_epochs_and_seeds_differ_and_equal_ones_do_not() -> None:
@@ -89,7 +96,7 @@ def test_the_order_is_pinned() -> None:
 
 def test_a_shuffle_gives_every_permutation_equally_often() -> None:
     draws = 12_000
-    counts = Counter(tuple(shuffled(4, 0, epoch, 1).tolist()) for epoch in range(draws))
+    counts = Counter(tuple(random_permutation(4, 0, epoch, 1).tolist()) for epoch in range(draws))
     assert len(counts) == math.factorial(4)
     chi_square = sum((count - draws / 24) ** 2 / (draws / 24) for count in counts.values())
     assert chi_square < 49.7  # 23 degrees of freedom: more than this comes once in a thousand

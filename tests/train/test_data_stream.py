@@ -12,7 +12,7 @@ import torch
 
 from slipstream.artifacts.format import MANIFEST, DamagedArtifact
 from slipstream.artifacts.prepared.data import SAMPLED_BLOCKS, PreparedData
-from slipstream.artifacts.prepared.streamed import StreamedData, make_stub, open_prepared, punch_hole, size_of
+from slipstream.artifacts.prepared.streamed import StreamedData, artifact_size, make_stub, open_prepared, punch_hole
 from slipstream.errors import UserError
 from slipstream.storage import MissingObject, storage_for
 from slipstream.train.data_loader import evaluation_batches, stored_blocks, training_batches
@@ -156,7 +156,7 @@ def test_a_stub_is_no_prepared_data_for_others(uri: str, tmp_path: Path) -> None
     stub = make_stub(uri, tmp_path / "stub", 1 << 20)
     with refuses(DamagedArtifact):
         PreparedData.open(stub).split("train")
-    assert size_of(uri) > sum(ROWS) * SIGNATURE.record.itemsize
+    assert artifact_size(uri) > sum(ROWS) * SIGNATURE.record.itemsize
     with pytest.raises(MissingObject):
         make_stub(f"{uri}/nothing", tmp_path / "none", 1 << 20)
 

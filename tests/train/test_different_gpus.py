@@ -51,7 +51,7 @@ def rank_of_two_kinds(rank: int, *arguments: Any) -> None:
     from slipstream.train import setup
 
     for module in (arithmetic, setup):
-        vars(module)["ability_of"] = lambda device: T4 if rank else A100
+        vars(module)["device_capability"] = lambda device: T4 if rank else A100
     training.rank_body(rank, *arguments)
 
 

@@ -16,16 +16,16 @@ from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.objective import correct_sum, evaluate_split, loss_sum
 from slipstream.train.loop.optimizer import make_optimizer
 from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.state import Progress, TrainingState, copy_weights
 from slipstream.train.loop.step import padded_rows, train_step
-from slipstream.train.parallel.replicas import replicate
+from slipstream.train.parallel.replicas import replicate_model
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import on_ranks
 
@@ -46,7 +46,7 @@ def answers(step: int) -> Tensor:
 
 def small_model() -> Predictor:
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return build(ModelConfig("transformer", sizes), SIGNATURE, seed=0).double()
+    return build_model(ModelConfig("transformer", sizes), SIGNATURE, seed=0).double()
 
 
 def by_hand() -> dict[str, Tensor]:
@@ -77,10 +77,10 @@ def divided(accumulation: int, fault: str = "") -> dict[str, Tensor]:
     rank, world = dist.get_rank(), dist.get_world_size()
     model, config = small_model(), TrainingConfig(clip_norm=0, accumulation=accumulation)
     group = on_cpu(rank, world)
-    parallel = replicate(model, ModelTraits(), group)
+    parallel = replicate_model(model, ModelTraits(), group)
     optimizer = make_optimizer(model, config)
     state = TrainingState(
-        parallel, optimizer, LossScaler(CPU, enabled=False), weights_of(model), Progress(), ModelTraits()
+        parallel, optimizer, LossScaler(CPU, enabled=False), copy_weights(model), Progress(), ModelTraits()
     )
     for step in range(STEPS):
         state.progress.step = step

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.store import content_key
-from slipstream.artifacts.syntax import parse
+from slipstream.artifacts.syntax import analyse_source
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import fingerprint_model, model_code
-from tasks.flyte.stage import describe
+from tasks.flyte.stage import describe_input
 
 LIBRARIES = ".venv/lib/python3.11/site-packages"
 #: Every module of a project, and two that were put among the installed packages without being one; each would
@@ -51,7 +51,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digest_of(source: bytes) -> str:
-    return parse(source).digest[:32]
+    return analyse_source(source).digest[:32]
 
 
 def test_the_code_of_a_factory_is_all_that_its_module_imports_and_nothing_is_run() -> None:
@@ -102,5 +102,9 @@ def test_the_stages_key_follows_it(project: Path) -> None:
     keys = set()
     for source in FILES["late.py"], "import json":
         (project / "late.py").write_text(source)
-        keys.add(content_key("train", "v", {"model": describe(BUILD), "code": describe(fingerprint_model(BUILD))}))
+        keys.add(
+            content_key(
+                "train", "v", {"model": describe_input(BUILD), "code": describe_input(fingerprint_model(BUILD))}
+            )
+        )
     assert len(keys) == 2

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.distributed.user_errors import explained
+from slipstream.distributed.user_errors import torch_user_error
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import BATCH_BYTES, Predictor, batch_rows, build
+from slipstream.models.factory import BATCH_BYTES, Predictor, batch_rows, build_model
 from slipstream.models.tables_and_images import MLP
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import probe
-from slipstream.train.loop.state import weights_of
+from slipstream.train.loop.probe import probe_model
+from slipstream.train.loop.state import copy_weights
 from slipstream.train.loop.step import micro_batches, padded_rows, whole_micro_batches
 from tests.support import nets
 from tests.support.groups import on_cpu
@@ -55,7 +55,7 @@ def test_batch_normalisation_trains_though_a_rank_has_a_row_or_none(
 def test_parameters_that_take_no_part_stay_as_they_are(prepared: Path, tmp_path: Path, world: int) -> None:
     config = TrainingConfig(epochs=2, batch_size=64, patience=0)
     model = trained(prepared, tmp_path, world, config, ModelConfig(f"{NETS}with_unused"))
-    initial = build(ModelConfig(f"{NETS}with_unused"), numbers_signature(), seed=0).state_dict()
+    initial = build_model(ModelConfig(f"{NETS}with_unused"), numbers_signature(), seed=0).state_dict()
     last = load_file(model / "last.safetensors")
     assert (last["network.extra.weight"] == initial["network.extra.weight"].numpy()).all()
     assert (last["network.layers.0.weight"] != initial["network.layers.0.weight"].numpy()).any()
@@ -96,29 +96,29 @@ def test_a_probe_finds_what_a_model_needs_and_leaves_it_as_it_was() -> None:
     signature = numbers_signature()
     torch.manual_seed(3)
     model = Predictor(signature, nets.batch_norm(signature))
-    before, random = weights_of(model), torch.get_rng_state()
-    traits = probe(model, CPU)
+    before, random = copy_weights(model), torch.get_rng_state()
+    traits = probe_model(model, CPU)
     assert traits.has_batch_statistics and traits.unused == ()
     assert traits.changing == tuple(
         f"network.layers.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
     )
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state()) and all(p.grad is None for p in model.parameters())
-    plain = probe(Predictor(signature, MLP(signature)), CPU)
+    plain = probe_model(Predictor(signature, MLP(signature)), CPU)
     assert plain.changing == plain.unused == () and not plain.has_batch_statistics
-    assert probe(Predictor(signature, nets.with_unused(signature)), CPU).unused == (
+    assert probe_model(Predictor(signature, nets.with_unused(signature)), CPU).unused == (
         "network.extra.weight",
         "network.extra.bias",
     )
 
 
 def check_buffers() -> None:
-    from slipstream.train.parallel.replicas import replicate
+    from slipstream.train.parallel.replicas import replicate_model
 
     signature = numbers_signature()
     for network in (MLP(signature), nets.batch_norm(signature), nets.with_unused(signature)):
         model = Predictor(signature, network)
-        ddp = replicate(model, probe(model, CPU), on_cpu(dist.get_rank(), 2)).ddp
+        ddp = replicate_model(model, probe_model(model, CPU), on_cpu(dist.get_rank(), 2)).ddp
         assert ddp and [*ddp.buffers()] and not ddp.will_sync_module_buffers()
 
 
@@ -127,8 +127,8 @@ def test_no_buffer_is_broadcast_before_every_forward_pass(tmp_path: Path) -> Non
 
 
 def test_a_larger_model_is_evaluated_on_fewer_rows() -> None:
-    small = build(ModelConfig(arguments={"hidden": [16]}), numbers_signature(), 0)
-    wide = build(ModelConfig(arguments={"hidden": [200_000]}), numbers_signature(), 0)
+    small = build_model(ModelConfig(arguments={"hidden": [16]}), numbers_signature(), 0)
+    wide = build_model(ModelConfig(arguments={"hidden": [200_000]}), numbers_signature(), 0)
     assert batch_rows(small.row_bytes) == 1024
     # Linear, LayerNorm and ReLU each leave as many numbers.
     assert 3 * 4 * 200_000 <= wide.row_bytes <= 6 * 4 * 200_000
@@ -139,9 +139,9 @@ def test_a_larger_model_is_evaluated_on_fewer_rows() -> None:
 def test_too_little_memory_is_a_mistake_and_no_bug() -> None:
     with pytest.raises(RuntimeError) as failed:
         torch.empty(2**48)
-    mistake = explained(failed.value)
+    mistake = torch_user_error(failed.value)
     assert mistake is not None and mistake.message.startswith("training.accumulation:")
-    assert explained(RuntimeError("a bug")) is None
+    assert torch_user_error(RuntimeError("a bug")) is None
 
 
 def test_an_operation_without_a_deterministic_kernel_is_refused_in_one_line() -> None:
@@ -151,6 +151,6 @@ def test_an_operation_without_a_deterministic_kernel_is_refused_in_one_line() ->
             torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
     finally:
         torch.use_deterministic_algorithms(False)
-    mistake = explained(failed.value)
+    mistake = torch_user_error(failed.value)
     assert mistake is not None and mistake.message.startswith("training.deterministic:")
     same_wording(mistake.message)

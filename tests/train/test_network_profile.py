@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from slipstream.artifacts.versions import code_version
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.tune.tuner import candidates
+from slipstream.collectives.tune.tuner import tuning_candidates
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.interconnect.history import TuningHistory, tuning_at
@@ -27,7 +27,7 @@ from slipstream.proofs.gpu.trainings import write_table
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning, allowed_part
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
-from tasks.flyte.stage import digest_of
+from tasks.flyte.stage import section_digest
 from tests.support.layout_runs import on_ranks
 from tests.support.network_profiles import network_profile
 from tests.support.wording import refuses
@@ -38,11 +38,11 @@ FOUND = Tuning(HERE, "a model", DdpSettings(50, hook="fp16"), VARIABLES)
 
 
 def look() -> Fingerprint:
-    from slipstream.interconnect.fingerprint import fingerprint_of
-    from slipstream.interconnect.topology import topology_of
+    from slipstream.interconnect.fingerprint import interconnect_fingerprint
+    from slipstream.interconnect.topology import group_topology
 
     device = torch.device("cpu")
-    return fingerprint_of(topology_of(device), device)
+    return interconnect_fingerprint(group_topology(device), device)
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +167,9 @@ def test_a_new_result_makes_nothing_run_again(tmp_path: Path) -> None:
     )
     section = config.for_training()
     assert (section.network_profile, section.network_numbers) == (str(tmp_path), "may_change")
-    before = digest_of(section), code_version("train")
+    before = section_digest(section), code_version("train")
     TuningHistory(str(tmp_path), HERE).publish(FOUND, {})
-    assert (digest_of(config.for_training()), code_version("train")) == before
+    assert (section_digest(config.for_training()), code_version("train")) == before
     # Without a network profile, settings of the collectives do not affect training.
     assert RunConfig(collectives=config.collectives).for_training() == TrainingConfig()
 
@@ -218,5 +218,5 @@ def test_a_checkpoint_sets_nothing_that_the_tuner_would_not(begun: object) -> No
 
 
 def test_all_that_the_tuner_tries_may_be_set() -> None:
-    tried = candidates("nccl", [4], [], []) + candidates("gloo", [4], ["eth1"], [])
+    tried = tuning_candidates("nccl", [4], [], []) + tuning_candidates("gloo", [4], ["eth1"], [])
     assert {name for one in tried for name in one.environment} == set(VARIABLES_OF_THE_TUNER)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.models.factory import build, zeros
+from slipstream.models.factory import build_model, zero_inputs
 from slipstream.models.initial.drawn import DrawnValues
 from slipstream.proofs.gpu.waits import STAND_IN, NoWaits
 from slipstream.train.config import TrainingConfig
@@ -21,7 +21,7 @@ from slipstream.train.data_loader import Batch, DeviceBuffer
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import probe
+from slipstream.train.loop.probe import probe_model
 from slipstream.train.loop.state import Progress, TrainingState
 from slipstream.train.loop.step import train_step
 from slipstream.train.parallel.replicas import ReplicatedModel
@@ -48,13 +48,13 @@ def step_on_stand_in(kind: str, monkeypatch: pytest.MonkeyPatch, left_on_host: s
     """The second of two steps on the stand-in: the first may make what later ones use. ``left_on_host`` is a buffer
     that was not moved there."""
     monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor: False)
-    monkeypatch.setattr("slipstream.train.loop.step.autocast", lambda precision, device: nullcontext())
+    monkeypatch.setattr("slipstream.train.loop.step.autocast_context", lambda precision, device: nullcontext())
     optimizers = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: [STAND_IN.type])
     config, signature = KINDS[kind]
     training = TrainingConfig(accumulation=2, clip_norm=0.1, ema=0.9, label_smoothing=0.1)
-    model, taught = (build(config, signature, seed) for seed in (0, 1))
-    traits = probe(model, torch.device("cpu"))
+    model, taught = (build_model(config, signature, seed) for seed in (0, 1))
+    traits = probe_model(model, torch.device("cpu"))
     for each in (model, taught):
         each.to(STAND_IN)
     if left_on_host:
@@ -69,7 +69,7 @@ def step_on_stand_in(kind: str, monkeypatch: pytest.MonkeyPatch, left_on_host: s
         AveragedWeights(model, training.ema),
         Teacher(taught.requires_grad_(False), TeachingConfig(), "fp32"),
     )
-    inputs = tuple(zeros(signature, 6, STAND_IN))
+    inputs = tuple(zero_inputs(signature, 6, STAND_IN))
     labels = [
         torch.zeros(6, *spec.shape, dtype=getattr(torch, spec.dtype), device=STAND_IN) for spec in signature.labels
     ]
@@ -92,21 +92,23 @@ def test_what_was_left_on_the_host_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_rank_without_rows_makes_its_zeros_on_the_device() -> None:
     config, signature = KINDS["regression"]
-    model = ReplicatedModel(build(config, signature, 0).to(STAND_IN))
+    model = ReplicatedModel(build_model(config, signature, 0).to(STAND_IN))
     with NoWaits():
-        model.accumulate(zeros(signature, 0, STAND_IN), [slice(0, 0)], lambda outputs, _: outputs.sum() * 0)
+        model.accumulate(zero_inputs(signature, 0, STAND_IN), [slice(0, 0)], lambda outputs, _: outputs.sum() * 0)
 
 
 def divided_images() -> list[str]:
     """Where the parts of a model of images hold what they standardise by, divided for the stand-in."""
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.divide import divide_model
     from slipstream.train.parallel.layout import Layout
 
     config, signature = KINDS["images"]
     layout = Layout.connect(ParallelConfig(shard="weights"), dist.get_rank(), 2, torch.device("cpu"))
-    model = build(config, signature, 0)
-    divided = divide(model, layout, STAND_IN, DrawnValues(model.network, 0), micro_batches=1, rows=1, precision="fp32")
+    model = build_model(config, signature, 0)
+    divided = divide_model(
+        model, layout, STAND_IN, DrawnValues(model.network, 0), micro_batches=1, rows=1, precision="fp32"
+    )
     return [buffer.device.type for buffer in (divided.model.image_mean, divided.model.image_std)]
 
 

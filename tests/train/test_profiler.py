@@ -14,7 +14,7 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from slipstream.models.config import ModelConfig
 from slipstream.train.config import StepProfileConfig, TrainingConfig
-from slipstream.train.profiler import operations
+from slipstream.train.profiler import summarise_operations
 from tests.support.training import table_of_numbers, trained
 
 #: 8 steps an epoch, without evaluations between them.
@@ -77,10 +77,10 @@ def test_a_kernel_is_counted_once() -> None:
     events._build_tree()
     averages = events.key_averages()
     assert round(sum(each.self_device_time_total for each in averages)) == 300
-    found = operations(averages, 1, on_gpu=True)
+    found = summarise_operations(averages, 1, on_gpu=True)
     assert [(each.name, each.calls) for each in found.operations] == [("gemm", 1)]
     assert round(1e6 * found.seconds) == 100
-    of_host = operations(averages, 1, on_gpu=False)
+    of_host = summarise_operations(averages, 1, on_gpu=False)
     assert {each.name: round(1e6 * each.seconds) for each in of_host.operations} == {
         "Optimizer.step#AdamW.step": 4,
         "aten::mm": 4,

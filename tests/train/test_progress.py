@@ -15,7 +15,7 @@ from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.telemetry.records import DeviceReading, Sample
 from slipstream.telemetry.ring import SILENT_S, SampleRing
 from slipstream.train.loop import progress
-from slipstream.train.loop.progress import ProgressDisplay, devices_of
+from slipstream.train.loop.progress import ProgressDisplay, device_texts
 from tests.support.sampler_process import device, sample
 
 BATCH = 64
@@ -81,18 +81,18 @@ def test_without_a_sampler_there_are_rows_alone(clock: list[float], capsys: pyte
     ],
 )
 def test_what_the_devices_do(tmp_path: Path, devices: list[DeviceReading], expected: list[str]) -> None:
-    assert devices_of(sampled(tmp_path, devices)) == expected
+    assert device_texts(sampled(tmp_path, devices)) == expected
 
 
 def test_figures_of_a_sampler_that_has_ended_are_not_shown(tmp_path: Path) -> None:
-    assert devices_of(sampled(tmp_path, [device()], ago=SILENT_S + 5)) == []
+    assert device_texts(sampled(tmp_path, [device()], ago=SILENT_S + 5)) == []
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), OverflowError("inf"), RecursionError("deep")])
 def test_no_training_ends_of_what_is_read(tmp_path: Path, error: Exception) -> None:
-    assert devices_of(tmp_path / "nowhere") == []
-    with mock.patch.object(progress, "latest", side_effect=error):
-        assert devices_of(tmp_path) == []
+    assert device_texts(tmp_path / "nowhere") == []
+    with mock.patch.object(progress, "latest_samples", side_effect=error):
+        assert device_texts(tmp_path) == []
 
 
 def test_the_bar_is_renewed_each_second_and_reads_no_more_often(
@@ -101,13 +101,13 @@ def test_the_bar_is_renewed_each_second_and_reads_no_more_often(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     shown, posts, reads = display(sampled(tmp_path, [device()])), list[str](), list[Path]()
     monkeypatch.setattr(shown._bar, "set_postfix_str", posts.append)
-    read = progress.latest
+    read = progress.latest_samples
 
     def counted(directory: Path, count: int) -> list[Sample]:
         reads.append(directory)
         return read(directory, count)
 
-    monkeypatch.setattr(progress, "latest", counted)
+    monkeypatch.setattr(progress, "latest_samples", counted)
     for done in range(1, 101):
         clock[0] += 0.125
         shown.step(done)
@@ -123,7 +123,7 @@ def test_other_ranks_show_and_read_nothing(
     tmp_path: Path, clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = ProgressDisplay(120, 0, lambda step: step, shown=False, sampled=sampled(tmp_path, [device()]))
-    with mock.patch.object(progress, "latest", side_effect=AssertionError("read")):
+    with mock.patch.object(progress, "latest_samples", side_effect=AssertionError("read")):
         clock[0] += 10
         shown.step(60)
         shown.evaluated(120, POINT)

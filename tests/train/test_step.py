@@ -21,15 +21,15 @@ from slipstream.train.loop.objective import evaluate_split
 from slipstream.train.loop.optimizer import (
     AveragedWeights,
     GradientCheck,
-    judge,
+    check_gradient,
     learning_rate,
     make_optimizer,
     may_exceed,
-    update,
+    step_unless_skipped,
 )
-from slipstream.train.loop.precision import FIRST_SCALE, RESCALED, SKIPPED, USED, LossScaler, kernels
-from slipstream.train.loop.probe import probe
-from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.precision import FIRST_SCALE, RESCALED, SKIPPED, USED, LossScaler, kernels_configured
+from slipstream.train.loop.probe import probe_model
+from slipstream.train.loop.state import Progress, TrainingState, copy_weights
 from slipstream.train.loop.step import train_step
 from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support import nets
@@ -51,12 +51,12 @@ def batch_of(rows: int, padding: int = 0, spoilt: bool = False) -> Batch:
 
 def state_of(network: nn.Module, config: TrainingConfig, fp16: bool = False) -> TrainingState:
     model = Predictor(SIGNATURE, network)
-    traits = probe(model, CPU)
+    traits = probe_model(model, CPU)
     return TrainingState(
         ReplicatedModel(model, traits),
         make_optimizer(model, config),
         LossScaler(CPU, enabled=fp16),
-        weights_of(model),
+        copy_weights(model),
         Progress(),
         traits,
         AveragedWeights(model, config.ema) if config.ema else None,
@@ -130,7 +130,7 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
         p.grad = torch.randn_like(p)
     grads = [p.grad.clone() for p in parameters[:2] if p.grad is not None]
     model = ReplicatedModel(nn.ParameterList(parameters))  # type: ignore[arg-type]  # only its parameters count
-    verdict = judge(model.norm())
+    verdict = check_gradient(model.norm())
     assert verdict.norm.item() == pytest.approx(sum((g**2).sum().item() for g in grads) ** 0.5) and not verdict.skip
     model.clip(verdict.norm, 0.5)
     expected = [nn.Parameter(torch.zeros_like(g)) for g in grads]
@@ -142,9 +142,9 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
         monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor, known=known: known)
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=fused)
         before = [p.detach().clone() for p in parameters]
-        update(optimizer, GradientCheck(verdict.norm, torch.ones(())))
+        step_unless_skipped(optimizer, GradientCheck(verdict.norm, torch.ones(())))
         assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
-        update(optimizer, verdict)
+        step_unless_skipped(optimizer, verdict)
         assert not torch.equal(parameters[0], before[0]) and torch.equal(parameters[2], before[2])
         assert not hasattr(optimizer, "found_inf")
 
@@ -180,7 +180,7 @@ def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert spoilt or torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
         theirs.step(optimizer)
         theirs.update()
-        ours.update(judge(p.grad.norm()))  # type: ignore[union-attr]
+        ours.update(check_gradient(p.grad.norm()))  # type: ignore[union-attr]
         p.grad = q.grad = None
         assert ours.scale.item() == theirs.get_scale()
     known = theirs.state_dict()
@@ -232,12 +232,12 @@ def test_an_older_checkpoint_goes_on_with_its_kind_of_adamw(tmp_path: Path) -> N
 def test_tf32_is_for_both_kinds_of_products_or_for_neither_and_determinism_is_the_default() -> None:
     was = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     for tf32 in (False, True):
-        with kernels(TrainingConfig(tf32=tf32)):
+        with kernels_configured(TrainingConfig(tf32=tf32)):
             assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == tf32
             assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == was
     assert not torch.are_deterministic_algorithms_enabled()
-    with kernels(TrainingConfig(deterministic=False)):
+    with kernels_configured(TrainingConfig(deterministic=False)):
         assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
     assert not torch.backends.cudnn.benchmark
 
@@ -245,10 +245,10 @@ def test_tf32_is_for_both_kinds_of_products_or_for_neither_and_determinism_is_th
 def test_best_weights_take_no_memory_of_the_device() -> None:
     # "meta" stands for a device: what is on it has no data, so that nothing but a real copy can be on the host.
     model = nn.Linear(2, 2)
-    kept = weights_of(model)  # type: ignore[arg-type]
+    kept = copy_weights(model)  # type: ignore[arg-type]
     assert all(tensor.device == CPU and tensor.data_ptr() != model.weight.data_ptr() for tensor in kept.values())
     with pytest.raises(NotImplementedError, match="meta"):
-        weights_of(nn.Linear(2, 2, device="meta"))  # type: ignore[arg-type]
+        copy_weights(nn.Linear(2, 2, device="meta"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

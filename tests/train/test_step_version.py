@@ -76,7 +76,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Vectorised float32 functions differ by a last bit between processors, so the initial weights and the tables of
     rotary positions are made here, the latter close to those of the model.
     """
-    begin, fill = setup.Lineage.begin, setup.fill
+    begin, fill = setup.Lineage.begin, setup.fill_parameters
 
     def in_double(*given: Any) -> Predictor:
         predictor = begin(*given)
@@ -100,12 +100,12 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             torch.tensor([[[of(angle) for angle in angles_of]] for angles_of in angles], dtype=dtype)
             for of in (math.cos, math.sin)
         ]
-        for found, exact in zip(transformer.tables(config, length, device, dtype), made, strict=True):
+        for found, exact in zip(transformer.rotary_tables(config, length, device, dtype), made, strict=True):
             assert torch.allclose(found, exact, rtol=0, atol=1e-5), "rotary positions: raise STEP_VERSION"
         return made[0], made[1]
 
     monkeypatch.setattr(setup.Lineage, "begin", in_double)
-    monkeypatch.setattr(setup, "fill", filled)
+    monkeypatch.setattr(setup, "fill_parameters", filled)
     monkeypatch.setattr(transformer, "kept_tables", cache(exact_tables))
     yield
     if dist.is_initialized():

@@ -11,10 +11,10 @@ import torch
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.distributed.process_group import RankContext
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import probe
-from slipstream.train.throughput import measured_peak, throughput
+from slipstream.train.loop.probe import probe_model
+from slipstream.train.throughput import compute_throughput, measured_peak
 from tests.support.groups import ALONE
 from tests.support.training import table_of_numbers, trained
 from tests.support.worker_groups import in_group
@@ -24,10 +24,10 @@ CPU = torch.device("cpu")
 
 def test_the_products_of_a_table_network_are_counted_by_hand() -> None:
     signature = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
-    network = build(ModelConfig("tests.support.nets:batch_norm"), signature, 0)
+    network = build_model(ModelConfig("tests.support.nets:batch_norm"), signature, 0)
     first, second = 2 * 5 * 12, 2 * 12 * 3
     # A product for the outputs, one for the gradient of the weights, one for that of the inputs unless they are data.
-    assert probe(network, CPU).flops_per_row == 2 * first + 3 * second
+    assert probe_model(network, CPU).flops_per_row == 2 * first + 3 * second
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -35,12 +35,12 @@ def test_a_transformers_are_six_for_each_weight_and_token_and_those_of_attention
     length, hidden, layers, vocabulary = 32, 64, 2, 96
     sizes = {"hidden_size": hidden, "intermediate_size": 128, "num_hidden_layers": layers, "num_attention_heads": 4}
     signature = Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next token", buckets=vocabulary)
-    model = build(ModelConfig("transformer", sizes), signature, 0, empty=device == "meta")
+    model = build_model(ModelConfig("transformer", sizes), signature, 0, empty=device == "meta")
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name)
     products = 6 * matrices * length
     # Scores and their products with the values, and twice that backward (Chowdhery et al.: 12 L H Q T for each token).
     attention = 12 * layers * hidden * length * length
-    assert probe(model, torch.device(device)).flops_per_row == products + attention
+    assert probe_model(model, torch.device(device)).flops_per_row == products + attention
 
 
 def test_the_figures_are_of_all_processes() -> None:
@@ -59,7 +59,7 @@ def figures(child: object) -> object:
 
     module.measured_peak = lambda device, kind: 1e9
     group = RankContext(dist.get_rank(), dist.get_world_size(), CPU, "gloo")
-    return throughput(rows=1000, seconds=4.0, tokens_per_row=8, flops_per_row=1e6, kind="fp32", group=group)
+    return compute_throughput(rows=1000, seconds=4.0, tokens_per_row=8, flops_per_row=1e6, kind="fp32", group=group)
 
 
 def test_a_measured_peak_is_what_a_product_reaches() -> None:
@@ -68,7 +68,7 @@ def test_a_measured_peak_is_what_a_product_reaches() -> None:
 
 def test_without_a_step_there_is_no_figure() -> None:
     group = ALONE
-    assert throughput(rows=0, seconds=1, tokens_per_row=0, flops_per_row=1, kind="fp32", group=group) is None
+    assert compute_throughput(rows=0, seconds=1, tokens_per_row=0, flops_per_row=1, kind="fp32", group=group) is None
 
 
 def test_the_trained_model_says_it(tmp_path: Path) -> None:

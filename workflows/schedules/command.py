@@ -20,7 +20,7 @@ from workflows.schedules.settings import (
     ScoringSchedule,
     SweepSchedule,
     TrainingSchedule,
-    path_of,
+    environment_path,
     read_schedules,
 )
 
@@ -35,7 +35,7 @@ def main(environment: str) -> None:
     Example: slipstream schedules staging
     """
     schedules = read_schedules(environment)
-    click.echo(f"{path_of(environment)}: {len(schedules)} schedules, times in UTC")
+    click.echo(f"{environment_path(environment)}: {len(schedules)} schedules, times in UTC")
     for name, schedule in schedules.items():
         click.echo(f"\n{name}")
         for line in described(name, schedule, datetime.now(UTC)):

@@ -59,7 +59,7 @@ def sweep_on_schedule(data: str, target: str, config: RunConfig, cron: str, kick
     return report(**sweep_stages(data, target, config), cron=cron, kickoff=kickoff, promotion=None)
 
 
-def notifications(notify: Notify) -> list[Email | Slack]:
+def flyte_notifications(notify: Notify) -> list[Email | Slack]:
     phases = [getattr(WorkflowExecutionPhase, phase.upper()) for phase in notify.on]
     kinds = ((Email, notify.email), (Slack, notify.slack))
     return [kind(phases=phases, recipients_email=addresses) for kind, addresses in kinds if addresses]
@@ -77,7 +77,7 @@ class ScheduledWorkflows(NamedTuple):
     told_when: bool
 
 
-def started(schedule: AnySchedule) -> ScheduledWorkflows:
+def scheduled_workflows(schedule: AnySchedule) -> ScheduledWorkflows:
     """Return the workflows and inputs of a schedule.
 
     A new kind of schedule needs a case here, settings in :mod:`.settings` and a description in :mod:`.command`.
@@ -108,21 +108,21 @@ def launch_plan(name: str, schedule: AnySchedule) -> LaunchPlan:
     A run is skipped while the previous one is still running. Without a cron expression runs are started manually,
     possibly with other inputs.
     """
-    starts = started(schedule)
+    starts = scheduled_workflows(schedule)
     inputs = {**starts.inputs, "config": schedule.config}
     if not schedule.cron:
         return LaunchPlan.get_or_create(
             starts.by_hand,
             name=name,
             default_inputs=inputs,
-            notifications=notifications(schedule.notify),
+            notifications=flyte_notifications(schedule.notify),
         )
     return LaunchPlan.get_or_create(
         starts.by_schedule,
         name=name,
         fixed_inputs={**inputs, "cron": schedule.cron} if starts.told_when else inputs,
         schedule=CronSchedule(schedule=schedule.cron, kickoff_time_input_arg=KICKOFF if starts.told_when else None),
-        notifications=notifications(schedule.notify),
+        notifications=flyte_notifications(schedule.notify),
         concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
         auto_activate=False,
     )

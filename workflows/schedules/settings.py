@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
-from slipstream.cron import flaw
+from slipstream.cron import cron_error
 from slipstream.errors import UserError
 from slipstream.settings import Settings, settings
 from slipstream.toml_file import BadToml, read_toml
@@ -39,7 +39,7 @@ class Schedule(Settings):
     notify: Notify = field(default_factory=Notify)
 
     def check(self) -> None:
-        if self.cron and (wrong := flaw(self.cron)):
+        if self.cron and (wrong := cron_error(self.cron)):
             raise UserError(f'cron: "{self.cron}" is not allowed; {wrong}')
 
 
@@ -114,14 +114,14 @@ KINDS: dict[str, type[AnySchedule]] = {
 }
 
 
-def path_of(choice: str) -> Path:
+def environment_path(choice: str) -> Path:
     """Return the file of an environment: ``choice`` is a name (``production``) or a path to a ``.toml``."""
     return Path(choice) if choice.endswith(".toml") else SHIPPED / f"{choice}.toml"
 
 
 def read_schedules(choice: str) -> dict[str, AnySchedule]:
     """Return the schedules by name, in the order of the file. Raises ``UserError`` for an invalid file or setting."""
-    path = path_of(choice)
+    path = environment_path(choice)
     try:
         data: dict[str, object] = read_toml(path)
     except FileNotFoundError:
@@ -129,10 +129,10 @@ def read_schedules(choice: str) -> dict[str, AnySchedule]:
         raise UserError(f"{CHOICE}={choice}: no such schedules; choose one of {names}, or a path to a .toml") from None
     except (OSError, BadToml) as error:
         raise UserError(f"{path}: the schedules cannot be read: {error}") from None
-    return {name: schedule(f"{path}, [{name}]", name, table) for name, table in data.items()}
+    return {name: parse_schedule(f"{path}, [{name}]", name, table) for name, table in data.items()}
 
 
-def schedule(where: str, name: str, table: object) -> AnySchedule:
+def parse_schedule(where: str, name: str, table: object) -> AnySchedule:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"{where}: expected a name of small letters, digits and underscores")
     kind = table.get("kind") if isinstance(table, dict) else None

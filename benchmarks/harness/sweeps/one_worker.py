@@ -12,7 +12,7 @@ from harness.sweeps.noted_trial import noted_trial
 from slipstream.artifacts.homes import Holder
 from slipstream.config import RunConfig
 from slipstream.sweep import worker
-from slipstream.sweep.engine import work
+from slipstream.sweep.engine import run_trials
 from slipstream.sweep.worker import WorkerPod
 
 if __name__ == "__main__":
@@ -20,4 +20,4 @@ if __name__ == "__main__":
     worker.train_trial = noted_trial
     worker.MODULES = (*worker.MODULES, "harness.sweeps.noted_trial")
     pod = WorkerPod(place / "prepared", place / "scratch", 1, Holder("benchmark"))
-    work(RunConfig.from_file(place / "run.json"), str(place / "store"), pod)
+    run_trials(RunConfig.from_file(place / "run.json"), str(place / "store"), pod)

@@ -12,11 +12,11 @@ from harness.sweeps.problem import EPOCHS, SPACE, Problem
 from slipstream.config import RunConfig
 from slipstream.sweep import study
 from slipstream.sweep.records import CurvePoint, RungReported, TrialEnded, TrialHistory
-from slipstream.sweep.space import parameters_of
-from slipstream.sweep.store import best_of
+from slipstream.sweep.space import searched_parameters
+from slipstream.sweep.store import best_trial
 
 #: Rungs: progress values, in thousandths of an epoch, at which trials are compared.
-RUNGS = study.rungs(EPOCHS, EPOCHS)
+RUNGS = study.rung_positions(EPOCHS, EPOCHS)
 
 
 def config_of(seed: int, trials: int, sampler: str = "tpe", pruning: str = "asha") -> RunConfig:
@@ -60,7 +60,7 @@ class Simulation:
 
     def __init__(self, problem: Problem, config: RunConfig, preemptions: Preemptions, budget: float = math.inf) -> None:
         self._problem, self._sweep, self._budget = problem, config.sweep, budget
-        self._parameters = parameters_of(config)
+        self._parameters = searched_parameters(config)
         self._preemptions = preemptions
         self._trials: list[TrialHistory] = []
         self._curves: list[list[CurvePoint]] = []
@@ -76,7 +76,7 @@ class Simulation:
             if takes is not None:
                 self._cost += takes
                 heapq.heappush(due, (now + takes, number))
-        best = best_of(self._trials)
+        best = best_trial(self._trials)
         assert best, "trial 0 is complete"
         complete = sum(trial.ended is not None and trial.ended.state == "complete" for trial in self._trials)
         return Found(now, self._cost, complete, self._problem.noiseless(best.values))
@@ -100,7 +100,7 @@ class Simulation:
 
     def _propose(self) -> int:
         number = len(self._trials)
-        values = study.propose(self._sweep, self._parameters, self._trials).values
+        values = study.propose_trial(self._sweep, self._parameters, self._trials).values
         self._trials.append(TrialHistory(number, values))
         self._curves.append([])
         return number
@@ -120,7 +120,7 @@ class Simulation:
         if not study.is_due(RUNGS, trial, point.progress):
             return False
         report = RungReported(point.progress, point.best, stops=False)
-        stops = study.stops(self._sweep, RUNGS, self._trials, trial, report)
+        stops = study.stops_at_rung(self._sweep, RUNGS, self._trials, trial, report)
         self._trials[trial.number] = replace(trial, reports=(*trial.reports, replace(report, stops=stops)))
         return stops
 

@@ -15,7 +15,7 @@ CARD = "card.json"
 Card: TypeAlias = dict[str, Any]
 
 
-def holding(*names: str) -> AfterValidator:
+def exact_keys_validator(*names: str) -> AfterValidator:
     """Return a pydantic validator for a dictionary with exactly the keys ``names``."""
 
     def check(counts: dict[str, int]) -> dict[str, int]:
@@ -74,11 +74,11 @@ class DataCard:
     """
 
     source: str
-    rows: Annotated[dict[str, int], holding("read", "kept", "quarantined", *BY_SPLIT)]
+    rows: Annotated[dict[str, int], exact_keys_validator("read", "kept", "quarantined", *BY_SPLIT)]
     task: str
     target: str
     columns: list[ColumnCard]
-    classes: dict[str, Annotated[dict[str, int], holding(*BY_SPLIT)]]
+    classes: dict[str, Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)]]
     warnings: list[str] = field(default_factory=list)
     sampled_rows: int | None = None
     of_sample: list[str] | None = None
@@ -86,14 +86,14 @@ class DataCard:
     held_out: dict[str, int] | None = None
     earlier: dict[str, str] | None = None
     #: Tokens and bytes of text by split, for prepared language only; ``rows`` then counts documents.
-    tokens: Annotated[dict[str, int], holding(*BY_SPLIT)] | None = None
-    bytes: Annotated[dict[str, int], holding(*BY_SPLIT)] | None = None
+    tokens: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None
+    bytes: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None
 
     def to_json(self) -> dict[str, object]:
-        return present({**vars(self), "columns": [present(vars(column)) for column in self.columns]})
+        return without_none({**vars(self), "columns": [without_none(vars(column)) for column in self.columns]})
 
 
-def present(entries: dict[str, object]) -> dict[str, object]:
+def without_none(entries: dict[str, object]) -> dict[str, object]:
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 

@@ -242,15 +242,15 @@ class PreparedData:
             return np.empty(0, self.signature.record)
         # Every segment may end with a short block.
         enough = max(SAMPLED_BLOCKS, -(-most // self.block_rows(name)) + len(self.segments(name)))
-        chosen = [blocks[index] for index in evenly(len(blocks), enough)]
+        chosen = [blocks[index] for index in evenly_spaced_indices(len(blocks), enough)]
         records = np.concatenate([data.view(self.signature.record) for data in self.verified(chosen)])
-        return records[evenly(len(records), most)]
+        return records[evenly_spaced_indices(len(records), most)]
 
     @property
     def card(self) -> Card:
         return read_card(self.artifact)
 
 
-def evenly(length: int, most: int) -> np.ndarray:
+def evenly_spaced_indices(length: int, most: int) -> np.ndarray:
     """Return ``most`` evenly spaced indices below ``length``, ascending; all if ``length`` is smaller."""
     return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))

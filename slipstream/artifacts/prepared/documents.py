@@ -44,7 +44,7 @@ class Document:
         return sum(len(text.encode()) for text in self.texts)
 
 
-def table_of(documents: Sequence[Document]) -> pa.Table:
+def documents_table(documents: Sequence[Document]) -> pa.Table:
     columns = {
         "name": [each.name for each in documents],
         "split": [each.split for each in documents],

@@ -45,7 +45,7 @@ class Stub:
     cache_bytes: int
 
 
-def size_of(uri: str) -> int:
+def artifact_size(uri: str) -> int:
     """Return the size in bytes of the artifact at ``uri``, from its manifest. Raises ``UserError`` if it has none."""
     with tempfile.TemporaryDirectory() as scratch:
         return sum(record.size for record in manifest_at(uri, Path(scratch)).files.values())

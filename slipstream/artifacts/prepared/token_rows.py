@@ -11,7 +11,7 @@ import numpy as np
 from slipstream.artifacts.format import BLOCK_BYTES, ArtifactWriter
 from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
-from slipstream.artifacts.prepared.tokenizer_json import FAST, largest_id, reset
+from slipstream.artifacts.prepared.tokenizer_json import FAST, disable_padding_and_truncation, largest_id
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.storage import STORES, MissingObject, list_names, read_below
@@ -52,7 +52,7 @@ def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
     if FAST in files:
         where = directory / FAST
         try:
-            text = reset(files[FAST].decode())
+            text = disable_padding_and_truncation(files[FAST].decode())
             largest = largest_id(text)
             files[FAST] = text.encode()
         except ValueError as error:

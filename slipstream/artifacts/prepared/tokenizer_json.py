@@ -15,7 +15,7 @@ STATE = {"truncation": None, "padding": None}
 RANDOM = {"dropout": None}
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse_tokenizer_json(text: str) -> dict[str, Any]:
     """Parse a ``tokenizer.json``. Raises ``ValueError`` if it is not a JSON object."""
     try:
         content = json.loads(text)
@@ -26,13 +26,13 @@ def parse(text: str) -> dict[str, Any]:
     return content
 
 
-def reset(text: str) -> str:
+def disable_padding_and_truncation(text: str) -> str:
     """Return a ``tokenizer.json`` with truncation, padding and dropout disabled; unchanged if none was set.
 
     The tokenizers library would otherwise cut or pad documents and encode them at random. Raises ``ValueError`` if
     ``text`` is not a JSON object.
     """
-    content = parse(text)
+    content = parse_tokenizer_json(text)
     model = content.get("model")
     parts = [(content, STATE), (model, RANDOM)] if isinstance(model, dict) else [(content, STATE)]
     if not any(part.get(name) != value for part, entries in parts for name, value in entries.items()):
@@ -44,7 +44,7 @@ def reset(text: str) -> str:
 
 def largest_id(text: str) -> int:
     """Return the largest token id of a ``tokenizer.json``, or -1 if it has none. Raises ``ValueError`` if malformed."""
-    content = parse(text)
+    content = parse_tokenizer_json(text)
     try:
         stored = content["model"]["vocab"]  # ids by token, or a list whose indices are the ids
         ids = [*(stored.values() if isinstance(stored, dict) else range(len(stored)))]

@@ -90,7 +90,7 @@ class AttemptEnd:
     ended: str
 
 
-def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
+def summarise_goodput(attempts: Sequence[AttemptRecord]) -> Goodput:
     """Return the goodput over all attempts of a run, without steps that a later attempt repeated."""
     ordered = sorted((dataclasses.replace(record) for record in attempts), key=lambda record: record.attempt)
     for record, following in pairwise(ordered):

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.launch.timing import FEWEST, slowest, time_cases, warm_up
+from slipstream.collectives.launch.timing import FEWEST, slowest_rank_seconds, time_cases, warm_up
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.operations.cases import OperationKind, prepare
-from slipstream.collectives.operations.feasibility import free_memory_of, refuse_too_large, select_kinds
-from slipstream.interconnect.fingerprint import fingerprint_of
+from slipstream.collectives.operations.cases import OperationKind, prepare_case
+from slipstream.collectives.operations.feasibility import free_memory_by_rank, refuse_too_large, select_kinds
+from slipstream.interconnect.fingerprint import interconnect_fingerprint
 from slipstream.interconnect.profile import Measurement, Mode, NetworkProfile, Overlap
-from slipstream.interconnect.topology import gather_from_ranks, topology_of
+from slipstream.interconnect.topology import gather_from_ranks, group_topology
 
 #: Bytes that a pair of ranks exchanges; less if ``collectives.largest`` is smaller.
 PAIR_BYTES = 1 << 20
@@ -38,9 +38,9 @@ def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
     """
     world = dist.get_world_size()
     asked, left_out = select_kinds(config, dist.get_backend(), world)
-    refuse_too_large(config, asked, free_memory_of(worker.device))
-    topology = topology_of(worker.device)
-    fingerprint = fingerprint_of(topology, worker.device)
+    refuse_too_large(config, asked, free_memory_by_rank(worker.device))
+    topology = group_topology(worker.device)
+    fingerprint = interconnect_fingerprint(topology, worker.device)
     if world == 1:
         left_out += [f"{what}: a single process has no link" for what in ("pairs", "overlap") if getattr(config, what)]
     left_out += [f"worlds {n}: not fewer than all {world}" for n in config.worlds if n >= world]
@@ -49,8 +49,8 @@ def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
 
 def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
     several = dist.get_world_size() > 1
-    warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
-    measurements = tuple(measurements_of(worker, config))
+    warm_up(prepare_case(ALL_REDUCE, config.smallest, worker.device), worker.device)
+    measurements = tuple(measure_all_cases(worker, config))
     overlaps = (measure_overlap(worker, config),) if several and config.overlap else ()
     pairs = tuple(measure_pairs(worker, config)) if several and config.pairs else ()
     products = (measure_matrix_products(worker),)
@@ -67,11 +67,11 @@ def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
 
 def measure_subgroup(worker: WorkerContext, config: CollectivesConfig) -> tuple[Measurement, ...]:
     """Measure, in a group of some of the ranks, the cases to which the communication models are fitted."""
-    warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
-    return tuple(measurements_of(worker, config.plain))
+    warm_up(prepare_case(ALL_REDUCE, config.smallest, worker.device), worker.device)
+    return tuple(measure_all_cases(worker, config.plain))
 
 
-def measurements_of(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
+def measure_all_cases(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
     asked, _ = select_kinds(config, dist.get_backend(), dist.get_world_size())
     for kind in asked:
         sizes = config.sizes if kind.dtype else [0]
@@ -79,15 +79,15 @@ def measurements_of(worker: WorkerContext, config: CollectivesConfig) -> Iterato
         for size in sizes:
             for in_flight in config.in_flight:
                 for mode in modes:
-                    yield measure(worker, kind, size, mode, config.budget, in_flight)
+                    yield measure_case(worker, kind, size, mode, config.budget, in_flight)
 
 
-def measure(
+def measure_case(
     worker: WorkerContext, kind: OperationKind, size: int, mode: Mode, budget: float, in_flight: int = 1
 ) -> Measurement:
     """Measure one case: an operation at one size in one mode."""
     worker.set_activity(f"{kind} of {size} bytes" if size else str(kind))
-    cases = [prepare(kind, size, worker.device) for _ in range(in_flight)]
+    cases = [prepare_case(kind, size, worker.device) for _ in range(in_flight)]
     launch = time_cases(cases, mode, budget, worker.device)
     world = len(kind.members) or dist.get_world_size()
     return Measurement(
@@ -108,7 +108,7 @@ def measure_pairs(worker: WorkerContext, config: CollectivesConfig) -> Iterator[
     """Measure every pair of ranks in turn, while the other ranks wait."""
     for pair in combinations(range(dist.get_world_size()), 2):
         kind = OperationKind("send_recv", members=pair)
-        yield measure(worker, kind, min(PAIR_BYTES, config.largest), "loop", config.budget)
+        yield measure_case(worker, kind, min(PAIR_BYTES, config.largest), "loop", config.budget)
 
 
 class MatrixProduct:
@@ -134,27 +134,30 @@ class MatrixProduct:
     def calibrate(self, seconds: float) -> None:
         """Set the number of repetitions so that they last ``seconds``; equal on all ranks."""
         self.times = 20
-        once = float(np.median(slowest(np.array([self.seconds() for _ in range(FEWEST)]), self._device))) / self.times
+        once = (
+            float(np.median(slowest_rank_seconds(np.array([self.seconds() for _ in range(FEWEST)]), self._device)))
+            / self.times
+        )
         self.times = max(1, round(seconds / once))
 
     def seconds(self) -> float:
-        synchronise(self._device)
+        synchronise_device(self._device)
         started = time.perf_counter()
         self.run()
-        synchronise(self._device)
+        synchronise_device(self._device)
         return time.perf_counter() - started
 
 
 def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap:
     """Measure the largest all_reduce, an equally long matmul, and both at once, alternately."""
     worker.set_activity(f"all_reduce of {config.largest} bytes during a matmul")
-    case = prepare(ALL_REDUCE, config.largest, worker.device)
+    case = prepare_case(ALL_REDUCE, config.largest, worker.device)
     case.clear()
     product = MatrixProduct(worker.device)
 
     def seconds_of_both(communicate: bool, multiply: bool) -> float:
         dist.barrier()
-        synchronise(worker.device)
+        synchronise_device(worker.device)
         started = time.perf_counter()
         pending = list(case.start()) if communicate else []
         if multiply:
@@ -162,16 +165,16 @@ def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap
         for each in pending:
             if each is not None:
                 each.wait()
-        synchronise(worker.device)
+        synchronise_device(worker.device)
         return time.perf_counter() - started
 
     seconds_of_both(True, True)
     alone = np.array([seconds_of_both(True, False) for _ in range(FEWEST)])
-    product.calibrate(float(np.median(slowest(alone, worker.device))))
+    product.calibrate(float(np.median(slowest_rank_seconds(alone, worker.device))))
     mine = np.array(
         [[seconds_of_both(*what) for what in ((True, False), (False, True), (True, True))] for _ in range(TURNS)]
     )
-    turns = slowest(mine.ravel(), worker.device).reshape(mine.shape)
+    turns = slowest_rank_seconds(mine.ravel(), worker.device).reshape(mine.shape)
     rounded = tuple((round(float(a), 9), round(float(b), 9), round(float(c), 9)) for a, b, c in turns)
     return Overlap("all_reduce", "float32", case.bytes, dist.get_world_size(), rounded)
 
@@ -194,7 +197,7 @@ def measure_matrix_products(worker: WorkerContext) -> tuple[float, ...]:
     return tuple(round(seconds, 9) for seconds in gather_from_ranks(float(np.mean(mine))))
 
 
-def synchronise(device: torch.device) -> None:
+def synchronise_device(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -218,7 +221,7 @@ def measure_launch(
     return replace(whole, measurements=(*whole.measurements, *chain.from_iterable(smaller)))
 
 
-def subgroups_of(empty: NetworkProfile, config: CollectivesConfig) -> list[list[list[int]]]:
+def subgroups_to_measure(empty: NetworkProfile, config: CollectivesConfig) -> list[list[list[int]]]:
     """Return the ranks to measure, by host, for every number in ``collectives.worlds`` below the world of ``empty``."""
     hosts = [host.ranks for host in empty.topology.hosts]
     return [subgroup_ranks(hosts, world) for world in config.worlds if world < empty.fingerprint.world]

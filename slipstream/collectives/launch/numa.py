@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.launch.measurements import ALL_REDUCE, measure
+from slipstream.collectives.launch.measurements import ALL_REDUCE, measure_case
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.interconnect.profile import NetworkProfile
-from slipstream.machine.limits import read
+from slipstream.machine.limits import read_or_empty
 
 NODES = Path("/sys/devices/system/node")
 PCI = Path("/sys/bus/pci/devices")
@@ -37,8 +37,8 @@ def all_reduce_bound(worker: WorkerContext, config: CollectivesConfig, bind: boo
     With ``bind``, this rank is bound to a NUMA node from the directory ``nodes``.
     """
     if bind:
-        bind_threads(node_of(worker.device, node_cpus(Path(nodes))))
-    return measure(worker, ALL_REDUCE, config.largest, "loop", config.budget).p50
+        bind_threads(cpus_near_gpu(worker.device, node_cpus(Path(nodes))))
+    return measure_case(worker, ALL_REDUCE, config.largest, "loop", config.budget).p50
 
 
 def node_cpus(root: Path) -> list[set[int]]:
@@ -48,21 +48,21 @@ def node_cpus(root: Path) -> list[set[int]]:
     """
     allowed = os.sched_getaffinity(0)
     nodes = sorted(root.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
-    return [mine for path in nodes if (mine := numbers(read(path / "cpulist")) & allowed)]
+    return [mine for path in nodes if (mine := parse_cpu_list(read_or_empty(path / "cpulist")) & allowed)]
 
 
-def numbers(ranges: str) -> set[int]:
+def parse_cpu_list(ranges: str) -> set[int]:
     """Parse a CPU list of the kernel, such as ``0-3,8``."""
     pairs = [part.partition("-") for part in ranges.split(",") if part]
     return {number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)}
 
 
-def node_of(device: torch.device, nodes: Sequence[set[int]]) -> set[int]:
+def cpus_near_gpu(device: torch.device, nodes: Sequence[set[int]]) -> set[int]:
     """Return the CPUs of the NUMA node of this rank's GPU; if unknown, local ranks take nodes in turn."""
     if device.type == "cuda":
         its: Any = torch.cuda.get_device_properties(device)  # torch's type stubs lack the PCI address
         address = f"{its.pci_domain_id:04x}:{its.pci_bus_id:02x}:{its.pci_device_id:02x}.0"
-        known = read(PCI / address / "numa_node")
+        known = read_or_empty(PCI / address / "numa_node")
         if known.isdigit() and int(known) < len(nodes):
             return nodes[int(known)]
     return nodes[int(os.environ.get("LOCAL_RANK", "0")) % len(nodes)]

@@ -51,15 +51,15 @@ def time_cases(cases: Sequence[OperationCase], mode: Mode, budget: float, device
     all ranks if one is wrong.
     """
     for _ in range(WARM_UP):
-        run(cases)
-    check(cases)
+        run_cases(cases)
+    check_cases(cases)
     for case in cases:
         case.clear()
     longest, own = np.empty(0), np.empty(0)
     count, calls = FEWEST, calls_of_a_reading(cases, mode, device)
     while True:
         mine = np.array(time_block(cases, mode, count, device, calls))
-        longest, own = np.concatenate([longest, slowest(mine, device)]), np.concatenate([own, mine])
+        longest, own = np.concatenate([longest, slowest_rank_seconds(mine, device)]), np.concatenate([own, mine])
         if narrow := is_narrow(longest):
             break
         left = budget - calls * longest.sum()
@@ -67,7 +67,7 @@ def time_cases(cases: Sequence[OperationCase], mode: Mode, budget: float, device
             break
         fitting = min(left, BLOCK * budget) / (calls * float(np.median(longest)))
         count = int(np.clip(fitting, 1, MOST - len(longest)))
-    check(cases)
+    check_cases(cases)
     medians: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(medians, round(float(np.median(own)), 9))
     return Launch(tuple(round(float(seconds), 9) for seconds in longest), narrow, tuple(medians))
@@ -78,12 +78,12 @@ def warm_up(case: OperationCase, device: torch.device) -> None:
     case.clear()
     spent, count = 0.0, FEWEST
     while spent < WARM_UP_S:
-        block = slowest(np.array(time_block([case], "loop", count, device)), device)
+        block = slowest_rank_seconds(np.array(time_block([case], "loop", count, device)), device)
         spent += float(block.sum())
         count = int(np.clip(WARM_UP_S / 10 / max(SHORTEST_S, float(np.median(block))), 1, MOST))
 
 
-def run(cases: Sequence[OperationCase]) -> None:
+def run_cases(cases: Sequence[OperationCase]) -> None:
     works = [work for case in cases for work in case.start()]
     for work in works:
         if work is not None:
@@ -103,7 +103,7 @@ def is_narrow(seconds: np.ndarray) -> bool:
     return bool(high - low <= 2 * NARROW * np.median(ordered))
 
 
-def slowest(seconds: np.ndarray, device: torch.device) -> np.ndarray:
+def slowest_rank_seconds(seconds: np.ndarray, device: torch.device) -> np.ndarray:
     """Return every iteration's longest time over the ranks; equal on all ranks."""
     longest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
@@ -114,7 +114,7 @@ def calls_of_a_reading(cases: Sequence[OperationCase], mode: Mode, device: torch
     """Return the number of calls between two clock readings; equal on all ranks."""
     if device.type != "cuda" or mode == "barrier":
         return 1
-    once = slowest(np.array(time_block(cases, mode, FEWEST, device)), device)
+    once = slowest_rank_seconds(np.array(time_block(cases, mode, FEWEST, device)), device)
     return int(np.clip(np.ceil(READING_S / max(SHORTEST_S, float(np.median(once)))), 1, MOST_CALLS))
 
 
@@ -136,7 +136,7 @@ def time_on_cpu(cases: Sequence[OperationCase], mode: Mode, count: int) -> list[
         if mode == "barrier":
             dist.barrier()
         started = time.perf_counter_ns()
-        run(cases)
+        run_cases(cases)
         seconds.append((time.perf_counter_ns() - started) / 1e9)
     return seconds
 
@@ -152,13 +152,13 @@ def time_on_gpu(cases: Sequence[OperationCase], mode: Mode, count: int, calls: i
             dist.barrier()
         started.record()
         for _ in range(calls):
-            run(cases)
+            run_cases(cases)
         ended.record()
     torch.cuda.synchronize()
     return [started.elapsed_time(ended) / 1e3 / calls for started, ended in events]
 
 
-def check(cases: Sequence[OperationCase]) -> None:
+def check_cases(cases: Sequence[OperationCase]) -> None:
     """Run the cases on reference data and check this rank's output.
 
     Raises ``AgreedUserError`` on all ranks if the output of any rank is wrong.
@@ -166,7 +166,7 @@ def check(cases: Sequence[OperationCase]) -> None:
     for case in cases:
         case.fill()
     dist.barrier()
-    run(cases)
+    run_cases(cases)
     if cases[0].target.is_cuda:
         torch.cuda.synchronize()
     with same_error_on_all_ranks():

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from slipstream.distributed import fork_server
-from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
 from slipstream.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ def raise_if_failed(outcomes: Mapping[int, WorkerOutcome], timeout: float) -> No
         if kind == "failed":
             raise RuntimeError(f"rank {found[0]} failed during {first.during}: {first.why}")
         if kind == "died":
-            raise Interrupted(f"{named(found)} died ({first.why}) during {first.during}")
+            raise Interrupted(f"{ranks_in_words(found)} died ({first.why}) during {first.during}")
         if kind == "silent":
-            raise Interrupted(f"{named(found)} did not continue within {timeout:g} s, during {first.during}")
-        raise Interrupted(f"{named(found)} lost the connection during {first.during}: {first.why}")
+            raise Interrupted(f"{ranks_in_words(found)} did not continue within {timeout:g} s, during {first.during}")
+        raise Interrupted(f"{ranks_in_words(found)} lost the connection during {first.during}: {first.why}")
 
 
-def named(ranks: Sequence[int]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
     """Return ``rank 3`` or ``ranks 1, 3``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
@@ -110,8 +110,8 @@ class WorkerProcess:
         arguments: tuple[object, ...],
     ) -> None:
         self._pipe, worker_end = Pipe(duplex=False)
-        fork_server.start(PRELOADED)
-        self._process = fork_server.process(worker_main, (spec, worker_end, environment, work, arguments))
+        fork_server.start_fork_server(PRELOADED)
+        self._process = fork_server.start_process(worker_main, (spec, worker_end, environment, work, arguments))
         worker_end.close()
         self.during = "its start"
         self._outcome: WorkerOutcome | None = None
@@ -171,14 +171,14 @@ def worker_main(
         MASTER_ADDR=spec.host,
         MASTER_PORT=str(spec.port),
     )
-    ending = ending_of(lambda: run_in_group(spec, pipe, work, arguments))
+    ending = call_and_report(lambda: run_in_group(spec, pipe, work, arguments))
     pipe.send(ending)
     pipe.close()
     # Skip the destructors of the group's threads, which may wait for peers that are gone.
     os._exit(0)
 
 
-def ending_of(call: Callable[[], object]) -> tuple[str, object]:
+def call_and_report(call: Callable[[], object]) -> tuple[str, object]:
     """Run ``call`` and return its ending, with the result or the reason of failure."""
     try:
         return "done", call()
@@ -186,7 +186,7 @@ def ending_of(call: Callable[[], object]) -> tuple[str, object]:
         return "refused", error.message
     except Exception as error:
         why = str(error).partition("\n")[0]
-        match meaning_of(error):
+        match error_meaning(error):
             case ErrorMeaning.MEMORY:
                 return "refused", f"collectives.largest: out of memory ({error}); expected less"
             case ErrorMeaning.BROKEN:

@@ -20,7 +20,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from slipstream.collectives.launch.worker import WorkerOutcome, WorkerProcess, WorkerSpec, named, raise_if_failed
+from slipstream.collectives.launch.worker import (
+    WorkerOutcome,
+    WorkerProcess,
+    WorkerSpec,
+    raise_if_failed,
+    ranks_in_words,
+)
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.errors import Interrupted, UserError
 
@@ -151,7 +157,7 @@ class WorkerGroup:
         with self._until_rendezvous:
             arrived = self.gather("hello", dict.fromkeys(self.ranks, versions), self.timeout)
         if missing := [rank for rank in range(self.world) if rank not in arrived]:
-            raise Interrupted(f"{named(missing)} of {self.world} did not arrive within {self.timeout:g} s")
+            raise Interrupted(f"{ranks_in_words(missing)} of {self.world} did not arrive within {self.timeout:g} s")
         for rank, theirs in arrived.items():
             for name in theirs:
                 if theirs[name] != arrived[0].get(name):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.collectives.operations.reference_data import DTYPES, POISON, ReferenceData, pieces
+from slipstream.collectives.operations.reference_data import DTYPES, POISON, ReferenceData, chunk_ranges
 from slipstream.machine.torch_versions import all_gather_single, reduce_scatter_single
 
 ROOT = 0
@@ -82,7 +82,7 @@ class OperationCase:
         """Write the reference inputs of a checked run."""
         self.target.fill_(POISON)
         for span in self.before:
-            for start, count in pieces(span.count):
+            for start, count in chunk_ranges(span.count):
                 at = span.start + start
                 self.source[at : at + count].copy_(self.values_of(span, start, count))
 
@@ -94,7 +94,7 @@ class OperationCase:
     def first_wrong(self) -> tuple[int, str, str] | None:
         """Return index, actual and expected value of this rank's first wrong output element; None if all are right."""
         for span in self.after:
-            for start, count in pieces(span.count):
+            for start, count in chunk_ranges(span.count):
                 at = span.start + start
                 found, wanted = self.target[at : at + count].cpu(), self.values_of(span, start, count)
                 wrong = self.values.first_wrong(found, wanted)
@@ -107,7 +107,7 @@ class OperationCase:
         return self.values.reduced(at, count) if span.rank is None else self.values.sent(span.rank, at, count)
 
 
-def prepare(kind: OperationKind, size: int, device: torch.device) -> OperationCase:
+def prepare_case(kind: OperationKind, size: int, device: torch.device) -> OperationCase:
     """Allocate the buffers of one case of about ``size`` bytes; all ranks of the group call this."""
     rank, world = dist.get_rank(), dist.get_world_size()
     return BUILDERS[kind.operation](kind, rank, world, size, device)

@@ -17,7 +17,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, IN_AND_OUT_OF_PLACE, REDUCING, OperationKind
 from slipstream.errors import UserError
 from slipstream.interconnect.topology import gather_from_ranks
-from slipstream.machine.limits import MEMORY, memory_limit, memory_used, quantity_in_environment, read
+from slipstream.machine.limits import MEMORY, memory_limit, memory_used, quantity_in_environment, read_or_empty
 
 
 def unsupported_reason(backend: str, kind: OperationKind) -> str:
@@ -27,7 +27,7 @@ def unsupported_reason(backend: str, kind: OperationKind) -> str:
     return ""
 
 
-def kinds(config: CollectivesConfig) -> list[OperationKind]:
+def requested_kinds(config: CollectivesConfig) -> list[OperationKind]:
     """Return every requested combination of operation, data type and reduction.
 
     With ``collectives.in_place``, operations that work in and out of place appear twice.
@@ -48,7 +48,7 @@ def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[l
 
     Raises ``UserError`` for kinds that the backend lacks.
     """
-    asked = kinds(config)
+    asked = requested_kinds(config)
     for kind in asked:
         if why := unsupported_reason(backend, kind):
             raise UserError(f"collectives.reductions: {kind} cannot be measured: {why}; remove one of the two")
@@ -100,7 +100,7 @@ def largest_that_fits(largest: int, needed: int, room: int) -> int:
     return 1 << max(6, int(largest * room / needed).bit_length() - 1)
 
 
-def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
+def free_memory_by_rank(device: torch.device) -> dict[int, tuple[str, int]]:
     """Return the name of every rank's memory, and the free bytes there."""
     if device.type == "cuda":
         place = f"{torch.cuda.get_device_name(device)} of {socket.gethostname()}, {device}"
@@ -122,4 +122,4 @@ def free_memory() -> tuple[str, int]:
 
 
 def read_meminfo() -> list[str]:
-    return read(Path("/proc/meminfo")).splitlines()
+    return read_or_empty(Path("/proc/meminfo")).splitlines()

@@ -65,11 +65,11 @@ class ReferenceData:
 
     def sent(self, rank: int, start: int, count: int) -> Tensor:
         """Return ``count`` inputs of ``rank`` from position ``start`` on: ``[count]`` on the CPU."""
-        return tabulated(row(rank, self.levels), start, count, self.dtype)
+        return repeat_period(random_levels(rank, self.levels), start, count, self.dtype)
 
     def reduced(self, start: int, count: int) -> Tensor:
         """Return ``count`` reduced inputs of all ranks from position ``start`` on: ``[count]`` on the CPU."""
-        return tabulated(reduced_row(self.world, self.levels, self.reduction, self.dtype), start, count, self.dtype)
+        return repeat_period(reduced_row(self.world, self.levels, self.reduction, self.dtype), start, count, self.dtype)
 
     def first_wrong(self, found: Tensor, expected: Tensor) -> int | None:
         """Return the first index at which ``found`` differs from ``expected``; None if none does."""
@@ -83,13 +83,13 @@ class ReferenceData:
 
 
 @cache
-def row(rank: int, levels: int) -> np.ndarray:
+def random_levels(rank: int, levels: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(rank)).integers(0, levels, PERIOD)
 
 
 @cache
 def reduced_row(world: int, levels: int, reduction: str, dtype: str) -> np.ndarray:
-    rows = [row(rank, levels) for rank in range(world)]
+    rows = [random_levels(rank, levels) for rank in range(world)]
     if reduction == "max":
         return np.max(rows, axis=0)
     total = np.sum(rows, axis=0)
@@ -98,7 +98,7 @@ def reduced_row(world: int, levels: int, reduction: str, dtype: str) -> np.ndarr
     return total // world if dtype.startswith("int") else total / world
 
 
-def tabulated(values: np.ndarray, start: int, count: int, dtype: str) -> Tensor:
+def repeat_period(values: np.ndarray, start: int, count: int, dtype: str) -> Tensor:
     """Return elements ``start`` to ``start + count`` of the sequence whose first period is ``values``."""
     first, offset = divmod(start, PERIOD)
     rows = -(-(offset + count) // PERIOD)
@@ -109,7 +109,7 @@ def tabulated(values: np.ndarray, start: int, count: int, dtype: str) -> Tensor:
     return stretch.as_strided((rows, PERIOD), (TURN, 1)).reshape(-1)[offset : offset + count]
 
 
-def pieces(count: int) -> Iterator[tuple[int, int]]:
+def chunk_ranges(count: int) -> Iterator[tuple[int, int]]:
     """Yield (start, count) of chunks of at most ``PIECE`` elements."""
     for start in range(0, count, PIECE):
         yield start, min(PIECE, count - start)

@@ -37,7 +37,7 @@ class SpeedTest:
         return gain if self.change else f"no change: {gain}; a gain of less than {self.unseen:.0%} would not be seen"
 
 
-def decide(in_use: Sequence[float], other: Sequence[float], tried: int) -> SpeedTest:
+def compare_settings(in_use: Sequence[float], other: Sequence[float], tried: int) -> SpeedTest:
     """Compare two settings by their seconds in every turn; ``tried`` is the number of settings tried in all.
 
     The interval is Student's t for the mean logarithm of the turns' ratios. The test is one-sided at the level

@@ -14,14 +14,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.artifacts.prepared.data import Signature
-from slipstream.collectives.launch.timing import slowest
+from slipstream.collectives.launch.timing import slowest_rank_seconds
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.tune.decision import FEWEST_TURNS
-from slipstream.interconnect.model.step_time import Compute, buckets_of
+from slipstream.interconnect.model.step_time import Compute, bucket_sizes
 from slipstream.interconnect.tuning import DdpSettings
-from slipstream.models.arithmetic import Arithmetic, autocast, resolve_precision, rounding
+from slipstream.models.arithmetic import Arithmetic, autocast_context, resolve_precision, tf32_allowed
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build, zeros
+from slipstream.models.factory import build_model, zero_inputs
 
 WARM_UP, COMPUTE_STEPS = 3, 7
 MOST_TURNS = 60
@@ -48,7 +48,7 @@ class ConfiguredModel:
 
         Raises ``UserError`` if the model cannot be built.
         """
-        return build(self.model, self.signature, self.seed), zeros(self.signature, self.rows)
+        return build_model(self.model, self.signature, self.seed), zero_inputs(self.signature, self.rows)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class DdpTrainer:
             self.step()
 
     def step(self) -> None:
-        with rounding(self._tf32):
-            with autocast(self._precision, self._device):
+        with tf32_allowed(self._tf32):
+            with autocast_context(self._precision, self._device):
                 loss = self._ddp(*self._inputs).float().mean()
             loss.backward()
         self._optimizer.step()
@@ -121,10 +121,10 @@ def measure_compute(worker: WorkerContext, model: Model) -> Compute:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
     precision = resolve_precision(model.arithmetic.precision, worker.device)
     times = []
-    with rounding(model.arithmetic.tf32):
+    with tf32_allowed(model.arithmetic.tf32):
         for _ in range(WARM_UP + COMPUTE_STEPS):
             marks = [now(worker.device)]
-            with autocast(precision, worker.device):
+            with autocast_context(precision, worker.device):
                 loss = module(*inputs).float().mean()
             marks.append(now(worker.device))
             loss.backward()
@@ -132,7 +132,7 @@ def measure_compute(worker: WorkerContext, model: Model) -> Compute:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             times.append(np.diff([*marks, now(worker.device)]))
-    forward, backward, update = map(float, slowest(np.median(times[WARM_UP:], axis=0), worker.device))
+    forward, backward, update = map(float, slowest_rank_seconds(np.median(times[WARM_UP:], axis=0), worker.device))
     return Compute(forward, backward, update, gradients_of(module))
 
 
@@ -160,14 +160,14 @@ def time_alternately(
     built = model.build()
     trainers = [DdpTrainer(model, built, settings, worker.device) for settings in (in_use, other)]
     pilot = np.array([trainer.seconds(1) for trainer in trainers])
-    steps = max(1, round(SLOT_S / float(slowest(pilot, worker.device).max())))
+    steps = max(1, round(SLOT_S / float(slowest_rank_seconds(pilot, worker.device).max())))
     found: list[np.ndarray] = []
     while len(found) < MOST_TURNS:
         mine = np.empty(3)
         for which in (0, 1) if len(found) % 2 == 0 else (1, 0):
             mine[which] = trainers[which].seconds(steps)
         mine[2] = time.perf_counter() - started
-        *both, elapsed = slowest(mine, worker.device)
+        *both, elapsed = slowest_rank_seconds(mine, worker.device)
         found.append(np.array(both))
         if elapsed > budget and len(found) >= FEWEST_TURNS:
             break
@@ -184,7 +184,7 @@ def time_in_one_launch(
     """
     worker.set_activity(f"steps with {settings}")
     built = model.build()
-    buffer = torch.zeros(max(buckets_of(gradients_of(built[0]))) // 4, device=worker.device)
+    buffer = torch.zeros(max(bucket_sizes(gradients_of(built[0]))) // 4, device=worker.device)
     trainer = DdpTrainer(model, built, settings, worker.device)
     seconds: dict[str, list[float]] = {"reduce": [], "step": []}
     started = time.perf_counter()
@@ -195,7 +195,7 @@ def time_in_one_launch(
         dist.all_reduce(count, dist.ReduceOp.MAX)  # all ranks end together
         if count.item() and len(seconds["step"]) >= FEWEST_TURNS:
             break
-    reduce, step = (float(np.median(slowest(np.array(each), worker.device))) for each in seconds.values())
+    reduce, step = (float(np.median(slowest_rank_seconds(np.array(each), worker.device))) for each in seconds.values())
     return reduce, step
 
 

@@ -21,12 +21,12 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.engine import made_by, rendezvous_and_check
 from slipstream.collectives.launch.measurements import inspect_group
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.tune.decision import FEWEST_TURNS, SpeedTest, decide
+from slipstream.collectives.tune.decision import FEWEST_TURNS, SpeedTest, compare_settings
 from slipstream.collectives.tune.steps import Model, measure_compute, time_alternately, time_in_one_launch
 from slipstream.errors import Interrupted, UserError
 from slipstream.interconnect.history import ProfileHistory, TuningHistory
 from slipstream.interconnect.model.predictions import step_lines
-from slipstream.interconnect.model.step_time import Compute, buckets_of
+from slipstream.interconnect.model.step_time import Compute, bucket_sizes
 from slipstream.interconnect.profile import NetworkProfile
 from slipstream.interconnect.tuning import (
     COPIED,
@@ -69,7 +69,7 @@ class TuningCandidate:
         return replace(to, **self.ddp)
 
 
-def candidates(
+def tuning_candidates(
     backend: str, gradients: Sequence[int], interfaces: Iterable[str], used: Container[str]
 ) -> tuple[TuningCandidate, ...]:
     """Return the candidates, the largest possible gains first, as the time may run out.
@@ -92,9 +92,9 @@ def candidates(
 
 
 def bucket_candidates(gradients: Sequence[int]) -> list[TuningCandidate]:
-    known, found = [buckets_of(gradients)], []
+    known, found = [bucket_sizes(gradients)], []
     for megabytes in BUCKETS_MB:
-        buckets = buckets_of(gradients, megabytes << 20, megabytes << 20)
+        buckets = bucket_sizes(gradients, megabytes << 20, megabytes << 20)
         if buckets not in known:
             known.append(buckets)
             found.append(TuningCandidate(f"bucket_cap_mb={megabytes}", {"bucket_cap_mb": megabytes}))
@@ -108,7 +108,7 @@ def nccl_candidate(names: Sequence[str], value: str) -> TuningCandidate:
 LOG = logger("collectives")
 
 
-def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tuning | None:
+def tune_settings(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tuning | None:
     """Find settings with which training steps of ``model`` are faster; all processes of ``workers`` call this.
 
     Returns the recommendation in rank 0's process, None in the others. Raises the same error on all ranks:
@@ -156,7 +156,7 @@ def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[TuningCand
     names = [{line.partition(":")[0] for line in host.interfaces} for host in empty.topology.hosts]
     shared = sorted(set.intersection(*names)) if names else []
     used = {line.partition(" ")[0] for line in empty.topology.transports}
-    return candidates(empty.fingerprint.backend, compute.gradients, shared, used)
+    return tuning_candidates(empty.fingerprint.backend, compute.gradients, shared, used)
 
 
 @dataclass
@@ -196,7 +196,7 @@ class Tuner:
         turns = self.workers.launch(
             time_alternately, self.model, self.ddp, other, seconds, environment=self.environment
         )
-        return [decide(turns[0], turns[1], self.candidates)] if turns else []
+        return [compare_settings(turns[0], turns[1], self.candidates)] if turns else []
 
     def _over_launches(self, candidate: TuningCandidate, seconds: float) -> list[SpeedTest]:
         """Compare alternate launches without and with the candidate's variables.
@@ -213,7 +213,7 @@ class Tuner:
         if not self.workers.is_leader:
             return []
         without, with_it = ([list(column) for column in zip(*launches, strict=True)] for launches in found)
-        return [decide(*pair, self.candidates) for pair in zip(without, with_it, strict=True)]
+        return [compare_settings(*pair, self.candidates) for pair in zip(without, with_it, strict=True)]
 
     def _judged(self, candidate: TuningCandidate, decisions: list[SpeedTest]) -> TuningTrial:
         """Return the trial; the candidate is taken if all decisions favour it.

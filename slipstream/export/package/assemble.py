@@ -23,12 +23,12 @@ from slipstream.artifacts.results.export import (
     digest_line,
 )
 from slipstream.errors import UserError
-from slipstream.export.check import OUTPUT, RAW, TENSORS, column_of, providers
-from slipstream.export.package.metadata import ModelProvenance, entries, is_coarse, with_metadata
+from slipstream.export.check import OUTPUT, RAW, TENSORS, raw_column, runtime_providers
+from slipstream.export.package.metadata import ModelProvenance, is_coarse, metadata_entries, with_metadata
 from slipstream.export.package.raw_columns import BOOLEAN, TEXT, TIME, RawColumns, read_columns
-from slipstream.export.package.raw_model import encoder, raw_model
+from slipstream.export.package.raw_model import encoding_model, raw_model
 from slipstream.export.package.samples import ROWS, draw_raw, draw_tensors
-from slipstream.models.predict import inputs_of
+from slipstream.models.predict import record_inputs
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +41,7 @@ LOGITS = "logits of every next token; softmax gives probabilities"
 UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
 
 
-def assemble(
+def assemble_package(
     writer: ArtifactWriter,
     chosen: Path,
     deployed: ModelSignature,
@@ -59,23 +59,23 @@ def assemble(
     model = onnx.load(chosen)
     columns = read_columns(data.artifact.read_json("statistics.json"))
     if real:
-        tensors = dict(zip(names(model), inputs_of(data.signature, data.sample("test", ROWS)), strict=True))
+        tensors = dict(zip(names(model), record_inputs(data.signature, data.sample("test", ROWS)), strict=True))
     elif isinstance(columns, RawColumns):
-        tensors = encode(columns, deployed.opset)
+        tensors = encode_random_rows(columns, deployed.opset)
     else:
         tensors = draw_tensors(data.signature)
-    save(model, entries(deployed, deployed.inputs, deployed.outputs, origin), writer.directory / MODEL)
-    outputs = run(model, tensors)[0]
+    save_model(model, metadata_entries(deployed, deployed.inputs, deployed.outputs, origin), writer.directory / MODEL)
+    outputs = run_model(model, tensors)[0]
     packed = io.BytesIO()
     np.savez(packed, allow_pickle=False, **tensors, **{OUTPUT: outputs})
     writer.write_bytes(TENSORS, packed.getvalue())
     raw = write_raw(writer, model, columns, deployed, origin) if isinstance(columns, RawColumns) else None
     return DeployedSignature(
         **{**vars(deployed), "model": MODEL},
-        samples=SampleRows(real, tolerance(outputs, is_coarse(model))),
+        samples=SampleRows(real, output_tolerance(outputs, is_coarse(model))),
         raw=raw,
         no_raw="" if isinstance(columns, RawColumns) else columns,
-        holdout=holdout_of(data),
+        holdout=holdout_rule(data),
     )
 
 
@@ -93,9 +93,9 @@ def write_raw(
     raw, classes = raw_model(model, columns, deployed.classes), deployed.classes
     values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
-    *labels, scores = run(raw, {name: column_of(column, dtypes[name]) for name, column in values.items()})
-    allowed = tolerance(scores, is_coarse(model))
-    outputs = run(model, encode(columns, deployed.opset))[0]
+    *labels, scores = run_model(raw, {name: raw_column(column, dtypes[name]) for name, column in values.items()})
+    allowed = output_tolerance(scores, is_coarse(model))
+    outputs = run_model(model, encode_random_rows(columns, deployed.opset))[0]
     expected = softmax(outputs) if classes else outputs
     if not np.abs(scores - expected).max() <= allowed:
         raise UserError(f"export: the outputs of {RAW_MODEL} and {MODEL} differ; please report this with schema.json")
@@ -106,7 +106,9 @@ def write_raw(
         for name, kind in zip(values, columns.types.values(), strict=True)
     ]
     signature = RawSignature(RAW_MODEL, inputs, raw_outputs(raw, deployed), columns.mark, allowed)
-    save(raw, entries(deployed, signature.inputs, signature.outputs, origin), writer.directory / RAW_MODEL)
+    save_model(
+        raw, metadata_entries(deployed, signature.inputs, signature.outputs, origin), writer.directory / RAW_MODEL
+    )
     return signature
 
 
@@ -119,7 +121,7 @@ def raw_outputs(model: onnx.ModelProto, deployed: ModelSignature) -> list[Deploy
     ]
 
 
-def holdout_of(data: PreparedData) -> Holdout | None:
+def holdout_rule(data: PreparedData) -> Holdout | None:
     """Return how test rows were selected; None if the prepared data do not record it."""
     schema = data.artifact.read_json("schema.json")
     settings = schema.get("settings") or data.artifact.made_by.get("config")
@@ -155,31 +157,31 @@ def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) 
     }
 
 
-def finish(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Artifact:
+def finish_package(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Artifact:
     """Write the manifest and its digest."""
     artifact = writer.finish(KIND, made_by)
     (writer.directory / DIGEST).write_text(digest_line(artifact.fingerprint), encoding="utf-8")
     return artifact
 
 
-def encode(columns: RawColumns, opset: int) -> dict[str, np.ndarray]:
+def encode_random_rows(columns: RawColumns, opset: int) -> dict[str, np.ndarray]:
     """Return randomly drawn raw rows, encoded as the model's inputs."""
-    encoding = encoder(columns, opset)
+    encoding = encoding_model(columns, opset)
     drawn = zip(names(encoding), draw_raw(columns).values(), columns.types.values(), strict=True)
-    tensors = run(encoding, {name: column_of(values, dtype_of(kind)) for name, values, kind in drawn})
+    tensors = run_model(encoding, {name: raw_column(values, dtype_of(kind)) for name, values, kind in drawn})
     return {value.name: tensor for value, tensor in zip(encoding.graph.output, tensors, strict=True)}
 
 
-def run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run_model(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers())
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=runtime_providers())
     return session.run(None, feed)
 
 
-def save(model: onnx.ModelProto, properties: dict[str, str], path: Path) -> None:
+def save_model(model: onnx.ModelProto, properties: dict[str, str], path: Path) -> None:
     import onnx
 
     onnx.save(with_metadata(model, properties), path)
@@ -193,7 +195,7 @@ def dtype_of(kind: str) -> str:
     return "string" if kind == TEXT else "float64"
 
 
-def tolerance(outputs: np.ndarray, coarse: bool) -> float:
+def output_tolerance(outputs: np.ndarray, coarse: bool) -> float:
     return float(FINE * np.abs(outputs).max() + (COARSE * np.ptp(outputs) if coarse else 0.0) + 1e-7)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slipstream.export.package.raw_columns import BOOLEAN, FIRST, INTEGER, MISSING, TIME, UNSEEN, RawColumns
-from slipstream.export.package.samples import unbend
+from slipstream.export.package.samples import invert_curve
 
 #: Placeholder for a text outside the vocabulary, which the encoding cannot restore; no vocabulary contains it.
 LOST = "\ufffdlost"
@@ -13,7 +13,7 @@ LOST = "\ufffdlost"
 UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
 
 
-def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
+def decode_rows(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
     """Return every raw column as ``[rows]``: float64 with NaN for missing, or texts.
 
     Numbers have single precision, except integers and times at a full minute, hour or day. A text outside the
@@ -25,11 +25,11 @@ def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
         if number.part:
             continue
         standard = records["numeric"][:, index].astype(np.float64)
-        values = unbend(number, standard * number.std + number.mean)
+        values = invert_curve(number, standard * number.std + number.mean)
         if columns.types[number.name] in (INTEGER, BOOLEAN):
             values = np.round(values)
         elif columns.types[number.name] == TIME:
-            values = snapped(values, number.std * np.abs(standard) * 2.0**-23)
+            values = snap_times(values, number.std * np.abs(standard) * 2.0**-23)
         if number.name in indicators:
             values[records["numeric"][:, indicators[number.name]] == 1] = np.nan
         decoded[number.name] = values
@@ -40,7 +40,7 @@ def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
     return {name: decoded[name] for name in columns.types}
 
 
-def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
+def snap_times(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
     """Round each time to the largest of ``UNITS`` for which the change is within its ``error``."""
     left = np.ones(len(seconds), bool)
     rounded = seconds.copy()
@@ -52,7 +52,7 @@ def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
     return rounded
 
 
-def undecided(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
+def undecided_rows(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
     """Return a mask (bool ``[rows]``) of rows with a text that ``columns`` lost and ``other`` may encode."""
     vocabularies = {category.name: set(category.vocabulary) for category in other.categories}
     lost = np.zeros(len(records), bool)

@@ -15,21 +15,21 @@ import numpy as np
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.distributions import Bins, Distributions
 from slipstream.comparison.bins import fit_numbers, fit_predictions, fit_texts
-from slipstream.export.package.decode import decode
-from slipstream.export.package.raw_columns import FIRST, MISSING, UNSEEN, CategoryInput, columns_of
-from slipstream.models.predict import ModelFunction, predict
+from slipstream.export.package.decode import decode_rows
+from slipstream.export.package.raw_columns import FIRST, MISSING, UNSEEN, CategoryInput, raw_columns
+from slipstream.models.predict import ModelFunction, predict_records
 
 #: Maximum rows and bytes of the sample.
 ROWS, BYTES = 1 << 16, 64 << 20
 
 
-def distributions_of(model: ModelFunction, data: PreparedData) -> Distributions | None:
+def model_distributions(model: ModelFunction, data: PreparedData) -> Distributions | None:
     """Return the distributions for a model exported with ``data``; None for next-token models, which are not scored."""
     signature = data.signature
     if signature.task == "next token":
         return None
     records = data.sample("train", max(1, min(ROWS, BYTES // signature.record.itemsize)))
-    outputs = predict(model, signature, records)
+    outputs = predict_records(model, signature, records)
     if signature.classes:
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         outputs = powers / powers.sum(axis=1, keepdims=True)
@@ -41,8 +41,8 @@ def of_columns(statistics: Mapping[str, Any], records: np.ndarray) -> dict[str, 
     """Return the bins of every numeric or categorical column; empty if the data are not a table."""
     if "types" not in statistics:
         return {}
-    columns = columns_of(statistics)
-    decoded = decode(columns, records)
+    columns = raw_columns(statistics)
+    decoded = decode_rows(columns, records)
     found = {name: fit_numbers(decoded[name]) for name in columns.numeric}
     for index, category in enumerate(columns.categories):
         found[category.name] = of_codes(category, records["categorical"][:, index])

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.token_rows import TOKENIZER
-from slipstream.artifacts.prepared.tokenizer_json import FAST, reset
+from slipstream.artifacts.prepared.tokenizer_json import FAST, disable_padding_and_truncation
 from slipstream.artifacts.results.export import LibraryFiles
 from slipstream.errors import UserError
-from slipstream.language.stops import stops_of
+from slipstream.language.stops import stop_token_ids
 from slipstream.language.tokenizer import READ
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: Prepa
 
     Returns an empty list if transformers has no such architecture.
     """
-    from slipstream.models.hugging_face.files import files_of
+    from slipstream.models.hugging_face.files import hugging_face_files
 
     sizes = list[int]()
     tokenizer = tokenizer_of(data)
     texts = {name: tokenizer[name].decode() for name in READ if name in tokenizer}
-    for name, content in files_of(network, stops=stops_of(texts, answers=data.signature.learned > 0)):
+    for name, content in hugging_face_files(network, stops=stop_token_ids(texts, answers=data.signature.learned > 0)):
         with writer.create(f"{HUGGING_FACE}/{name}") as file:
             written = sum(map(file.write, content))
         if name.endswith(WEIGHTS):
@@ -76,7 +76,7 @@ def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
     }
     if FAST in files:
         try:
-            files[FAST] = reset(files[FAST].decode()).encode()
+            files[FAST] = disable_padding_and_truncation(files[FAST].decode()).encode()
         except ValueError as error:
             raise UserError(f"data: {prefix}{FAST} is not a tokenizer of Hugging Face's tokenizers: {error}") from None
     return files

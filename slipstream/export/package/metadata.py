@@ -35,7 +35,7 @@ class ModelProvenance:
     cpu_target: str
 
 
-def entries(
+def metadata_entries(
     deployed: ModelSignature, inputs: list[DeployedTensor], outputs: list[DeployedTensor], origin: ModelProvenance
 ) -> dict[str, str]:
     """Return the metadata: names, types and units of ``inputs`` and ``outputs``, classes and origin.
@@ -49,7 +49,7 @@ def entries(
         "outputs": json.dumps([described(each) for each in outputs], ensure_ascii=False),
         "classes": json.dumps(deployed.classes, ensure_ascii=False),
         **{name: str(origin.made_by.get(name, "")) for name in ("prepared", "trained", "code")},
-        "commit": commit(),
+        "commit": git_commit(),
         "cpu_target": origin.cpu_target,
         "licence": origin.licence,
     }
@@ -60,7 +60,7 @@ def described(tensor: DeployedTensor) -> dict[str, object]:
     return {name: value for name, value in vars(tensor).items() if value is not None}
 
 
-def commit() -> str:
+def git_commit() -> str:
     """Return the commit of this code's working tree, with ``-dirty`` if files differ; "" if git fails."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
     try:

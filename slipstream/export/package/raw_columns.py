@@ -70,10 +70,10 @@ def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
     if statistics["documents"]:
         named = ", ".join(statistics["documents"])
         return f"columns of documents ({named}): ONNX can neither normalise Unicode (NFKC) nor compute XXH3"
-    return columns_of(statistics)
+    return raw_columns(statistics)
 
 
-def columns_of(statistics: Mapping[str, Any]) -> RawColumns:
+def raw_columns(statistics: Mapping[str, Any]) -> RawColumns:
     """Return the columns of a table that become numbers or categories."""
     numbers = tuple(NumericInput(**column) for column in statistics["numeric"])
     categories = tuple(CategoryInput(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])

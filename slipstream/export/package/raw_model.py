@@ -68,7 +68,7 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
     outer.taken |= {tensor.name for tensor in inner.graph.initializer}
     ends = [outer.name(end) for end in (("label", "probabilities") if classes else ("value",))]
     inputs = {column: outer.name(column) for column in columns.types}
-    tensors = encode(outer, columns, inputs)
+    tensors = append_encoding(outer, columns, inputs)
     for name, tensor in tensors.items():
         outer.add("Identity", tensor, named=f"model/{name}")
     before, outer.nodes = outer.nodes, []
@@ -87,11 +87,11 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
     return whole
 
 
-def encoder(columns: RawColumns, opset: int) -> onnx.ModelProto:
+def encoding_model(columns: RawColumns, opset: int) -> onnx.ModelProto:
     """Return a model of the encoding only: from raw columns to the tensors ``numeric`` and ``categorical``."""
     graph = GraphBuilder({"numeric", "categorical"})
     inputs = {column: graph.name(column) for column in columns.types}
-    tensors = encode(graph, columns, inputs)
+    tensors = append_encoding(graph, columns, inputs)
     types = {"numeric": TensorProto.FLOAT, "categorical": TensorProto.INT32}
     outputs = []
     for name, tensor in tensors.items():
@@ -123,7 +123,7 @@ def outer_ends(graph: GraphBuilder, output: str, classes: Sequence[str], ends: l
     ]
 
 
-def encode(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> dict[str, str]:
+def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> dict[str, str]:
     """Append the encoding and return the names of ``numeric`` and ``categorical``, if any."""
     tensors = {}
     if columns.numbers:

@@ -62,7 +62,7 @@ def draw_raw(columns: RawColumns) -> dict[str, list[str] | list[float | None]]:
 def draw_numbers(number: NumericInput, kind: str, rng: np.random.Generator) -> list[float | None]:
     standard = rng.normal(size=ROWS)
     gaps = number.indicator & (rng.random(ROWS) < GAPS)
-    values = unbend(number, number.mean + number.std * standard)
+    values = invert_curve(number, number.mean + number.std * standard)
     if kind == BOOLEAN:
         values = (values > number.mean).astype(float)
     elif kind in (INTEGER, TIME):
@@ -71,7 +71,7 @@ def draw_numbers(number: NumericInput, kind: str, rng: np.random.Generator) -> l
     return [None if gap else float(value) for value, gap in zip(finite, gaps, strict=True)]
 
 
-def unbend(number: NumericInput, curved: np.ndarray) -> np.ndarray:
+def invert_curve(number: NumericInput, curved: np.ndarray) -> np.ndarray:
     """Return the raw numbers that a column's curve ("linear" or "log") maps to ``curved``."""
     if number.curve != "log":
         return curved

@@ -42,7 +42,7 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def sign(directory: Path, key: Path) -> Path:
+def sign_package(directory: Path, key: Path) -> Path:
     """Verify every file and write the signature next to the manifest.
 
     Raises ``UserError`` for an unusable model or key.
@@ -65,4 +65,4 @@ def main(directory: Path, key: Path) -> None:
 
     Example: slipstream sign runs/…/model private.pem
     """
-    click.echo(sign(directory, key))
+    click.echo(sign_package(directory, key))

@@ -1,8 +1,8 @@
 """Model repository for NVIDIA's Triton: ``slipstream triton``.
 
-``config.pbtxt`` is written from the signature and measurements, and checked by :func:`flaws_of`. If tritonclient is
-installed (extra ``[triton]``), Triton's own protobuf parses it as well. It checks field names, but accepts a preferred
-batch above the maximum, and tensors that the model does not have.
+``config.pbtxt`` is written from the signature and measurements, and checked by :func:`config_errors`. If tritonclient
+is installed (extra ``[triton]``), Triton's own protobuf parses it as well. It checks field names, but accepts a
+preferred batch above the maximum, and tensors that the model does not have.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
     repository.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=repository.parent, prefix=".triton-") as scratch:
         for model, (file, inputs, outputs) in models.items():
-            config = configuration(model, inputs, outputs, report)
-            if flaws := list(flaws_of(config, model, inputs, outputs)):
+            config = config_fields(model, inputs, outputs, report)
+            if flaws := list(config_errors(config, model, inputs, outputs)):
                 raise UserError(f"{model}/config.pbtxt: {flaws[0]}")
-            text = rendered(config)
-            parse(text)
+            text = render_config(config)
+            parse_model_config(text)
             target = Path(scratch, model)
             (target / VERSION).mkdir(parents=True)
             (target / "config.pbtxt").write_text(text, encoding="utf-8")
@@ -84,7 +84,7 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
         return [Path(shutil.move(Path(scratch, model), repository / model)) for model in models]
 
 
-def configuration(
+def config_fields(
     name: str, inputs: Sequence[DeployedTensor], outputs: Sequence[DeployedTensor], report: ExportReport
 ) -> Config:
     """Return the fields of ``config.pbtxt``.
@@ -144,7 +144,7 @@ def dims(spec: DeployedTensor) -> list[int]:
 # Checks
 
 
-def flaws_of(
+def config_errors(
     config: Config, directory: str, inputs: Sequence[DeployedTensor], outputs: Sequence[DeployedTensor]
 ) -> Iterator[str]:
     """Yield errors for which Triton would reject the model or ignore the configuration."""
@@ -177,7 +177,7 @@ def flaws_of(
             yield f"model_warmup {warm['name']!r}: its inputs differ from the model's"
 
 
-def parse(text: str) -> Any:
+def parse_model_config(text: str) -> Any:
     """Return ``text`` as Triton's ``ModelConfig``; None without tritonclient.
 
     Raises ``UserError`` if it does not parse.
@@ -196,7 +196,7 @@ def parse(text: str) -> Any:
 # Text format
 
 
-def rendered(config: Config) -> str:
+def render_config(config: Config) -> str:
     """Return ``config`` in protobuf text format."""
     return "".join(f"{line}\n" for line in lines_of(config))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from slipstream.errors import UserError
-from slipstream.export.convert import largest_difference, opset_of
+from slipstream.export.convert import largest_difference, model_opset
 from slipstream.export.quantize.recipes import CONVOLUTIONS
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ TRIED_ROWS = 4
 def write_half(prepared: Path, target: Path, kind: Half) -> None:
     """Write the file ``prepared`` with matmuls in ``kind`` to ``target``.
 
-    ``prepared`` comes from :meth:`.quantise.Quantiser.prepared`. Raises ``UserError`` if the opset has no matmul of
-    that type.
+    ``prepared`` comes from :meth:`.quantise_weight.Quantiser.prepared`. Raises ``UserError`` if the opset has no matmul
+    of that type.
     """
     import onnx
 
@@ -40,7 +40,7 @@ def write_half(prepared: Path, target: Path, kind: Half) -> None:
     onnx.save(converted, target)
 
 
-def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
+def largest_output_error(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
     """Return the largest absolute difference between the outputs of ``path`` and ``fp32``.
 
     Uses the first ``TRIED_ROWS`` rows of ``inputs``. Raises ``UserError`` if an output is not finite.
@@ -84,7 +84,7 @@ class HalfPrecisionConverter:
         graph = self.source.graph
         nodes = [converted for node in graph.node for converted in self.converted(node)]
         if not any(node.op_type in CONVOLUTIONS and node.output[0] in self.halves.values() for node in nodes):
-            opset = opset_of(self.source)
+            opset = model_opset(self.source)
             raise UserError(f"export.opset: {opset} has no matmul of this model in {self.kind}; set it to 22 or more")
         for value in graph.output:
             nodes += self.cast(value.name) if value.name in self.only_half else []
@@ -137,7 +137,7 @@ class HalfPrecisionConverter:
         """Return True if this operator exists in the opset for the 16-bit type."""
         from onnx import defs
 
-        schema = defs.get_schema(operator, opset_of(self.source))
+        schema = defs.get_schema(operator, model_opset(self.source))
         types = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
         name = "tensor(float16)" if self.kind == "fp16" else "tensor(bfloat16)"
         return bool(schema.inputs) and name in types.get(schema.inputs[0].type_str, ())

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipstream.errors import UserError
-from slipstream.export.convert import quiet, without_provenance
+from slipstream.export.convert import exporters_silenced, without_provenance
 from slipstream.export.quantize.half_precision import write_half
 from slipstream.export.quantize.recipes import (
     BETWEEN_CONVOLUTIONS,
     CONVOLUTIONS,
     PRODUCTS,
     Recipe,
-    convolutional,
+    has_convolutions,
     narrow_convolutions,
 )
 from slipstream.export.session import default_threads
@@ -56,7 +56,7 @@ class Quantiser:
         path = self.scratch / ("smooth.onnx" if smooth else "plain.onnx")
         if path.exists():
             return path
-        with quiet(), default_threads(usable_cores()):
+        with exporters_silenced(), default_threads(usable_cores()):
             if not smooth:
                 quant_pre_process(self.fp32, path)
                 return path
@@ -79,7 +79,7 @@ class Quantiser:
             write_half(prepared, target, recipe.kind)
             return
         try:
-            with quiet(), default_threads(usable_cores()):
+            with exporters_silenced(), default_threads(usable_cores()):
                 makers[recipe.kind](recipe, prepared, target, fp32, only)
             model = without_provenance(onnx.load(target))
             # Sessions infer the inner shapes themselves; they are some percent of a small file.
@@ -146,7 +146,7 @@ def operator_types(recipe: Recipe, model: onnx.ModelProto) -> list[str]:
     """Return the operators that a static recipe quantises; empty for all that ONNX Runtime's tool supports."""
     if recipe.operators == "all":
         return []
-    products = list(CONVOLUTIONS if convolutional(model) else PRODUCTS)
+    products = list(CONVOLUTIONS if has_convolutions(model) else PRODUCTS)
     return [*products, *BETWEEN_CONVOLUTIONS] if recipe.operators == "between" else products
 
 

@@ -75,7 +75,7 @@ def narrow_convolutions(model: onnx.ModelProto) -> list[str]:
     return names
 
 
-def convolutional(model: onnx.ModelProto) -> bool:
+def has_convolutions(model: onnx.ModelProto) -> bool:
     return any(node.op_type == "Conv" for node in model.graph.node)
 
 
@@ -90,7 +90,7 @@ def recipes_for(model: onnx.ModelProto) -> list[Recipe]:
     FP32 narrow convolutions; others with a smoothed first matmul. ONNX Runtime's defaults (S8S8, per tensor, all
     operators) and dynamic quantisation follow, then the remaining combinations.
     """
-    if convolutional(model):
+    if has_convolutions(model):
         scopes: tuple[Operators, ...] = ("between", "all", "products")
         first = [
             Recipe("static", per_channel=per_channel, operators=operators, fp32_outputs=False, wide=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.export import VariantFigures
-from slipstream.comparison.quality import UNITS, right_of
+from slipstream.comparison.quality import UNITS, correct_predictions
 from slipstream.export.choose import GateResult
 from slipstream.export.config import ExportConfig
 from slipstream.export.quantize.quantise import Quantiser
@@ -24,7 +24,7 @@ from slipstream.export.quantize.recipes import CONVOLUTIONS, FOR_GPUS, Recipe, r
 from slipstream.export.quantize.speed_ranking import ExportCandidate, SpeedRanking, fastest_first
 from slipstream.export.session import onnx_predictor
 from slipstream.export.variants import left_out
-from slipstream.models.predict import inputs_of, predict, targets_of
+from slipstream.models.predict import predict_records, record_inputs, record_targets
 
 #: Function that returns a file's loss on the search rows, in points of accuracy or percent of RMSE.
 LossOfFile = Callable[[Path], float]
@@ -47,7 +47,7 @@ class SearchResult:
     others: list[VariantFigures]
 
 
-def search(
+def search_recipes(
     directory: Path, fp32: Path, data: PreparedData, config: ExportConfig, started: float, batches: Sequence[int]
 ) -> SearchResult:
     """Make candidates from the file ``fp32`` and choose at most three finalists.
@@ -57,8 +57,10 @@ def search(
     """
     records, others = search_rows(fp32, data, config), list[VariantFigures]()
     with TemporaryDirectory(dir=directory) as scratch:
-        quantiser = Quantiser(fp32, calibration(data, config), Path(scratch), 8 if config.target == "vnni" else 7)
-        expected = predicted(fp32, data, records, config)
+        quantiser = Quantiser(
+            fp32, calibration_inputs(data, config), Path(scratch), 8 if config.target == "vnni" else 7
+        )
+        expected = predict_with_file(fp32, data, records, config)
         loss_of = partial(quality_loss, data=data, records=records, expected=expected, config=config)
         candidates = list(make_all(directory, quantiser, loss_of, config, started, others))
         speeds = SpeedRanking(fp32, data.signature, records, config, batches)
@@ -79,15 +81,15 @@ def search(
         finalists = choose_finalists(speeds.rank(good, started + RANKING * config.seconds), config)
     for candidate in candidates:
         if candidate not in finalists:
-            verdict = rejection(candidate, data.signature.task, config)
+            verdict = rejection_reason(candidate, data.signature.task, config)
             others.append(left_out(candidate.name, verdict, recipe=candidate.code))
             candidate.path.unlink()
     return SearchResult(finalists, others)
 
 
-def calibration(data: PreparedData, config: ExportConfig) -> tuple[np.ndarray, ...]:
+def calibration_inputs(data: PreparedData, config: ExportConfig) -> tuple[np.ndarray, ...]:
     """Return calibration rows of the training split, as model inputs."""
-    return inputs_of(data.signature, data.sample("train", config.calibration_rows))
+    return record_inputs(data.signature, data.sample("train", config.calibration_rows))
 
 
 def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndarray:
@@ -99,23 +101,23 @@ def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndar
     if not len(records):
         records = data.sample("train", MOST_ROWS)
     started = time.perf_counter()
-    predicted(fp32, data, records[:FEWEST_ROWS], config)
+    predict_with_file(fp32, data, records[:FEWEST_ROWS], config)
     taken = (time.perf_counter() - started) / len(records[:FEWEST_ROWS])
     return records[: max(FEWEST_ROWS, int(LOSS * config.seconds / max(taken, 1e-9)))]
 
 
-def predicted(path: Path, data: PreparedData, records: np.ndarray, config: ExportConfig) -> np.ndarray:
-    return predict(onnx_predictor(path, 1, config.provider), data.signature, records)
+def predict_with_file(path: Path, data: PreparedData, records: np.ndarray, config: ExportConfig) -> np.ndarray:
+    return predict_records(onnx_predictor(path, 1, config.provider), data.signature, records)
 
 
 def quality_loss(
     path: Path, *, data: PreparedData, records: np.ndarray, expected: np.ndarray, config: ExportConfig
 ) -> float:
     """Return a file's loss on the search rows, in points of accuracy or percent of RMSE."""
-    outputs, truth = predicted(path, data, records, config), targets_of(records)
+    outputs, truth = predict_with_file(path, data, records, config), record_targets(records)
     task = data.signature.task
     if task != "regression":
-        right, still = (float(np.mean(right_of(task, each, truth))) for each in (expected, outputs))
+        right, still = (float(np.mean(correct_predictions(task, each, truth))) for each in (expected, outputs))
         return 100 * (right - still)
     before, after = (float(np.sqrt(np.mean((each[:, 0] - truth) ** 2))) for each in (expected, outputs))
     return 100 * (after / max(before, 1e-12) - 1)
@@ -202,7 +204,7 @@ def choose_finalists(ranked: Mapping[int, Sequence[ExportCandidate]], config: Ex
     return list(ordered.values())[:MOST_FINALISTS]
 
 
-def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> GateResult:
+def rejection_reason(candidate: ExportCandidate, task: str, config: ExportConfig) -> GateResult:
     """Return why a candidate is not a finalist."""
     if candidate.loss > config.max_loss:
         return GateResult("failed", f"it lost {candidate.loss:.2f} {UNITS[task]} on the rows of the search")
@@ -214,7 +216,7 @@ def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> Ga
     return GateResult("dropped", f"others were faster in the first measurements (times as fast as FP32: {seen})")
 
 
-def products_of(path: Path) -> list[str]:
+def matmul_names(path: Path) -> list[str]:
     """Return the names of convolutions and matmuls with a weight."""
     import onnx
 
@@ -230,7 +232,7 @@ def rank_by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict
     """
     expected = onnx_predictor(quantiser.fp32, 1)(quantiser.inputs)
     target, errors = quantiser.scratch / "single.onnx", dict[str, float]()
-    for name in products_of(quantiser.prepared(recipe.smooth)):
+    for name in matmul_names(quantiser.prepared(recipe.smooth)):
         if time.perf_counter() > deadline:
             break
         quantiser.make(recipe, target, only=[name])

@@ -74,7 +74,7 @@ class Hockney:
 
         Its interval combines the spread between launches with the error on held-out sizes.
         """
-        row = basis([size], self.breaks)[0]
+        row = regressors([size], self.breaks)[0]
         logs = np.log([max(float(row @ launch), 1e-12) for launch in self.launches])
         count = len(logs)
         spread = float(logs.std(ddof=1)) if count > 1 else 0.0
@@ -84,7 +84,7 @@ class Hockney:
         return TimeEstimate(float(np.exp(middle)), float(np.exp(middle - half)), float(np.exp(middle + half)))
 
 
-def basis(sizes: Sequence[float], breaks: Sequence[float]) -> np.ndarray:
+def regressors(sizes: Sequence[float], breaks: Sequence[float]) -> np.ndarray:
     """Return the regressors of every size: 1, and its bytes between breaks; float64 ``[sizes, 2 + breaks]``."""
     x = np.asarray(sizes, dtype=np.float64)[:, None]
     starts, ends = np.array([0.0, *breaks]), np.array([*breaks, np.inf])
@@ -101,7 +101,7 @@ def least_squares(
     sizes: Sequence[float], seconds: Sequence[float], weights: np.ndarray, breaks: Sequence[float]
 ) -> np.ndarray:
     """Return the non-negative latency and seconds per byte of the weighted fit to relative errors."""
-    relative = basis(sizes, breaks) / np.asarray(seconds)[:, None]
+    relative = regressors(sizes, breaks) / np.asarray(seconds)[:, None]
     return nnls(relative * weights[:, None], weights)[0]
 
 
@@ -113,11 +113,11 @@ def left_out_error(
     for out in range(len(sizes)):
         rest = [i for i in range(len(sizes)) if i != out]
         fitted = least_squares([sizes[i] for i in rest], [seconds[i] for i in rest], weights[rest], breaks)
-        errors.append(float(basis([sizes[out]], breaks)[0] @ fitted) / seconds[out] - 1)
+        errors.append(float(regressors([sizes[out]], breaks)[0] @ fitted) / seconds[out] - 1)
     return float(np.sqrt(np.average(np.square(errors), weights=np.square(weights))))
 
 
-def fit(points: Mapping[float, Sequence[float]]) -> Hockney:
+def fit_hockney(points: Mapping[float, Sequence[float]]) -> Hockney:
     """Fit the seconds of every launch by size; the k-th seconds of all sizes belong to launch k.
 
     Raises ``ValueError`` for fewer than 3 sizes, or no launch.

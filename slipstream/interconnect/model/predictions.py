@@ -23,7 +23,7 @@ from slipstream.interconnect.model.schemes import (
     message_model,
     shared_cores,
 )
-from slipstream.interconnect.model.step_time import Compute, predict
+from slipstream.interconnect.model.step_time import Compute, predict_step_time
 from slipstream.interconnect.profile import ModelPoint, NetworkProfile
 
 FEWEST_SIZES = 3
@@ -43,7 +43,7 @@ class AllReduce:
         return self.scheme.seconds(self.message, world, size)
 
 
-def model_of(profile: NetworkProfile) -> AllReduce | str:
+def all_reduce_model(profile: NetworkProfile) -> AllReduce | str:
     """Return the all_reduce model fitted to all numbers of processes, or the reason why there is none.
 
     With one measured number, a ring is assumed. Otherwise each number is held out in turn from a fit to the others,
@@ -80,9 +80,9 @@ CURVE_POINTS = 60
 NO_STEPS = "steps between more ranks are not predicted"
 
 
-def lines(profile: NetworkProfile) -> Iterator[str]:
+def model_lines(profile: NetworkProfile) -> Iterator[str]:
     """Yield the message model of all_reduce, the schemes of other operations, and predictions for more ranks."""
-    here, model = profile.fingerprint.world, model_of(profile)
+    here, model = profile.fingerprint.world, all_reduce_model(profile)
     if isinstance(model, str):
         if profile.of("all_reduce") and here > 1:
             yield f"{model}: no prediction"
@@ -116,7 +116,7 @@ def lines(profile: NetworkProfile) -> Iterator[str]:
 
 def model_curve(profile: NetworkProfile) -> list[ModelPoint]:
     """Return the modelled all_reduce times over the measured sizes; empty without a model."""
-    model = model_of(profile)
+    model = all_reduce_model(profile)
     if isinstance(model, str):
         return []
     measured, world = profile.of("all_reduce"), profile.fingerprint.world
@@ -133,7 +133,7 @@ def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str
     if profile is None:
         yield f"{NO_STEPS}: the history has no profile of this hardware; run the benchmark first"
         return
-    here, model = profile.fingerprint.world, model_of(profile)
+    here, model = profile.fingerprint.world, all_reduce_model(profile)
     if isinstance(model, str):
         yield f"{NO_STEPS}: {model}"
         return
@@ -141,7 +141,7 @@ def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str
         if reason := shared_cores(profile, world):
             yield f"{reason}: no prediction"
             return
-        expected = predict(compute, partial(model.seconds, world))
+        expected = predict_step_time(compute, partial(model.seconds, world))
         share = expected.efficiency
         yield (
             f"a step between {world} ranks: {expected.step.milliseconds} expected; computation takes "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from slipstream.interconnect.model.hockney import Hockney, TimeEstimate, fit
+from slipstream.interconnect.model.hockney import Hockney, TimeEstimate, fit_hockney
 from slipstream.interconnect.profile import Measurement, NetworkProfile
 
 #: Relative error above which a scheme is rejected.
@@ -79,7 +79,7 @@ def message_model(scheme: Scheme, measured: Sequence[Measurement]) -> Hockney:
     for each in measured:
         rounds, message = scheme.rounds(each.world), each.bytes * scheme.share(each.world)
         points.setdefault(message, []).extend(launch.median / rounds for launch in each.launches)
-    return fit(points)
+    return fit_hockney(points)
 
 
 def evaluate_schemes(operation: str, message: Hockney, held_out: Sequence[Measurement]) -> SchemeFit:

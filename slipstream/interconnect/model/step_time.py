@@ -39,7 +39,7 @@ class PredictedStepTime:
     efficiency: TimeEstimate
 
 
-def buckets_of(gradients: Sequence[int], first: int = FIRST_BUCKET, cap: int = BUCKET) -> list[int]:
+def bucket_sizes(gradients: Sequence[int], first: int = FIRST_BUCKET, cap: int = BUCKET) -> list[int]:
     """Return the bytes of every bucket, in order of reduction."""
     buckets: list[int] = []
     filling = 0
@@ -64,12 +64,12 @@ def step_seconds(compute: Compute, buckets: Sequence[int], all_reduce: Callable[
     return max(ended, compute.forward + compute.backward) + compute.optimizer
 
 
-def predict(compute: Compute, all_reduce: Callable[[int], TimeEstimate]) -> PredictedStepTime:
+def predict_step_time(compute: Compute, all_reduce: Callable[[int], TimeEstimate]) -> PredictedStepTime:
     """Return the step time with DDP's buckets.
 
     Its interval follows from the intervals of ``all_reduce(bytes)``.
     """
-    buckets = buckets_of(compute.gradients)
+    buckets = bucket_sizes(compute.gradients)
     step = TimeEstimate(
         step_seconds(compute, buckets, lambda size: all_reduce(size).seconds),
         step_seconds(compute, buckets, lambda size: all_reduce(size).low),

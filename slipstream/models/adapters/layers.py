@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipstream.models.adapters.nf4 import BLOCK, QuantisedProduct, dequantise, quantise
+from slipstream.models.adapters.nf4 import BLOCK, QuantisedProduct, dequantise_weight, quantise_weight
 from slipstream.models.arithmetic import autocast_type
 from slipstream.models.config import LoraConfig
 
@@ -59,7 +59,7 @@ class LoraLinear(nn.Module):
     def quantise(self) -> None:
         """Store the frozen weight in four bits; ``in_features`` must be a multiple of :data:`.nf4.BLOCK`."""
         assert self.in_features % BLOCK == 0 and not self.quantised
-        parts = quantise(self.weight)
+        parts = quantise_weight(self.weight)
         del self.weight
         self.codes, self.scales = (nn.Parameter(part, requires_grad=False) for part in parts)
         self.quantised = True
@@ -67,7 +67,11 @@ class LoraLinear(nn.Module):
     def merged_weight(self) -> Tensor:
         """Return the frozen weight plus the adapter's update, ``[out, in]``, in the adapter's type."""
         up, down = self.lora_B.weight.detach(), self.lora_A.weight.detach()
-        frozen = dequantise(self.codes, self.scales, up.dtype) if self.quantised else self.weight.detach().to(up.dtype)
+        frozen = (
+            dequantise_weight(self.codes, self.scales, up.dtype)
+            if self.quantised
+            else self.weight.detach().to(up.dtype)
+        )
         return frozen + self.scale * (up @ down)
 
 

@@ -12,7 +12,7 @@ from slipstream.models.adapters.network import layers_with_adapters, plain_shape
 
 
 @torch.no_grad()
-def merged(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors of the equivalent network without adapters.
 
     Merged weights are computed one at a time, to save memory.
@@ -24,7 +24,7 @@ def merged(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def merge(network: nn.Module) -> None:
+def merge_adapters(network: nn.Module) -> None:
     """Merge all adapters into the network in place, one layer at a time."""
     for path, layer in list(layers_with_adapters(network)):
         parent, _, name = path.rpartition(".")

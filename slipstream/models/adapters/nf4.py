@@ -50,7 +50,7 @@ class QuantisedWeight(NamedTuple):
     scales: Tensor
 
 
-def quantise(weight: Tensor) -> QuantisedWeight:
+def quantise_weight(weight: Tensor) -> QuantisedWeight:
     """Quantise a weight ``[out, in]``, or some of its rows; ``in`` must be a multiple of :data:`BLOCK`."""
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
     scales = blocks.abs().amax(dim=2)
@@ -60,7 +60,7 @@ def quantise(weight: Tensor) -> QuantisedWeight:
     return QuantisedWeight((nearest[:, ::2] << 4) | nearest[:, 1::2], scales.view(torch.int32))
 
 
-def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantise_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weight ``[out, in]``, computed in float32 and rounded once to ``dtype``."""
     traced = torch.compiler.is_compiling() or codes.is_meta or is_fake(codes)
     pairs = (pairs_of_levels if traced else kept_pairs)(codes.device)
@@ -95,11 +95,11 @@ class QuantisedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
         ctx.save_for_backward(codes, scales)
-        return functional.linear(x, dequantise(codes, scales, x.dtype))
+        return functional.linear(x, dequantise_weight(codes, scales, x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         if not ctx.needs_input_grad[0]:
             return None, None, None
         codes, scales = ctx.saved_tensors
-        return grad @ dequantise(codes, scales, grad.dtype), None, None
+        return grad @ dequantise_weight(codes, scales, grad.dtype), None, None

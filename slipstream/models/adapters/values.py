@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from slipstream.models.adapters.layers import CODES, SCALES, initial_std, is_adapter
-from slipstream.models.adapters.nf4 import BLOCK, QuantisedWeight, quantise
-from slipstream.models.initial.drawn import draw
+from slipstream.models.adapters.nf4 import BLOCK, QuantisedWeight, quantise_weight
+from slipstream.models.initial.drawn import draw_slice
 from slipstream.models.initial.values import InitialValues
 
 #: Approximate number of elements that are quantised at once.
@@ -39,7 +39,7 @@ class AdaptedValues:
         if is_adapter(name) and self.start:
             self.start.fill(part, name, size, offsets)
         elif is_adapter(name):
-            draw(part, name, size, offsets, std=initial_std(name, size), seed=self.seed)
+            draw_slice(part, name, size, offsets, std=initial_std(name, size), seed=self.seed)
         elif name.endswith((CODES, SCALES)):
             assert part.shape[1] == size[1], "nothing divides the rows of weights in four bits"
             codes = name.endswith(CODES)
@@ -58,7 +58,7 @@ class AdaptedValues:
             for start in range(first, first + len(part), step):
                 plain = torch.empty(min(step, first + len(part) - start), width, device=part.device)
                 self.base.fill(plain, weight, (out, width), (start, 0))
-                found.append(quantise(plain))
-            empty = quantise(torch.empty(0, width, device=part.device))
+                found.append(quantise_weight(plain))
+            empty = quantise_weight(torch.empty(0, width, device=part.device))
             self._parts = QuantisedWeight(*map(torch.cat, zip(empty, *found, strict=True)))
         return self._parts

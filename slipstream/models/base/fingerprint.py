@@ -69,11 +69,11 @@ def fingerprint_files(directory: BaseDirectory, names: Set[str]) -> str:
 
 
 def content_of(info: ObjectInfo) -> str:
-    return info.etag if info.uri.startswith(STORES) else digest(info.uri, info.size, info.etag)
+    return info.etag if info.uri.startswith(STORES) else cached_file_digest(info.uri, info.size, info.etag)
 
 
 @lru_cache(maxsize=1024)
-def digest(uri: str, size: int, etag: str) -> str:
+def cached_file_digest(uri: str, size: int, etag: str) -> str:
     """Return the digest of a local file, cached per process until its size or ``etag`` changes."""
     found, info = xxhash.xxh3_128(), ObjectInfo(uri, size, etag)
     for start in range(0, size, BLOCK_BYTES):

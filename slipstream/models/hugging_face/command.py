@@ -10,7 +10,7 @@ import click
 from slipstream.artifacts.prepared.token_rows import tokenizer_files
 from slipstream.artifacts.workspaces import put_in_place
 from slipstream.errors import UserError
-from slipstream.models.hugging_face.files import config_of, files_of
+from slipstream.models.hugging_face.files import hugging_face_files, transformer_config
 from slipstream.models.trained import TrainedModel, UntrustedFactory
 from slipstream.models.transformer import Transformer
 
@@ -37,7 +37,7 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
         raise UserError(f"{trained}: holds a model of another factory; {expected}") from None
     if not isinstance(model, Transformer):
         raise UserError(f"{trained}: holds a {type(model).__name__}; {expected}")
-    if config_of(model) is None:
+    if transformer_config(model) is None:
         raise UserError(
             f"{trained}: holds a transformer that was pruned to feed-forward layers of different widths, and "
             "config.json has one intermediate_size; expected one width"
@@ -49,7 +49,7 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
         partial = Path(scratch, output.name)
         partial.mkdir()
-        for name, chunks in files_of(model):
+        for name, chunks in hugging_face_files(model):
             with (partial / name).open("wb") as file:
                 file.writelines(chunks)
         for name, content in more.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from slipstream.artifacts.hugging_face import CONFIG
-from slipstream.models.adapters.merge import merged
+from slipstream.models.adapters.merge import merged_tensors
 from slipstream.models.adapters.network import plain_shapes
 from slipstream.models.hugging_face.parts import PART_BYTES, Content, weight_files
 from slipstream.models.trained import TensorType
@@ -17,7 +17,7 @@ from slipstream.models.transformer import Transformer
 from slipstream.models.transformer_config import TransformerConfig, to_hugging_face
 
 
-def config_of(model: Transformer) -> TransformerConfig | None:
+def transformer_config(model: Transformer) -> TransformerConfig | None:
     """Return the model's configuration.
 
     None if pruning left layers of different widths, which Hugging Face's format cannot describe.
@@ -26,13 +26,15 @@ def config_of(model: Transformer) -> TransformerConfig | None:
     return replace(model.config, intermediate_size=widths.pop()) if len(widths) == 1 else None
 
 
-def files_of(model: Transformer, most: int = PART_BYTES, stops: Sequence[int] = ()) -> Iterator[tuple[str, Content]]:
+def hugging_face_files(
+    model: Transformer, most: int = PART_BYTES, stops: Sequence[int] = ()
+) -> Iterator[tuple[str, Content]]:
     """Yield names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads.
 
     Shards of weights have at most ``most`` bytes. If the model has no document end, generation ends at the tokens
-    ``stops``. Yields nothing if :func:`config_of` is None.
+    ``stops``. Yields nothing if :func:`transformer_config` is None.
     """
-    config = config_of(model)
+    config = transformer_config(model)
     if config is None:
         return
     end = model.document_end
@@ -42,4 +44,4 @@ def files_of(model: Transformer, most: int = PART_BYTES, stops: Sequence[int] = 
         ends = {"eos_token_id": stops[0] if len(stops) == 1 else list(stops)}
     yield CONFIG, [json.dumps(to_hugging_face(config) | ends, indent=2).encode()]
     kinds = {name: TensorType(torch.float32, shape) for name, shape in plain_shapes(model).items()}
-    yield from weight_files(kinds, ((name, tensor.float()) for name, tensor in merged(model)), most)
+    yield from weight_files(kinds, ((name, tensor.float()) for name, tensor in merged_tensors(model)), most)

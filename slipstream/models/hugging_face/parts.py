@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from slipstream.artifacts.hugging_face import INDEX, WHOLE
-from slipstream.models.trained import TensorType, header, raw_bytes
+from slipstream.models.trained import TensorType, raw_bytes, safetensors_header
 
 #: Maximum bytes of the tensors in a shard, unless a single tensor has more.
 PART_BYTES = 5_000_000_000
@@ -22,7 +22,7 @@ METADATA = {"format": "pt"}
 Content = Iterable[bytes | memoryview]
 
 
-def divided(kinds: Mapping[str, TensorType], most: int) -> list[dict[str, TensorType]]:
+def divide_into_shards(kinds: Mapping[str, TensorType], most: int) -> list[dict[str, TensorType]]:
     """Divide the tensors, in order, into the fewest shards of at most ``most`` bytes."""
     parts: list[dict[str, TensorType]] = [{}]
     room = most
@@ -42,21 +42,21 @@ def weight_files(
 
     ``tensors`` must come in the order of ``kinds``. Raises ``ValueError`` if name, dtype or shape differs.
     """
-    parts, left = divided(kinds, most), iter(tensors)
+    parts, left = divide_into_shards(kinds, most), iter(tensors)
     names = [f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors" for number in range(len(parts))]
     if len(parts) == 1:
         names = [WHOLE]
     for name, part in zip(names, parts, strict=True):
-        yield name, content(part, left)
+        yield name, shard_bytes(part, left)
     if len(parts) > 1:
         places = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
         size = sum(kind.nbytes for kind in kinds.values())
         yield INDEX, [json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2).encode()]
 
 
-def content(part: Mapping[str, TensorType], tensors: Iterator[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
+def shard_bytes(part: Mapping[str, TensorType], tensors: Iterator[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a shard, taking the next tensors from the iterator."""
-    yield header(part, METADATA)
+    yield safetensors_header(part, METADATA)
     for expected, kind in part.items():
         name, tensor = next(tensors, ("nothing", None))
         if tensor is None or (name, tensor.dtype, tuple(tensor.shape)) != (expected, *kind):

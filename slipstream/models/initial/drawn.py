@@ -42,10 +42,12 @@ class DrawnValues:
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
         """Fill a parameter's slice; see :class:`~slipstream.models.initial.values.InitialValues`."""
         assert isinstance(self.model, StatesDeviations)
-        draw(part, name, size, offsets, std=self.model.initial_std(name), seed=self.seed)
+        draw_slice(part, name, size, offsets, std=self.model.initial_std(name), seed=self.seed)
 
 
-def draw(part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int], *, std: float | None, seed: int) -> None:
+def draw_slice(
+    part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int], *, std: float | None, seed: int
+) -> None:
     """Fill a slice of a parameter with normal values of deviation ``std``; with ones if ``std`` is None."""
     if std is None:
         part.fill_(1.0)
@@ -59,11 +61,11 @@ def draw(part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int], *
         part = part if part.ndim else part.view(1)
         for start in range(0, len(part), rows):
             target = part[start : start + rows]
-            drawn = normal(seed, name, (first + start) * width, len(target) * width)
+            drawn = normal_sequence(seed, name, (first + start) * width, len(target) * width)
             target.copy_(torch.from_numpy(drawn.reshape(len(target), width)[:, columns] * std).reshape(target.shape))
 
 
-def normal(seed: int, name: str, start: int, count: int) -> np.ndarray:
+def normal_sequence(seed: int, name: str, start: int, count: int) -> np.ndarray:
     """Return elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``, float64."""
     from scipy.special import ndtri
 

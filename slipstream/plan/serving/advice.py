@@ -11,10 +11,10 @@ from slipstream.plan.serving.decide import (
     ServingOption,
     ServingRequirements,
     p99_at_random,
-    recommended,
-    room,
+    recommended_option,
+    request_rate_limit,
     saved_by_optimising,
-    sleeping,
+    scale_to_zero,
 )
 from slipstream.plan.serving.load import RequestLoad
 from slipstream.plan.serving.model import FP32
@@ -22,8 +22,8 @@ from slipstream.plan.serving.queueing import BEYOND
 from slipstream.plan.times import milliseconds
 
 
-def sentences(rows: Sequence[ServingOption], load: RequestLoad, wanted: ServingRequirements) -> Iterator[str]:
-    best = recommended(rows)
+def serving_advice(rows: Sequence[ServingOption], load: RequestLoad, wanted: ServingRequirements) -> Iterator[str]:
+    best = recommended_option(rows)
     assert best and best.planned
     yield (
         f"Take {best.variant} on {best.host.name}: {spread(best.planned.replicas)}, {money(best.dollars)} a month"
@@ -72,7 +72,7 @@ def nightly(rows: Sequence[ServingOption], best: ServingOption) -> Iterator[str]
 
 
 def no_replica(best: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> Iterator[str]:
-    its = sleeping(best, load, wanted)
+    its = scale_to_zero(best, load, wanted)
     spell = (COOLDOWN_S + wanted.cold_start) / 60
     how = f"{its.spells:.3g} idle periods a month" if its.spells else "one idle period a day"
     pays_from = (
@@ -91,7 +91,7 @@ def what_changes_it(
 ) -> Iterator[str]:
     assert best.planned
     busiest = max(load.rates)
-    up_to = room(best, load, wanted)
+    up_to = request_rate_limit(best, load, wanted)
     yield f"An instance more is needed from {number(up_to)} requests/s on; the busiest minute has {number(busiest)}."
     at_random = p99_at_random(best, load)
     if at_random > best.planned.p99:
@@ -101,7 +101,7 @@ def what_changes_it(
         yield "If requests take longer by the largest known prediction error, no number of replicas keeps the p99."
     if best.time.error:
         yield f"Its times are {best.time.how}: a model exported there would measure them."
-    sure = recommended([row for row in rows if not row.time.error])
+    sure = recommended_option([row for row in rows if not row.time.error])
     if best.time.error and sure:
         yield f"Measured: {sure.variant} on {sure.host.name}, {money(sure.dollars)} a month."
 

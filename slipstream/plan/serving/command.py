@@ -12,14 +12,21 @@ import click
 
 from slipstream.errors import UserError
 from slipstream.one_line import one_line
-from slipstream.plan.serving.advice import number, per_million, sentences
-from slipstream.plan.serving.decide import Replicas, ServingOption, ServingRequirements, plan, recommended, sleeping
-from slipstream.plan.serving.hosts import hosts, why_not
+from slipstream.plan.serving.advice import number, per_million, serving_advice
+from slipstream.plan.serving.decide import (
+    Replicas,
+    ServingOption,
+    ServingRequirements,
+    plan_serving_options,
+    recommended_option,
+    scale_to_zero,
+)
+from slipstream.plan.serving.hosts import serving_instances, why_not
 from slipstream.plan.serving.load import HOUR_S, RequestLoad, read_load
-from slipstream.plan.serving.model import MeasuredModel, disturbed, not_served, read_model, served
-from slipstream.plan.serving.table import by_hour, table
+from slipstream.plan.serving.model import MeasuredModel, contention_warnings, not_served, read_model, servable_variants
+from slipstream.plan.serving.table import by_hour, serving_table
 from slipstream.plan.times import TimeParam
-from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
+from slipstream.telemetry.prices import PriceList, built_in_prices, merge_prices, old_prices, read_prices
 
 #: Assumed seconds from the request for an instance to its first answer: boot, image pull, model load.
 COLD_START_S = 120.0
@@ -82,9 +89,9 @@ def serve(  # noqa: PLR0913 - an argument for each option
     """
     effort = effort_of(engineer_hours, engineer_rate)
     exported = read_model(model)
-    listed = over(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
+    listed = merge_prices(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
     wanted = ServingRequirements(p99 / 1e3, cold_start, effort)
-    made = make(exported, read_load(load), listed, instance, wanted)
+    made = make_serving_plan(exported, read_load(load), listed, instance, wanted)
     click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made))
 
 
@@ -102,29 +109,29 @@ def effort_of(hours: float | None, rate: float | None) -> float | None:
     return hours * rate
 
 
-def make(
+def make_serving_plan(
     exported: MeasuredModel, load: RequestLoad, prices: PriceList, only: Sequence[str], wanted: ServingRequirements
 ) -> ServingPlan:
     """Return the plan.
 
     Raises ``UserError`` if nothing can be planned.
     """
-    variants = served(exported.report)
+    variants = servable_variants(exported.report)
     if not variants:
         raise UserError(
             f"{exported.name}: too few calls of single rows were timed to know their 90th percentile; expected a model "
             "exported with more export.seconds"
         )
-    found = hosts(prices, exported.report.machine.threads, only)
-    rows = plan(exported, variants, found, load, wanted)
-    best = recommended(rows)
+    found = serving_instances(prices, exported.report.machine.threads, only)
+    rows = plan_serving_options(exported, variants, found, load, wanted)
+    best = recommended_option(rows)
     assert best, "one is fast enough"
     notes = [
         f"gaps between requests vary by {load.cv2:.3g} (coefficient of variation squared): {load.cv2_from}",
         *times(rows),
         f"a start takes {wanted.cold_start:.3g} s{' (assumed)' if wanted.cold_start == COLD_START_S else ''}",
         "a request is the model's own time: p99 and dollars exclude the time of server and network",
-        *disturbed(exported.report),
+        *contention_warnings(exported.report),
         *not_served(exported.report),
         *why_not(exported, variants, found),
         *old_prices({row.host.name: row.host.dated for row in rows}),
@@ -151,9 +158,9 @@ def text(made: ServingPlan) -> str:
     )
     best = one_line(f"{made.best.variant} on {made.best.host.name}")
     hours = f"{best}, by the hour of the day\n{by_hour(made.best, load)}"
-    advice = " ".join(map(one_line, sentences(made.rows, load, made.wanted)))
+    advice = " ".join(map(one_line, serving_advice(made.rows, load, made.wanted)))
     notes = "\n".join(f"  {one_line(note)}" for note in made.notes)
-    return "\n\n".join([one_line(head), table(made.rows, made.best, load), hours, advice, notes])
+    return "\n\n".join([one_line(head), serving_table(made.rows, made.best, load), hours, advice, notes])
 
 
 def tree(made: ServingPlan) -> dict[str, object]:
@@ -162,8 +169,8 @@ def tree(made: ServingPlan) -> dict[str, object]:
         "load": {**vars(made.load), "idle": made.load.idle_share},
         "rows": [row_tree(row, made.load) for row in made.rows],
         "take": f"{made.best.variant} on {made.best.host.name}",
-        "scale_to_zero": vars(sleeping(made.best, made.load, made.wanted)),
-        "because": list(sentences(made.rows, made.load, made.wanted)),
+        "scale_to_zero": vars(scale_to_zero(made.best, made.load, made.wanted)),
+        "because": list(serving_advice(made.rows, made.load, made.wanted)),
         "notes": list(made.notes),
     }
 

@@ -15,7 +15,7 @@ from slipstream.errors import UserError
 from slipstream.plan.serving.hosts import ServingInstance, ServingTime, serving_time
 from slipstream.plan.serving.load import DAY_S, HOUR_S, MONTH_S, RequestLoad
 from slipstream.plan.serving.model import FP32, MeasuredModel
-from slipstream.plan.serving.queueing import ServiceTimes, p99, servers_needed
+from slipstream.plan.serving.queueing import ServiceTimes, p99_seconds, servers_needed
 from slipstream.plan.times import milliseconds
 
 #: Days per month.
@@ -91,7 +91,7 @@ class ScaleToZero:
     late: float
 
 
-def plan(
+def plan_serving_options(
     model: MeasuredModel,
     variants: Sequence[VariantFigures],
     found: Sequence[ServingInstance],
@@ -155,7 +155,7 @@ def by_hour(service: ServiceTimes, load: RequestLoad, limit: float) -> tuple[tup
     if service.p99 > limit:
         return None
     needed = {rate: servers_needed(rate, service, limit, load.cv2) for rate in set(load.rates)}
-    slowest = max(p99(rate, service, servers, load.cv2) for rate, servers in needed.items())
+    slowest = max(p99_seconds(rate, service, servers, load.cv2) for rate, servers in needed.items())
     return tuple(needed[rate] for rate in load.rates), slowest
 
 
@@ -165,13 +165,13 @@ def paid_hours(instances: Sequence[int], cold_start: float) -> float:
     return sum(instances) + started * cold_start / HOUR_S
 
 
-def recommended(rows: Sequence[ServingOption]) -> ServingOption | None:
+def recommended_option(rows: Sequence[ServingOption]) -> ServingOption | None:
     """Return the cheapest row that keeps the p99 even at the largest prediction error, else the cheapest."""
     kept = [row for row in rows if row.planned]
     return next((row for row in sorted(kept, key=lambda row: row.at_worst is None)), None)
 
 
-def sleeping(row: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> ScaleToZero:
+def scale_to_zero(row: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> ScaleToZero:
     """Return the effect of scaling to zero.
 
     Every idle period still costs the instance's cooldown and its next start.
@@ -195,7 +195,7 @@ def saved_by_optimising(rows: Sequence[ServingOption], best: ServingOption) -> f
     """
     if best.variant == FP32:
         return None
-    plain = recommended([row for row in rows if row.variant == FP32])
+    plain = recommended_option([row for row in rows if row.variant == FP32])
     return plain.dollars - best.dollars if plain else None
 
 
@@ -206,10 +206,10 @@ def p99_at_random(row: ServingOption, load: RequestLoad) -> float:
     """
     assert row.planned
     rates = zip(load.rates, row.planned.replicas, strict=True)
-    return max(p99(rate / n, row.time.planned, 1, 1 + (load.cv2 - 1) / n) for rate, n in rates)
+    return max(p99_seconds(rate / n, row.time.planned, 1, 1 + (load.cv2 - 1) / n) for rate, n in rates)
 
 
-def room(row: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> float:
+def request_rate_limit(row: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> float:
     """Return the requests per second up to which the busiest hour's instances keep the p99."""
     assert row.planned
     servers = max(row.planned.instances) * row.host.holds

@@ -14,9 +14,9 @@ from slipstream.plan.estimate import (
     MEASURED,
     ONE_RUN,
     GpuModel,
-    gpus,
+    known_gpus,
 )
-from slipstream.plan.serving.model import FP32, ONE, MeasuredModel, cpu_peak, service_of
+from slipstream.plan.serving.model import FP32, ONE, MeasuredModel, cpu_peak, service_times
 from slipstream.plan.serving.queueing import ServiceTimes
 from slipstream.telemetry.prices import PriceList
 
@@ -64,7 +64,7 @@ class ServingTime:
         return self.service.times_as_long(1 + max(self.error, ONE_RUN))
 
 
-def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[ServingInstance]:
+def serving_instances(prices: PriceList, threads: int, only: Sequence[str]) -> list[ServingInstance]:
     """Return the instances of the price file, or only those named in ``only``.
 
     Raises ``UserError`` if the file lacks a name.
@@ -78,10 +78,10 @@ def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[ServingI
         },
         **{
             each.name: ServingInstance(
-                each.name, each.region, float(each.on_demand), each.dated, each.gpus, gpus()[each.gpu], ""
+                each.name, each.region, float(each.on_demand), each.dated, each.gpus, known_gpus()[each.gpu], ""
             )
             for each in prices.instances.values()
-            if each.gpu in gpus()
+            if each.gpu in known_gpus()
         },
     }
     for name in only:
@@ -95,7 +95,7 @@ def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[ServingI
 
 def serving_time(model: MeasuredModel, variant: VariantFigures, host: ServingInstance) -> ServingTime | str:
     """Return the time of the variant on the host, or why it is unknown."""
-    service = service_of(variant.latency_ms.get(ONE))
+    service = service_times(variant.latency_ms.get(ONE))
     assert service is not None, "only variants that were timed are served"
     if not host.holds:
         return f"has fewer cores than a call has threads, {model.report.machine.threads}"
@@ -104,7 +104,7 @@ def serving_time(model: MeasuredModel, variant: VariantFigures, host: ServingIns
         return ServingTime(service, rate, MEASURED, 0.0)
     if variant.name != FP32 and (host.gpu or not model.sums_exactly):
         return "quantised variants are for CPUs like that on which they were made"
-    factors = [slowdown(model, variant, host, int(rows)) for rows in (ONE, batch)]
+    factors = [roofline_slowdown(model, variant, host, int(rows)) for rows in (ONE, batch)]
     if factors[0] is None or factors[1] is None:
         return unknown(model, host)
     how = f"predicted from {model.report.machine.device}"
@@ -136,7 +136,7 @@ def unknown(model: MeasuredModel, host: ServingInstance) -> str:
     )
 
 
-def slowdown(model: MeasuredModel, variant: VariantFigures, host: ServingInstance, rows: int) -> float | None:
+def roofline_slowdown(model: MeasuredModel, variant: VariantFigures, host: ServingInstance, rows: int) -> float | None:
     """Return the host's roofline time for ``rows`` rows relative to the measuring machine's; None if unknown.
 
     For a model measured on a CPU, only FLOPs are compared; memory bandwidth is ignored.

@@ -73,7 +73,7 @@ def read_load(path: Path) -> RequestLoad:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            counts, length = counted(path, file)
+            counts, length = count_requests(path, file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"--load {path}: cannot be read: {error}; {EXPECTED}") from None
     if sum(counts.values()) < 1:
@@ -108,14 +108,14 @@ def load_of(name: str, counts: Mapping[int, float], length: int) -> RequestLoad:
         )
     hours = (begin + block * np.arange(len(blocks))) % DAY_S // HOUR_S
     rates = tuple(float(blocks[hours == hour].max(initial=0.0)) / block for hour in HOURS)
-    cv2, cv2_from = unevenness(blocks, at // block, requests, block // length, length)
+    cv2, cv2_from = dispersion_index(blocks, at // block, requests, block // length, length)
     idle = tuple(float(block * len(list(spell))) for empty, spell in groupby(blocks == 0) if empty)
     return RequestLoad(
         name, rates, float(blocks.sum()) * MONTH_S / (end - begin), float(end - begin), cv2, cv2_from, idle
     )
 
 
-def unevenness(
+def dispersion_index(
     blocks: np.ndarray, block_of: np.ndarray, requests: np.ndarray, windows: int, length: int
 ) -> tuple[float, str]:
     """Return the index of dispersion of counts within minutes, and its source in words.
@@ -137,7 +137,7 @@ def said(second: int) -> str:
     return (datetime(1970, 1, 1) + timedelta(seconds=second)).date().isoformat()
 
 
-def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
+def count_requests(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
     """Return the number of requests in each interval of a recording, and the length of an interval in seconds.
 
     An interval's key is its start in seconds since 1970, in the time zone of the first row.
@@ -152,7 +152,7 @@ def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
         where = f"--load {path}: line {reader.line_num}"
         if len(row) != len(header):
             raise UserError(f"{where}: {len(row)} values; expected {len(header)}, as in the first line")
-        at = instant(where, row[time_at])
+        at = parse_time(where, row[time_at])
         first = first or at
         counts[second(where, at, first)] += 1.0 if count_at is None else requests_of(where, row[count_at])
     if not counts:
@@ -171,7 +171,7 @@ def second(where: str, at: datetime, first: datetime) -> int:
     return (local - datetime(1970, 1, 1)) // timedelta(seconds=1)
 
 
-def instant(where: str, text: str) -> datetime:
+def parse_time(where: str, text: str) -> datetime:
     """Parse ISO 8601 or seconds since 1970.
 
     Raises ``UserError`` for anything else, including times before 1970.

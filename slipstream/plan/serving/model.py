@@ -18,7 +18,7 @@ from slipstream.artifacts.results.export import (
 from slipstream.artifacts.results.training_figures import TrainingFigures
 from slipstream.errors import UserError
 from slipstream.machine.description import VNNI
-from slipstream.plan.estimate import FORWARD, GpuModel, gpu_of
+from slipstream.plan.estimate import FORWARD, GpuModel, find_gpu_model
 from slipstream.plan.measured import SUMMARY, figures_of_run
 from slipstream.plan.serving.queueing import ServiceTimes
 from slipstream.toml_file import read_toml
@@ -53,7 +53,7 @@ class MeasuredModel:
 
     @property
     def gpu(self) -> GpuModel | None:
-        return gpu_of(self.report.machine.gpu) if self.report.machine.gpu else None
+        return find_gpu_model(self.report.machine.gpu) if self.report.machine.gpu else None
 
     @property
     def sums_exactly(self) -> bool:
@@ -100,7 +100,7 @@ def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
 
 
 @cache
-def cpus() -> dict[str, float]:
+def cpu_peak_flops() -> dict[str, float]:
     """Return the peak FLOP/s of a core, by the word that names the CPU."""
     data = read_toml(CPUS)
     return {word: entry["gflops"] * 1e9 for word, entry in data.items()}
@@ -109,12 +109,12 @@ def cpus() -> dict[str, float]:
 def cpu_peak(name: str) -> float | None:
     """Return the peak FLOP/s of a core for Linux's CPU name; None if unknown."""
     words = name.split()
-    return next((peak for word, peak in cpus().items() if word in words), None)
+    return next((peak for word, peak in cpu_peak_flops().items() if word in words), None)
 
 
-def served(report: ExportReport) -> list[VariantFigures]:
+def servable_variants(report: ExportReport) -> list[VariantFigures]:
     """Return the timed variants that passed the gate or are FP32."""
-    return [each for each in report.timed if each.file and may_serve(each) and service_of(each.latency_ms.get(ONE))]
+    return [each for each in report.timed if each.file and may_serve(each) and service_times(each.latency_ms.get(ONE))]
 
 
 def may_serve(variant: VariantFigures) -> bool:
@@ -129,13 +129,13 @@ def not_served(report: ExportReport) -> Iterator[str]:
         if variant.file and not may_serve(variant):
             answer = variant.quality.answer if variant.quality else "not compared"
             yield f"{variant.name}: skipped, as it was not shown to be good enough ({answer})"
-        elif variant.file and not service_of(variant.latency_ms.get(ONE)):
+        elif variant.file and not service_times(variant.latency_ms.get(ONE)):
             yield f"{variant.name}: skipped, as too few single rows were timed; raise export.seconds"
 
 
-def disturbed(report: ExportReport) -> Iterator[str]:
+def contention_warnings(report: ExportReport) -> Iterator[str]:
     """Yield a line about variants whose tail latency suggests CPU contention."""
-    services = {each.name: service_of(each.latency_ms.get(ONE)) for each in served(report)}
+    services = {each.name: service_times(each.latency_ms.get(ONE)) for each in servable_variants(report)}
     tails = {name: service.p99 / service.median for name, service in services.items() if service}
     if long := [f"{name} ({tail:.0f})" for name, tail in tails.items() if tail > DISTURBED]:
         yield (
@@ -144,7 +144,7 @@ def disturbed(report: ExportReport) -> Iterator[str]:
         )
 
 
-def service_of(figures: LatencyFigures | None) -> ServiceTimes | None:
+def service_times(figures: LatencyFigures | None) -> ServiceTimes | None:
     """Return the distribution of request times from percentiles; None without p90.
 
     Logarithms are interpolated linearly between percentiles. Times below the median are set to it, times above p99 to

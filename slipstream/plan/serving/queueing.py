@@ -93,7 +93,7 @@ def erlang_c(servers: int, load: float) -> float:
     return lost / (1 - load / servers * (1 - lost))
 
 
-def p99(rate: float, service: ServiceTimes, servers: int, arrivals_cv2: float) -> float:
+def p99_seconds(rate: float, service: ServiceTimes, servers: int, arrivals_cv2: float) -> float:
     """Return the p99 of waiting plus service at ``rate`` arrivals per second; infinite if overloaded."""
     load = rate * service.mean
     if load >= servers:
@@ -123,4 +123,6 @@ def servers_needed(rate: float, service: ServiceTimes, limit: float, arrivals_cv
     if service.p99 > limit:
         raise ValueError(f"a p99 of {limit:g} s is less than service alone takes, {service.p99:g} s")
     fewest = max(1, math.ceil(rate * service.mean / MOST_BUSY))
-    return next(servers for servers in count(fewest) if p99(rate, service, servers, arrivals_cv2) <= limit * (1 + 1e-9))
+    return next(
+        servers for servers in count(fewest) if p99_seconds(rate, service, servers, arrivals_cv2) <= limit * (1 + 1e-9)
+    )

@@ -11,7 +11,7 @@ from slipstream.plan.serving.decide import ServingOption
 from slipstream.plan.serving.load import RequestLoad
 from slipstream.plan.serving.queueing import ServiceTimes
 from slipstream.plan.times import milliseconds
-from slipstream.text_table import aligned
+from slipstream.text_table import aligned_table
 
 COLUMNS = ("variant", "instance", "replicas", "of each", "one request", "p99", "$ a month", "up to", "per million")
 MORE = ("nightly $", "time")
@@ -21,13 +21,13 @@ HOURS = ("hours", "requests/s", "replicas", "instances")
 SHOWN = 16
 
 
-def table(rows: Sequence[ServingOption], best: ServingOption, load: RequestLoad) -> str:
+def serving_table(rows: Sequence[ServingOption], best: ServingOption, load: RequestLoad) -> str:
     """Return a line for every variant and instance, the cheapest first, with the recommendation marked."""
     shown = rows[:SHOWN] if best in rows[:SHOWN] else [*rows[: SHOWN - 1], best]
     lines = [["▸" if row is best else "", *cells(row, load)] for row in shown]
     left = len(rows) - len(shown)
     more = f"\n  and {left} that cost more: --json has them, --instance asks for some" if left else ""
-    return aligned(("", *COLUMNS, *MORE), lines, left=LEFT) + more
+    return aligned_table(("", *COLUMNS, *MORE), lines, left=LEFT) + more
 
 
 def cells(row: ServingOption, load: RequestLoad) -> list[str]:
@@ -71,7 +71,7 @@ def cash(dollars: float) -> str:
 def by_hour(row: ServingOption, load: RequestLoad) -> str:
     """Return a line per range of hours with equal replicas."""
     assert row.planned
-    return aligned(HOURS, list(hour_lines(row.planned.replicas, row.planned.instances, load)), left=("hours",))
+    return aligned_table(HOURS, list(hour_lines(row.planned.replicas, row.planned.instances, load)), left=("hours",))
 
 
 def hour_lines(replicas: Sequence[int], instances: Sequence[int], load: RequestLoad) -> Iterator[list[str]]:

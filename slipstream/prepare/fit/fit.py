@@ -13,7 +13,7 @@ from slipstream.errors import UserError
 from slipstream.prepare.fit.scan import NO_TARGET, SPLIT, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN
 from slipstream.source.columns import value_types
-from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform, bend, take_part
+from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform, apply_curve, take_part
 from slipstream.source.config import DataConfig
 
 #: Roles of a column.
@@ -56,7 +56,7 @@ class FittedColumns:
     warnings: list[str]
 
 
-def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
+def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
     """Assign roles and fit the transformation.
 
     Raise ``UserError`` for a target that cannot be learned, or if no column is usable.
@@ -75,7 +75,7 @@ def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataCon
             if name == target
             else ColumnRole(aside[name])
             if name in aside
-            else judge(name, kind, scanned.column(name), sample[name], scanned, config.types.get(name))
+            else column_role(name, kind, scanned.column(name), sample[name], scanned, config.types.get(name))
         )
         if roles[name].role == NUMERIC:
             numeric += fit_numeric(name, kind, scanned.column(name), train[name])
@@ -202,7 +202,7 @@ def check_splits(rows: list[int]) -> None:
 # The other columns
 
 
-def judge(
+def column_role(
     name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, scanned: ScanResult, declared: str | None
 ) -> ColumnRole:
     """Return the role of a column from its counts over all rows and its values in the sample."""
@@ -264,7 +264,7 @@ def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray
     if kind != value_types.BOOLEAN and abs(skewness(numbers)) > SKEWED:
         size = np.abs(numbers[numbers != 0])
         scale = float(np.median(size)) if len(size) else 1.0
-        bent = bend(numbers, "log", scale)
+        bent = apply_curve(numbers, "log", scale)
         if abs(skewness(bent)) < abs(skewness(numbers)) and bent.std() > 0:
             return [NumericColumn(name, float(bent.mean()), float(bent.std()), "log", scale, indicator=indicator)]
     return [NumericColumn(name, moments.mean, moments.std or 1.0, indicator=indicator)]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.source.columns.value_types import codes_of
+from slipstream.source.columns.value_types import dictionary_codes
 from slipstream.source.memory import COUNTED
 
 #: Mean length in bytes above which texts are prose and get no vocabulary.
@@ -78,7 +78,7 @@ class ColumnMoments(NamedTuple):
         return [Moments(int(count), *rest) for count, *rest in zip(*(f[column].tolist() for f in self), strict=True)]
 
 
-def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> ColumnMoments:
+def column_moments(numbers: list[np.ndarray], groups: list[np.ndarray]) -> ColumnMoments:
     """Return the moments of float64 columns without NaN; ``groups`` holds the row indices of every group."""
     figures = ColumnMoments(*(figure.copy() for figure in ColumnMoments.nothing(len(numbers), len(groups))))
     filled = [group for group, rows in enumerate(groups) if len(rows)]
@@ -91,12 +91,12 @@ def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> ColumnMom
         part = numbers[start : start + COLUMNS_AT_ONCE]
         for column, row in zip(part, matrix, strict=False):
             column.take(chosen, out=row, mode="clip")
-        for figure, here in zip(figures, measure(matrix[: len(part)], lengths), strict=True):
+        for figure, here in zip(figures, measure_moments(matrix[: len(part)], lengths), strict=True):
             figure[start : start + len(part), filled] = here
     return figures
 
 
-def measure(matrix: np.ndarray, lengths: np.ndarray) -> ColumnMoments:
+def measure_moments(matrix: np.ndarray, lengths: np.ndarray) -> ColumnMoments:
     """Return the moments of ``matrix`` (float64 ``[columns, rows]``), which is overwritten.
 
     Groups are consecutive rows, of the ``lengths``, all above 0. With infinite values only the extremes are right.
@@ -162,7 +162,7 @@ class CodeOccurrences:
 
     def add(self, texts: pa.DictionaryArray, groups: list[np.ndarray]) -> None:
         """Count texts that are encoded by this dictionary; ``groups`` holds the row indices of every group."""
-        codes = codes_of(texts)
+        codes = dictionary_codes(texts)
         for counted, rows in zip(self.by_code, groups, strict=True):
             counted += np.bincount(codes.take(rows), minlength=len(counted))
 

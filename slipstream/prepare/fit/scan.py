@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.fit.moments import CodeOccurrences, ColumnMoments, Moments, TextOccurrences, figures_of
-from slipstream.prepare.fit.splits import TRAIN, Cuts, assign, assign_by_time
-from slipstream.source.columnar import IDENTITY, Unit, read
+from slipstream.prepare.fit.moments import CodeOccurrences, ColumnMoments, Moments, TextOccurrences, column_moments
+from slipstream.prepare.fit.splits import TRAIN, Cuts, assign_by_time, assign_splits
+from slipstream.source.columnar import IDENTITY, Unit, read_unit
 from slipstream.source.columns import value_types
-from slipstream.source.columns.hashing import keys
-from slipstream.source.columns.identity import combined, hash_identities, hash_rows, hash_values
-from slipstream.source.columns.number_formats import NumberFormat, marks_of, retype
+from slipstream.source.columns.hashing import row_keys
+from slipstream.source.columns.identity import combine_hashes, hash_identities, hash_rows, hash_values
+from slipstream.source.columns.number_formats import NumberFormat, missing_marks, retype_column
 from slipstream.source.config import DataConfig
 from slipstream.source.memory import MemoryBudget
 from slipstream.source.quarantine import BadRow
@@ -169,7 +169,7 @@ class SplitRows:
 def read_again(scan: UnitScan, unit: Unit, rejected: np.ndarray) -> Iterator[SplitRows]:
     """Yield an already scanned unit batch by batch; ``rejected`` are row numbers in the unit."""
     done = 0
-    for original, lines in read(unit, list(scan.types), scan.budget):
+    for original, lines in read_unit(unit, list(scan.types), scan.budget):
         batch, _ = as_declared(original, scan)
         here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
         yield split_rows(batch, unit.first_row + done, splits_of(original, batch, lines, unit, scan), here)
@@ -197,9 +197,11 @@ def splits_of(
     if scan.cuts:
         return assign_by_time(value_types.as_numbers(batch.column(config.time)), scan.cuts)
     if config.identity:
-        return assign(combined([(config.identity, identities_of(original, lines, unit, scan))], rows), config.split)
+        return assign_splits(
+            combine_hashes([(config.identity, identities_of(original, lines, unit, scan))], rows), config.split
+        )
     content = [(name, batch.column(name)) for name in scan.content]
-    return assign(hash_rows(content, rows, NumberFormat.of(config)), config.split)
+    return assign_splits(hash_rows(content, rows, NumberFormat.of(config)), config.split)
 
 
 def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: UnitScan) -> np.ndarray:
@@ -219,7 +221,7 @@ def scan_unit(job: tuple[UnitScan, Unit]) -> ScanResult:
     counting: dict[str, CodeOccurrences] = {}
     drawn: Drawn = defaultdict(list)
     done = 0
-    for original, lines in read(unit, list(scan.types), scan.budget):
+    for original, lines in read_unit(unit, list(scan.types), scan.budget):
         batch, unreadable = as_declared(original, scan)
         numbers = scan.numbers(batch)
         splits = splits_of(original, batch, lines, unit, scan)
@@ -249,10 +251,10 @@ def as_declared(batch: pa.RecordBatch, scan: UnitScan) -> tuple[pa.RecordBatch, 
     number_format, unreadable = NumberFormat.of(scan.config), {}
     stored = batch.schema.types
     for index, (name, kind) in enumerate(scan.types.items()):
-        as_stored = name not in scan.config.types and value_types.type_of(stored[index]) == kind
-        if as_stored and not marks_of(number_format, kind):
+        as_stored = name not in scan.config.types and value_types.column_type(stored[index]) == kind
+        if as_stored and not missing_marks(number_format, kind):
             continue
-        column, failed = retype(batch.column(index), kind, number_format)
+        column, failed = retype_column(batch.column(index), kind, number_format)
         batch = batch.set_column(index, name, column)
         unreadable[name] = np.flatnonzero(failed)
     return batch, unreadable
@@ -297,7 +299,7 @@ def measure_rows(
     rows = split_rows(batch, first_row, splits, np.array(sorted(rejected), np.int64))
     # Statistics of infinite values are not used.
     with np.errstate(invalid="ignore", over="ignore"):
-        return rows, figures_of(list(numbers.values()), [chosen for _, chosen in rows.parts()])
+        return rows, column_moments(list(numbers.values()), [chosen for _, chosen in rows.parts()])
 
 
 def set_aside(
@@ -312,8 +314,8 @@ def set_aside(
 
 def missing_texts(column: pa.Array, scan: UnitScan) -> np.ndarray:
     texts = value_types.with_dictionary(column)
-    absent = value_types.clean(texts.dictionary.cast(pa.string()), scan.config.missing).is_null()
-    return np.append(absent.to_numpy(zero_copy_only=False), True).take(value_types.codes_of(texts))
+    absent = value_types.clean_texts(texts.dictionary.cast(pa.string()), scan.config.missing).is_null()
+    return np.append(absent.to_numpy(zero_copy_only=False), True).take(value_types.dictionary_codes(texts))
 
 
 def count_rows(rows: SplitRows, scan: UnitScan, result: ScanResult) -> None:
@@ -346,7 +348,7 @@ def add_dictionary_counts(name: str, counts: CodeOccurrences, scan: UnitScan, re
     column.prose |= declared == "document" or (counts.prose and declared != "category")
     names = counts.dictionary.cast(pa.string())
     if not column.prose or name == scan.target:
-        names = value_types.clean(names, scan.config.missing)
+        names = value_types.clean_texts(names, scan.config.missing)
     if column.prose:
         column.texts = TextOccurrences(column.texts.limit)
     else:
@@ -362,12 +364,12 @@ def label_counts(target: pa.Array) -> dict[str, int]:
     """Return the number of occurrences by class name, for a target that is not text."""
     # A thousand are too many for classes, and enough to report that.
     values, counts = (each.slice(0, 1000) for each in pc.value_counts(target).flatten())
-    return dict(zip(value_types.labels(values), counts.to_pylist(), strict=True))
+    return dict(zip(value_types.class_labels(values), counts.to_pylist(), strict=True))
 
 
 def draw_sample(rows: SplitRows, numbers: dict[str, np.ndarray], scan: UnitScan, drawn: Drawn) -> None:
     """Append the batch's rows that belong to the sample to the chunks ``drawn``."""
-    picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= scan.sampled_below
+    picked = row_keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= scan.sampled_below
     chosen = np.sort(rows.keep[picked[rows.keep]])
     if len(chosen) == 0:
         return
@@ -384,7 +386,7 @@ def sample_of(drawn: Drawn, scan: UnitScan) -> pa.RecordBatch:
     columns = {}
     for name, kind in scan.types.items():
         if kind == value_types.TEXT:
-            texts = value_types.clean(pa.concat_arrays(drawn[name]), scan.config.missing)
+            texts = value_types.clean_texts(pa.concat_arrays(drawn[name]), scan.config.missing)
             columns[name] = pc.utf8_slice_codeunits(texts, 0, TEXT_IN_SAMPLE)
         elif kind == value_types.OTHER:
             columns[name] = pa.nulls(len(splits))

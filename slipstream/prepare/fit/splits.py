@@ -13,7 +13,7 @@ Cuts = tuple[float, float]
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
-def assign(hashes: np.ndarray, config: SplitConfig) -> np.ndarray:
+def assign_splits(hashes: np.ndarray, config: SplitConfig) -> np.ndarray:
     """Return the split of every row from its uint64 hash; equal hashes get the same split.
 
     The result is uint8 ``[rows]``, an index into ``SPLITS``.

@@ -63,7 +63,7 @@ class BlankLine(NamedTuple):
     line: int
 
 
-def pieces_of(source: SourceToPrepare) -> list[CorpusChunk]:
+def corpus_chunks(source: SourceToPrepare) -> list[CorpusChunk]:
     """Return all chunks in file order.
 
     Raise ``UserError`` for files without the expected columns or with different columns.
@@ -98,11 +98,11 @@ def groups_of_files(files: tuple[SourceFile, ...]) -> list[CorpusChunk]:
 
 def lines_of(file: SourceFile) -> list[CorpusChunk]:
     """Return the chunks of a JSON Lines file; a compressed file is one chunk, as it can only be read from the start."""
-    with opened(file) as stream:
+    with open_lines(file) as stream:
         first = next((line for line in stream if line.strip()), b"")
     if not first:
         return []
-    found = parsed(file, first)
+    found = parse_json_line(file, first)
     shape = shape_of(found, file) if isinstance(found, dict) else "text"
     step = file.size if file.compression else PIECE_BYTES
     return [CorpusChunk((file,), "json", shape, start, start + step) for start in range(0, file.size, step)]
@@ -154,7 +154,7 @@ def read_file(file: SourceFile, encoding: str) -> CorpusRecord | BadRow:
 
 def read_lines(piece: CorpusChunk) -> Iterator[CorpusRecord | BadRow | BlankLine]:
     (file,) = piece.files
-    with opened(file) as stream:
+    with open_lines(file) as stream:
         # A line that crosses the start of a chunk belongs to the chunk before.
         place = piece.start
         if piece.start:
@@ -170,14 +170,14 @@ def read_lines(piece: CorpusChunk) -> Iterator[CorpusRecord | BadRow | BlankLine
             if not line.strip():
                 yield BlankLine(number)
                 continue
-            found = parsed(file, line)
+            found = parse_json_line(file, line)
             if isinstance(found, dict):
                 yield CorpusRecord(file.uri, number, found)
             else:
                 yield BadRow(file.uri, number, "", found, line[:500].decode(errors="replace"))
 
 
-def parsed(file: SourceFile, line: bytes) -> dict[str, Any] | str:
+def parse_json_line(file: SourceFile, line: bytes) -> dict[str, Any] | str:
     """Return the JSON object on a line, or the reason why there is none."""
     try:
         found = json.loads(line.decode())
@@ -202,7 +202,7 @@ def read_rows(piece: CorpusChunk) -> Iterator[CorpusRecord]:
         yield CorpusRecord(file.uri, number, values)
 
 
-def opened(file: SourceFile) -> BinaryIO:
+def open_lines(file: SourceFile) -> BinaryIO:
     """Open a file for reading lines, decompressed according to its suffix."""
     stream: Any = file.open()
     if file.compression:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.artifacts.prepared.documents import SCHEMA, Document, table_of
+from slipstream.artifacts.prepared.documents import SCHEMA, Document, documents_table
 from slipstream.language.tokenizer import Tokenizer
 from slipstream.prepare.fit.splits import TEST
-from slipstream.prepare.language.read import spooled
+from slipstream.prepare.language.read import read_spool
 from slipstream.source.quarantine import BadRow
 
 #: Number of documents encoded at once.
@@ -97,7 +97,7 @@ def encode_conversations(job: EncodeDocumentsJob) -> EncodedChunk:
     filling = np.full(job.length + 1, -1 - tokenizer.end)
     for split in range(len(SPLITS)):
         with piece.path(split).open("wb") as file:
-            for row, tokens in (found for rows in batches(job.spool, split) for found in encoded(tokenizer, rows)):
+            for row, tokens in (found for rows in batches(job.spool, split) for found in encode_rows(tokenizer, rows)):
                 learned = int((tokens[1:] >= 0).sum())
                 if reason := why_no_row(len(tokens), learned, len(filling)):
                     piece.bad.append(BadRow(row["name"], row["line"], "", reason, row["text"]))
@@ -113,7 +113,7 @@ def encode_conversations(job: EncodeDocumentsJob) -> EncodedChunk:
     return piece
 
 
-def encoded(tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+def encode_rows(tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     places = [row["spans"] for row in rows]
     spans = [list(zip(each[::2], each[1::2], strict=True)) for each in places]
     return zip(rows, tokenizer.conversations([row["text"] for row in rows], spans), strict=True)
@@ -131,11 +131,11 @@ def begun(job: EncodeDocumentsJob) -> EncodedChunk:
 
 
 def batches(spool: Path, split: int) -> Iterator[list[dict[str, Any]]]:
-    table = spooled(spool)
+    table = read_spool(spool)
     rows = table.filter(pc.equal(table["split"], split))
     return (rows.slice(start, AT_ONCE).to_pylist() for start in range(0, len(rows), AT_ONCE))
 
 
 def write_kept(piece: EncodedChunk, kept: list[Document]) -> None:
     with pa.ipc.new_file(piece.documents, SCHEMA) as file:
-        file.write_table(table_of(kept))
+        file.write_table(documents_table(kept))

@@ -23,29 +23,29 @@ from slipstream.artifacts.prepared.token_rows import TOKENIZER
 from slipstream.artifacts.records import write_record
 from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
-from slipstream.language.chat_template import OWN_TEMPLATE, template_of
+from slipstream.language.chat_template import OWN_TEMPLATE, load_chat_template
 from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import (
     TEMPLATE,
     Tokenizer,
     TokenizerFiles,
     bytes_tokenizer,
-    specials,
+    special_texts,
     train_tokenizer,
 )
 from slipstream.prepare.card import row_counts as counted
 from slipstream.prepare.fit.fit import check_splits
 from slipstream.prepare.fit.splits import TEST, TRAIN
-from slipstream.prepare.language.corpus import pieces_of
+from slipstream.prepare.language.corpus import corpus_chunks
 from slipstream.prepare.language.encode import (
     EncodedChunk,
     EncodeDocumentsJob,
     encode_conversations,
     encode_documents,
 )
-from slipstream.prepare.language.pack import pack, row_counts
-from slipstream.prepare.language.read import ReadChunk, ReadJob, first_lines, moved, read, spooled
-from slipstream.prepare.progress import shown
+from slipstream.prepare.language.pack import pack_rows, row_counts
+from slipstream.prepare.language.read import ReadChunk, ReadJob, first_lines, read, read_spool, shift_lines
+from slipstream.prepare.progress import with_progress
 from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.shuffle import enter_segments, merge_all
 from slipstream.source import quarantine
@@ -78,7 +78,7 @@ class Corpus:
         """Return the corpus without the conversations that were quarantined during encoding."""
         dropped = np.sum([piece.bad_by_split for piece in encoded], axis=0).tolist()
         found = zip(encoded, self.before, strict=True)
-        bad = [row for piece, lines in found for row in moved(piece.bad, lines)]
+        bad = [row for piece, lines in found for row in shift_lines(piece.bad, lines)]
         return replace(self, bad=self.bad + bad, dropped=dropped)
 
     def check(self, config: DataConfig) -> None:
@@ -120,10 +120,10 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
         learned=learned,
     )
     end = None if corpus.conversations else tokenizer.end
-    runs = pack(scratch.root / "packed", encoded, signature, end, shuffle=config.shuffle)
+    runs = pack_rows(scratch.root / "packed", encoded, signature, end, shuffle=config.shuffle)
     enter_segments(writer, merge_all(scratch, runs, signature.record.itemsize), number=0)
-    quarantine.write(writer, corpus.bad)
-    write_documents(writer, [whole(piece.documents) for piece in encoded])
+    quarantine.write_quarantine(writer, corpus.bad)
+    write_documents(writer, [read_whole_table(piece.documents) for piece in encoded])
     for name, content in tokenizer.files.items():
         writer.write_bytes(f"{TOKENIZER}/{name}", content.encode())
     write_record(writer, "signature.json", signature)
@@ -137,24 +137,24 @@ def read_corpus(source: SourceToPrepare, scratch: ResumableScratch) -> Corpus:
 
     Raise ``UserError`` if more than ``data.quarantine_limit`` of the documents are unusable or a split is empty.
     """
-    pieces = pieces_of(source)
+    pieces = corpus_chunks(source)
     conversations = pieces[0].shape != "text"
     template = source.tokenizer or (with_template(bytes_tokenizer(turns=True)) if conversations else {})
     if conversations:
-        template_of(template, source.config.date)  # before any row is read
+        load_chat_template(template, source.config.date)  # before any row is read
     jobs = (
         ReadJob(piece, source.config, scratch.root / f"text-{number:06d}.arrow", template)
         for number, piece in enumerate(pieces)
     )
     units = list[ReadChunk]()
     try:
-        for unit in shown("read", scratch.map(read, jobs), [len(piece.files) for piece in pieces]):
+        for unit in with_progress("read", scratch.map(read, jobs), [len(piece.files) for piece in pieces]):
             units.append(unit)
     except TemplateStopped as error:
         line = error.line + first_lines(pieces[: len(units) + 1], units)[-1]
         raise TemplateStopped(error.reason, error.tokenizer, error.file, line) from None
     before = first_lines(pieces, units)
-    bad = [row for unit, lines in zip(units, before, strict=True) for row in moved(unit.bad, lines)]
+    bad = [row for unit, lines in zip(units, before, strict=True) for row in shift_lines(unit.bad, lines)]
     corpus = Corpus(units, bad, conversations, before, [0] * len(SPLITS))
     corpus.check(source.config)
     return corpus
@@ -178,9 +178,9 @@ def tokenizer_of(source: SourceToPrepare, corpus: Corpus) -> TokenizerFiles:
 def training_texts(corpus: Corpus) -> Iterator[str]:
     """Yield the texts of the training split, or a uniform sample of about ``LEARNED_BYTES`` if it is larger."""
     share = share_of(LEARNED_BYTES, corpus.bytes[TRAIN])
-    turns = re.compile("|".join(map(re.escape, specials(turns=True))))
+    turns = re.compile("|".join(map(re.escape, special_texts(turns=True))))
     for unit in corpus.units:
-        for row in spooled(unit.path).select(["split", "place", "text"]).to_pylist():
+        for row in read_spool(unit.path).select(["split", "place", "text"]).to_pylist():
             if row["split"] == TRAIN and row["place"] < share:
                 # Special tokens are removed from conversations: they are not learned as text.
                 yield from turns.split(row["text"]) if corpus.conversations else (row["text"],)
@@ -207,7 +207,7 @@ def encode_corpus(
         for number, unit in enumerate(corpus.units)
     )
     encode = encode_conversations if corpus.conversations else encode_documents
-    return shown("encode", scratch.map(encode, jobs), [sum(unit.documents) for unit in corpus.units])
+    return with_progress("encode", scratch.map(encode, jobs), [sum(unit.documents) for unit in corpus.units])
 
 
 def dtype_of(tokenizer: Tokenizer) -> str:
@@ -226,7 +226,7 @@ def check_rows(counts: list[int], encoded: list[EncodedChunk], config: DataConfi
             )
 
 
-def whole(path: Path) -> pa.Table:
+def read_whole_table(path: Path) -> pa.Table:
     with pa.OSFile(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
 

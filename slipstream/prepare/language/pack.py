@@ -24,7 +24,7 @@ def row_counts(pieces: list[EncodedChunk], length: int) -> list[int]:
     return [sum(piece.tokens[split] for piece in pieces) // length for split in range(len(SPLITS))]
 
 
-def pack(
+def pack_rows(
     path: Path, pieces: list[EncodedChunk], signature: Signature, end: int | None, *, shuffle: bool
 ) -> list[SortedRun]:
     """Write the rows of all splits as sorted runs ``path``; if ``end`` is None, the rows are conversations."""
@@ -35,7 +35,9 @@ def pack(
     with RunWriter(path) as writer:
         for split in range(len(SPLITS)):
             parts = tokens_of([piece.path(split) for piece in pieces], token, width)
-            rows_of = packed(parts, length, end, token) if end is not None else (p.reshape(-1, width) for p in parts)
+            rows_of = (
+                pack_tokens(parts, length, end, token) if end is not None else (p.reshape(-1, width) for p in parts)
+            )
             for rows in rows_of:
                 order = order_keys(first, len(rows), total, shuffle)
                 records = rows.view(signature.record).reshape(len(rows))
@@ -56,7 +58,7 @@ def tokens_of(paths: Iterable[Path], token: np.dtype, width: int) -> Iterator[np
                 yield part
 
 
-def packed(parts: Iterable[np.ndarray], length: int, end: int, token: np.dtype) -> Iterator[np.ndarray]:
+def pack_tokens(parts: Iterable[np.ndarray], length: int, end: int, token: np.dtype) -> Iterator[np.ndarray]:
     """Yield ``end`` and the tokens of ``parts`` as rows ``[rows, length + 1]``; drop an incomplete last row."""
     carried = np.array([end], token)
     for part in parts:

@@ -18,13 +18,13 @@ from slipstream.language.chat_template import (
     CannotRender,
     ChatTemplate,
     Messages,
-    messages_of,
-    template_of,
+    load_chat_template,
+    row_messages,
     until_last_answer,
 )
 from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import Tokenizer
-from slipstream.prepare.fit.splits import assign
+from slipstream.prepare.fit.splits import assign_splits
 from slipstream.prepare.language.corpus import CorpusChunk, CorpusRecord, Shape, read_piece
 from slipstream.source.columns.hashing import splitmix64
 from slipstream.source.config import DataConfig
@@ -121,12 +121,12 @@ def read(job: ReadJob) -> ReadChunk:
                 yield found
 
     if job.piece.shape == "text":
-        texts = list(documents(records(), bad))
+        texts = list(read_documents(records(), bad))
     else:
-        texts = list(conversations(job, records(), bad))
+        texts = list(read_conversations(job, records(), bad))
         bad.sort(key=lambda row: row.line)  # rendered rows come in batches
     hashes = np.array([xxhash.xxh3_64_intdigest(each.content.encode()) for each in texts], np.uint64)
-    splits = assign(hashes, job.config.split)
+    splits = assign_splits(hashes, job.config.split)
     sizes = np.array([len(each.text.encode()) for each in texts], np.int64)
     columns = {
         "name": [each.record.file for each in texts],
@@ -151,7 +151,7 @@ def read(job: ReadJob) -> ReadChunk:
     )
 
 
-def documents(records: Iterable[CorpusRecord], bad: list[BadRow]) -> Iterator[ReadText]:
+def read_documents(records: Iterable[CorpusRecord], bad: list[BadRow]) -> Iterator[ReadText]:
     """Yield the documents; add the rows without one to ``bad``."""
     for record in records:
         try:
@@ -175,9 +175,9 @@ def document(text: object) -> str:
     return text
 
 
-def conversations(job: ReadJob, records: Iterable[CorpusRecord], bad: list[BadRow]) -> Iterator[ReadText]:
+def read_conversations(job: ReadJob, records: Iterable[CorpusRecord], bad: list[BadRow]) -> Iterator[ReadText]:
     """Yield the rendered conversations; add other rows to ``bad``."""
-    template = template_of(job.tokenizer, job.config.date)
+    template = load_chat_template(job.tokenizer, job.config.date)
     specials = Tokenizer(job.tokenizer).specials
     batch: list[Conversation] = []
     characters = 0
@@ -189,9 +189,9 @@ def conversations(job: ReadJob, records: Iterable[CorpusRecord], bad: list[BadRo
             continue
         characters += len(batch[-1].content)
         if len(batch) >= AT_ONCE or characters >= CHARACTERS_AT_ONCE:
-            yield from rendered(job, template, batch, bad)
+            yield from render_batch(job, template, batch, bad)
             batch, characters = [], 0
-    yield from rendered(job, template, batch, bad)
+    yield from render_batch(job, template, batch, bad)
 
 
 def conversation(record: CorpusRecord, specials: Sequence[str]) -> Conversation:
@@ -199,7 +199,7 @@ def conversation(record: CorpusRecord, specials: Sequence[str]) -> Conversation:
 
     Raise :class:`CannotRender` if there is none, or if a message contains a special token, which could end the turn.
     """
-    messages = messages_of(record.values)
+    messages = row_messages(record.values)
     for text in (text for message in messages for name, text in message.items() if name != "role"):
         document(text or " ")
         if spelled := next((special for special in specials if special in text), None):
@@ -207,7 +207,7 @@ def conversation(record: CorpusRecord, specials: Sequence[str]) -> Conversation:
     return Conversation(record, json.dumps(messages, ensure_ascii=False), until_last_answer(messages))
 
 
-def rendered(
+def render_batch(
     job: ReadJob, template: ChatTemplate, batch: Sequence[Conversation], bad: list[BadRow]
 ) -> Iterator[ReadText]:
     """Yield the rendered texts of a batch; raise ``TemplateStopped`` with file and line."""
@@ -228,7 +228,7 @@ def bad_row(record: CorpusRecord, shape: Shape, error: CannotRender) -> BadRow:
     return BadRow(record.file, record.line, shape, str(error), repr(record.values.get(shape)))
 
 
-def spooled(path: Path) -> pa.Table:
+def read_spool(path: Path) -> pa.Table:
     with pa.OSFile(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
 
@@ -246,6 +246,6 @@ def first_lines(pieces: Sequence[CorpusChunk], units: Sequence[ReadChunk]) -> li
     return before
 
 
-def moved(bad: list[BadRow], lines: int) -> Iterator[BadRow]:
+def shift_lines(bad: list[BadRow], lines: int) -> Iterator[BadRow]:
     """Return bad rows with ``lines`` added to their line numbers."""
     return (replace(row, line=row.line + lines) for row in bad)

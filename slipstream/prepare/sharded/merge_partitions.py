@@ -16,8 +16,8 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND
 from slipstream.artifacts.resume import ResumableScratch
 from slipstream.distributed.pool import workers_for
-from slipstream.prepare.shuffle import PART_BYTES, MergedPart, SortedRun, SplitPart, all_parts, collect, merge_parts
-from slipstream.prepare.table import FittedTable, card_of, write_table
+from slipstream.prepare.shuffle import PART_BYTES, MergedPart, SortedRun, SplitPart, all_parts, collect_run, merge_parts
+from slipstream.prepare.table import FittedTable, data_card, write_table
 from slipstream.source.columns.transform import Transform
 from slipstream.source.files import check_unchanged
 from slipstream.storage import copy_within_s3
@@ -68,7 +68,7 @@ class MergedParts:
     parts: list[MergedPart]
 
 
-def directory_of(partition: int) -> str:
+def partition_directory(partition: int) -> str:
     return f"{partition:05d}"
 
 
@@ -78,13 +78,13 @@ def write_partitions(scratch: ResumableScratch, plan: MergePlan, runs: list[Sort
         collected = list(scratch.map(collect_part, [(scratch.root, runs, plan.itemsize, part) for part in parts]))
         files = [Path(f"{run.path}.{kind}") for run in collected for kind in ("rows", "keys")]
         named = SortedRuns([replace(run, path=Path(run.path).name) for run in collected])
-        exchange.write(encoded / directory_of(partition), named, files)
+        exchange.write_part(encoded / partition_directory(partition), named, files)
 
 
 def collect_part(job: tuple[Path, list[SortedRun], int, SplitPart]) -> SortedRun:
     """Collect the rows of one part from all runs; runs in a worker process."""
     scratch, runs, itemsize, part = job
-    return collect(scratch / f"part-{part.split}-{part.number}", runs, itemsize, part)
+    return collect_run(scratch / f"part-{part.split}-{part.number}", runs, itemsize, part)
 
 
 def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Path) -> None:
@@ -92,11 +92,11 @@ def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Pat
 
     The rows are written to ``merged``, and their description to its summary.
     """
-    planned = exchange.read(plan, MergePlan)
+    planned = exchange.read_part(plan, MergePlan)
     runs = [
         replace(run, path=str(exchange.path_in(share, run.path)))
         for share in encoded
-        for run in exchange.read(share, SortedRuns).runs
+        for run in exchange.read_part(share, SortedRuns).runs
     ]
     with exchange.scratch_for(merged, planned.workers(partition)) as scratch:
         parts = list(merge_parts(scratch, planned.partitions[partition], runs, planned.itemsize))
@@ -104,19 +104,19 @@ def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Pat
         for part in parts:
             part.file.rename(merged / part.file.name)
     named = MergedParts([replace(part, file=Path(part.file.name)) for part in parts])
-    exchange.write(merged / exchange.SUMMARY, named)
-    exchange.write(merged)
+    exchange.write_part(merged / exchange.SUMMARY, named)
+    exchange.write_part(merged)
 
 
-def assemble(
+def assemble_artifact(
     directory: Path, made_by: Mapping[str, object], fitted: Path, merged: list[MergedPart], home: str = ""
 ) -> None:
     """Write the prepared data to the new ``directory``, equal to that of :func:`slipstream.prepare.engine.prepare`.
 
     With ``home`` on S3, the rows are copied there instead.
     """
-    fitting = exchange.read(fitted, FittedTable)
-    card = card_of(fitting)
+    fitting = exchange.read_part(fitted, FittedTable)
+    card = data_card(fitting)
     source = fitting.opened.source
     check_unchanged(source.listing.files)
     if source.base:
@@ -128,8 +128,8 @@ def assemble(
 
 def local_parts(merged: Path) -> list[MergedPart]:
     """Return the parts of a merged partition on this machine."""
-    exchange.verify(merged)
-    summary = exchange.read(merged / exchange.SUMMARY, MergedParts)
+    exchange.verify_part(merged)
+    summary = exchange.read_part(merged / exchange.SUMMARY, MergedParts)
     return [replace(part, file=exchange.path_in(merged, part.file)) for part in summary.parts]
 
 
@@ -147,7 +147,7 @@ class CopiedPart(MergedPart):
 
 def s3_parts(summary: Path, source: str, home: str) -> list[MergedPart]:
     """Return the parts of a merged partition in ``source`` on S3, from its downloaded ``summary``."""
-    merged = exchange.read(summary, MergedParts)
+    merged = exchange.read_part(summary, MergedParts)
     return [
         CopiedPart(Path(exchange.path_in(summary, part.file).name), part.part, part.record, source, home)
         for part in merged.parts

@@ -26,15 +26,15 @@ from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.sharded.merge_partitions import MergePlan, write_partitions
 from slipstream.prepare.table import OpenedTable, encode_units, fit_table, open_table, scan_units
 from slipstream.source.columnar import LINE, TableInput, Unit, write_spool
-from slipstream.source.files import SourceFile, unchanged
+from slipstream.source.files import SourceFile, files_unchanged
 from slipstream.source.text.text_tables import (
     ConvertedBlock,
     TextPlan,
-    input_of,
     make_columnar,
     plan_text,
-    replan,
+    revise_plan,
     text_jobs,
+    text_table_input,
 )
 
 #: Approximate memory of one value in bytes.
@@ -61,9 +61,9 @@ class TextShare:
 
 def open_texts(source: SourceToPrepare, number: int, directory: Path) -> list[Path]:
     """Divide text files into at most ``number`` shares, each in a subdirectory of ``directory``."""
-    with unchanged(source.files):
+    with files_unchanged(source.files):
         plans = cut_plan(plan_text(source), number)
-    return [exchange.write(directory / f"{index:05d}", TextShare(plan)) for index, plan in enumerate(plans)]
+    return [exchange.write_part(directory / f"{index:05d}", TextShare(plan)) for index, plan in enumerate(plans)]
 
 
 def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
@@ -84,14 +84,14 @@ def parse_share(share: Path, parsed: Path) -> None:
 
     For a split by time, the summary includes the times.
     """
-    mine = exchange.read(share, TextShare)
-    with unchanged(mine.plan.files), exchange.scratch_for(parsed, mine.workers) as scratch:
+    mine = exchange.read_part(share, TextShare)
+    with files_unchanged(mine.plan.files), exchange.scratch_for(parsed, mine.workers) as scratch:
         pieces = list(scratch.map(make_columnar, text_jobs(mine.plan, scratch.root)))
         named = tuple(replace(piece, path=Path(piece.path.name)) for piece in pieces)
         column = mine.plan.config.time
         times = [times_of(piece, column) for piece in pieces] if column else []
-        exchange.write(parsed / exchange.SUMMARY, replace(mine, pieces=named), times)
-        exchange.write(parsed, files=[piece.path for piece in pieces])
+        exchange.write_part(parsed / exchange.SUMMARY, replace(mine, pieces=named), times)
+        exchange.write_part(parsed, files=[piece.path for piece in pieces])
 
 
 def times_of(piece: ConvertedBlock, column: str) -> Path:
@@ -109,7 +109,7 @@ def input_of_shares(summaries: list[Path]) -> TableInput | None:
 
     Units get paths in the directory of their share's summary, where the files need not exist.
     """
-    parsed = [(directory, exchange.read(directory, TextShare)) for directory in summaries]
+    parsed = [(directory, exchange.read_part(directory, TextShare)) for directory in summaries]
     files = [file for _, share in parsed for file in share.plan.files]
     names = [columns for _, share in parsed for columns in share.plan.names]
     plan = replace(parsed[0][1].plan, files=files, names=names)
@@ -118,7 +118,7 @@ def input_of_shares(summaries: list[Path]) -> TableInput | None:
         for directory, share in parsed
         for piece in share.pieces
     ]
-    return None if replan(pieces, plan) else input_of(pieces, plan)
+    return None if revise_plan(pieces, plan) else text_table_input(pieces, plan)
 
 
 # All tables: each machine scans and encodes a share of the units
@@ -168,7 +168,7 @@ def open_shares(source: SourceToPrepare, number: int, summaries: list[Path], dir
     parsed = input_of_shares(summaries) if summaries else None
     files = source.listing.files
     workers = 1 if parsed else workers_for(source.size, source.config.memory)
-    with unchanged(files), exchange.scratch_for(directory, workers) as scratch:
+    with files_unchanged(files), exchange.scratch_for(directory, workers) as scratch:
         table = open_table(source, scratch, parsed)
         units = table.input.units
         if parsed:
@@ -178,14 +178,16 @@ def open_shares(source: SourceToPrepare, number: int, summaries: list[Path], dir
             number = min(number, len(units))
             pieces = [units[i * len(units) // number : (i + 1) * len(units) // number] for i in range(number)]
             spools = [
-                exchange.write(directory / f"spools/{index:05d}", files=[Path(u.uri) for u in mine if u.spooled])
+                exchange.write_part(directory / f"spools/{index:05d}", files=[Path(u.uri) for u in mine if u.spooled])
                 for index, mine in enumerate(pieces)
             ]
         shares = [
-            exchange.write(directory / f"shares/{index:05d}", Share(table.scan, [u.moved(file_name) for u in mine]))
+            exchange.write_part(
+                directory / f"shares/{index:05d}", Share(table.scan, [u.moved(file_name) for u in mine])
+            )
             for index, mine in enumerate(pieces)
         ]
-        return OpenedShares(exchange.write(directory / "table", table), shares, spools)
+        return OpenedShares(exchange.write_part(directory / "table", table), shares, spools)
 
 
 def file_name(uri: str) -> str:
@@ -193,34 +195,34 @@ def file_name(uri: str) -> str:
 
 
 def read_share(directory: Path, spool: Path) -> Share:
-    share = exchange.read(directory, Share)
-    exchange.verify(spool)
+    share = exchange.read_part(directory, Share)
+    exchange.verify_part(spool)
     return replace(share, units=[unit.moved(lambda name: str(exchange.path_in(spool, name))) for unit in share.units])
 
 
 def scan_share(share: Path, spool: Path, scanned: Path) -> None:
     """Run the first pass over one share."""
     mine = read_share(share, spool)
-    with unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as scratch:
-        exchange.write(scanned, ScannedShare(list(scan_units(scratch, mine.scan, mine.units))))
+    with files_unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as scratch:
+        exchange.write_part(scanned, ScannedShare(list(scan_units(scratch, mine.scan, mine.units))))
 
 
 def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan: Path) -> int:
     """Fit on the results of all shares and plan the merge; return the number of partitions (at most ``number``)."""
-    opened = exchange.read(table, OpenedTable)
-    fitting = fit_table(opened, (unit for share in scanned for unit in exchange.read(share, ScannedShare).units))
+    opened = exchange.read_part(table, OpenedTable)
+    fitting = fit_table(opened, (unit for share in scanned for unit in exchange.read_part(share, ScannedShare).units))
     planned = MergePlan.of(fitting, number)
-    exchange.write(fitted, fitting)
-    exchange.write(plan, planned)
+    exchange.write_part(fitted, fitting)
+    exchange.write_part(plan, planned)
     return len(planned.partitions)
 
 
 def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: Path) -> None:
     """Run the second pass over one share, and write it by partition."""
     mine = read_share(share, spool)
-    planned = exchange.read(plan, MergePlan)
-    rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]
-    with unchanged(mine.files), exchange.scratch_for(encoded, mine.workers) as scratch:
+    planned = exchange.read_part(plan, MergePlan)
+    rejected = [rows for unit in exchange.read_part(scanned, ScannedShare).units for rows in unit.rejected]
+    with files_unchanged(mine.files), exchange.scratch_for(encoded, mine.workers) as scratch:
         units = list(encode_units(scratch, mine.scan, planned.transform, mine.units, rejected))
         write_partitions(scratch, planned, [run for unit in units for run in unit.runs], encoded)
-    exchange.write(encoded)
+    exchange.write_part(encoded)

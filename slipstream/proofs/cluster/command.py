@@ -13,15 +13,15 @@ from typing import Any
 import click
 
 from slipstream.doctor.cluster import check_operator, check_priorities, unschedulable
-from slipstream.doctor.kubectl import KubectlError, items, kubectl
+from slipstream.doctor.kubectl import KubectlError, kubectl, list_objects
 from slipstream.errors import UserError
 from slipstream.flyte.backend import FlyteBackend
 from slipstream.profiles.placement import Placement
-from slipstream.profiles.profile import load
+from slipstream.profiles.profile import load_profile
 from slipstream.proofs.cluster.kubernetes import Kubernetes
 from slipstream.proofs.cluster.proof import FILES, ROWS, TRAIN, ActResult, ClusterProof
 from slipstream.proofs.rehearsal.rehearsal import package_workflows
-from slipstream.text_table import aligned
+from slipstream.text_table import aligned_table
 
 #: Attempts at a training: undisturbed, three with a lost pod, one with two, and an aborted one with its recovery.
 ATTEMPTS = 1 + 3 * 2 + 3 + 2
@@ -58,7 +58,7 @@ def main(profile: str, image: str, minutes: float, price: float, *, autoscaled: 
         raise UserError(
             "IMAGE: is empty; expected an image that the cluster can pull, as in make cluster-proof IMAGE=…"
         )
-    placement = load(profile).placement("train")
+    placement = load_profile(profile).placement("train")
     flyte, kubernetes = site(**where)
     context, version = kubernetes.context(), flyte.version()
     with tempfile.TemporaryDirectory(prefix="proof-") as directory:
@@ -86,10 +86,10 @@ def site(config: Path, project: str, domain: str, namespace: str) -> tuple[Flyte
 
 def check_room(workdir: Path, profile: str, kubernetes: Kubernetes, *, autoscaled: bool) -> None:
     """Raise ``UserError`` if the cluster cannot run what the profile asks for."""
-    uses = package_workflows(workdir, load(profile)).uses()
+    uses = package_workflows(workdir, load_profile(profile)).uses()
     training = [] if autoscaled else [use for use in uses if use.where == TRAIN]
     try:
-        nodes = items(kubernetes.ask, "nodes") if training else []
+        nodes = list_objects(kubernetes.ask, "nodes") if training else []
         findings = [
             *check_operator(uses, kubernetes.ask).findings,
             *check_priorities(uses, kubernetes.ask).findings,
@@ -133,7 +133,7 @@ def results_table(rows: Sequence[ActResult]) -> str:
     columns = ("", "held", "what", "seen")
     return "\n\n".join(
         [
-            aligned(columns, lines, columns),
+            aligned_table(columns, lines, columns),
             f"to look closer:\n{looks}",
             f"{sum(row.held for row in rows)} of {len(rows)} held",
         ]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items, kubectl
+from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, kubectl, list_objects
 from slipstream.errors import UserError
 
 How = Literal["deleted", "evicted", "killed"]
@@ -49,7 +49,7 @@ class Kubernetes:
     def pods(self, execution: str, task: str) -> list[KubeObject]:
         """Return the pods of a task by name, including those that have ended."""
         labels = f"execution-id={execution},task-name={task.replace('.', '-')}"
-        found = items(self.ask, "pods", "--namespace", self.namespace, "--selector", labels)
+        found = list_objects(self.ask, "pods", "--namespace", self.namespace, "--selector", labels)
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
     def log(self, pod: KubeObject) -> str:

@@ -28,7 +28,7 @@ from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.models.config import ModelConfig
 from slipstream.proofs.processes import FORK, free_port
 from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CHECKPOINTS, complete
+from slipstream.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
 
 ATTEMPT_S = 90
 ALL_RANKS = -1
@@ -152,7 +152,7 @@ def run_rank(job: TrainingJob, rank: int, port: int, faults: tuple[InjectedFault
         start=job.start,
         told=functools.partial(tell, job, rank) if job.stops_after else None,
     )
-    engine.run(request)
+    engine.run_attempt(request)
 
 
 def may_have_children() -> None:
@@ -385,7 +385,7 @@ def result_digests(job: TrainingJob) -> dict[str, str]:
 
         # latest.json may name an older checkpoint: if a process is killed just before it writes that file, and no step
         # is left, its successor saves nothing.
-        newest = str(complete(storage.list(CHECKPOINTS))[0])
+        newest = str(complete_checkpoints(storage.list(CHECKPOINTS))[0])
         files = read(f"{newest}/manifest.json")["files"]
     return found | {f"{newest.split('.')[0]}/{name}": record["sha256"] for name, record in files.items()}
 

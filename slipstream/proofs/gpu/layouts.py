@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.initial.drawn import DrawnValues
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def row_losses(outputs: Tensor, rows: Tensor) -> Tensor:
 
 def model_of(case: LayoutCase, *, empty: bool) -> Any:
     signature = replace(SIGNATURE, document_end=case.document_end)
-    predictor = build(ModelConfig("transformer", {**SIZES, **case.model}), signature, SEED, empty=empty)
+    predictor = build_model(ModelConfig("transformer", {**SIZES, **case.model}), signature, SEED, empty=empty)
     return predictor.double() if case.double else predictor
 
 
@@ -108,10 +108,10 @@ def by_hand(case: LayoutCase) -> LayoutResult:
     """Train on one process without any layout."""
     torch.set_num_threads(1)
     # Filled in the type that is computed in, as a layout does.
-    from slipstream.train.parallel.divide import fill
+    from slipstream.train.parallel.divide import fill_part
 
     model = model_of(case, empty=True)
-    fill(model, torch.device("cpu"), DrawnValues(model.network, SEED))
+    fill_part(model, torch.device("cpu"), DrawnValues(model.network, SEED))
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     losses, norms = [], []
     for batch in batches(case.steps):
@@ -161,9 +161,9 @@ def set_up(case: LayoutCase) -> DividedTraining:
     from slipstream.train.loop.probe import ModelTraits
     from slipstream.train.parallel.compiled import compile_blocks
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide, fill
+    from slipstream.train.parallel.divide import divide_model, fill_part
     from slipstream.train.parallel.layout import Layout
-    from slipstream.train.parallel.replicas import ReplicatedModel, replicate
+    from slipstream.train.parallel.replicas import ReplicatedModel, replicate_model
 
     device = device_of(case)
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
@@ -175,14 +175,14 @@ def set_up(case: LayoutCase) -> DividedTraining:
     pieces = [slice(start, start + rows) for start in range(0, len(padding), rows)]
     if layout.config.divides:
         size = {"micro_batches": case.accumulation, "rows": rows}
-        model = divide(predictor, layout, device, values, **size, precision="fp32")
+        model = divide_model(predictor, layout, device, values, **size, precision="fp32")
         if case.compile:
             compile_blocks(model, (padding,), pieces, contextlib.nullcontext)
     else:
-        fill(predictor, device, values)
+        fill_part(predictor, device, values)
         alone = ReplicatedModel(predictor)
         compiled = compile_blocks(alone, (padding,), pieces, contextlib.nullcontext) if case.compile else None
-        model = replicate(
+        model = replicate_model(
             predictor,
             ModelTraits(),
             RankContext(layout.rank, layout.world, device, dist.get_backend()),

@@ -16,7 +16,7 @@ from slipstream.artifacts.records import write_record
 from slipstream.models.config import ModelConfig
 from slipstream.proofs.processes import free_port
 from slipstream.train.config import TrainingConfig
-from slipstream.train.run import run
+from slipstream.train.run import run_attempt
 from slipstream.train.setup import TrainingRequest
 
 #: Sizes of the transformers that are checked for their numbers, not for their speed.
@@ -39,7 +39,7 @@ def train(directory: Path, prepared: Path, model: ModelConfig, *, sampled: Path 
     before = dict(os.environ)
     os.environ.update({name: str(value) for name, value in where.items()})
     try:
-        run(
+        run_attempt(
             TrainingRequest(
                 prepared=prepared,
                 model=model,

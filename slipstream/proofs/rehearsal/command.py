@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from slipstream.doctor.package import measured_save
-from slipstream.plan.storm import TrainingPace, forecast
-from slipstream.profiles.profile import load
+from slipstream.plan.storm import TrainingPace, preemption_table
+from slipstream.profiles.profile import load_profile
 from slipstream.proofs.rehearsal.acts import Acts
 from slipstream.proofs.rehearsal.rehearsal import (
     CONFIG,
@@ -45,7 +45,7 @@ def main(profile: str, kills: int, seed: int, page: Path, storm: bool, **preempt
     if storm:
         say(preemption_forecast(profile, **preemptions))
         return
-    whole = load(profile)
+    whole = load_profile(profile)
     small = shrunk(whole)
     lead = difference(whole, small)
     say(lead)
@@ -64,10 +64,10 @@ def main(profile: str, kills: int, seed: int, page: Path, storm: bool, **preempt
 
 
 def preemption_forecast(profile: str, per_day: float | None, hours: float, trained: Path | None, price: float) -> str:
-    placement = load(profile).placement("train")
+    placement = load_profile(profile).placement("train")
     save_s = measured_save(trained).seconds if trained else TrainingPace.save_s
     per_day = placement.preemptions_per_day if per_day is None else per_day
-    return forecast(profile, placement, per_day, TrainingPace(hours, save_s=save_s), price)
+    return preemption_table(profile, placement, per_day, TrainingPace(hours, save_s=save_s), price)
 
 
 def say(line: str) -> None:

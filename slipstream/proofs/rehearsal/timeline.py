@@ -9,7 +9,7 @@ from pathlib import Path
 from slipstream.proofs.rehearsal.outcomes import AttemptOutcome
 from slipstream.proofs.rehearsal.pods import PodProcess
 from slipstream.proofs.rehearsal.record import ExecutionRecord, TaskAttempt
-from slipstream.report.pages.rendering import environment
+from slipstream.report.pages.rendering import jinja_environment
 
 #: CSS pixels: width of the drawing, width of the names on its left, height of a row and of the axis below.
 WIDTH, NAMES, ROW, AXIS = 1110, 265, 22, 28
@@ -131,6 +131,6 @@ def write_page(
 ) -> None:
     """Write a self-contained HTML file with a chart per execution and the ``checks`` that passed."""
     charts = [execution_chart(title, record) for title, record in executions.items()]
-    template = environment(Path(__file__).parent).get_template("timeline.html")
+    template = jinja_environment(Path(__file__).parent).get_template("timeline.html")
     page = template.render(heading=heading, lead=lead, charts=charts, checks=checks, width=WIDTH, names=NAMES, row=ROW)
     path.write_text(page, encoding="utf-8")

@@ -74,7 +74,7 @@ def confusion_matrix(axes: Axes, counts: Sequence[Sequence[int]], classes: Seque
 
     The shade is the share of the class's rows.
     """
-    labels = [fmt.shortened(name) for name in classes]
+    labels = [fmt.shorten_label(name) for name in classes]
     longest, size = LETTER * max(len(label) for label in labels), len(labels)
     cell = min(LARGEST_CELL, (WIDTH - longest - 2 * LINE_HEIGHT) / size)
     upright = longest > cell
@@ -114,7 +114,7 @@ def plot_cell(axes: Axes, row: int, column: int, count: int, share: float, words
 
 @inline_svg
 def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
-    axes.plot(roc.fpr, roc.tpr, label=f"model, class {fmt.shortened(positive)}")
+    axes.plot(roc.fpr, roc.tpr, label=f"model, class {fmt.shorten_label(positive)}")
     axes.plot([0, 1], [0, 1], label="chance", **REFERENCE_LINE)
     unit_square(axes)
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
@@ -152,7 +152,7 @@ def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
     dots: LineStyle = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
     axes.plot(scatter.actual, scatter.predicted, label="test rows", **dots)
     axes.plot(ends, ends, label="predicted = actual", **REFERENCE_LINE)
-    axes.set(xlabel=f"actual {fmt.shortened(target)}", ylabel="predicted")
+    axes.set(xlabel=f"actual {fmt.shorten_label(target)}", ylabel="predicted")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(number)
     axes.yaxis.set_major_formatter(number)

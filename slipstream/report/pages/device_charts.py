@@ -110,4 +110,4 @@ def beginning(devices: TrainingDevices) -> float:
 
 
 def name_of(node: str, device: str) -> str:
-    return fmt.shortened(f"{node}: {device}" if node else device)
+    return fmt.shorten_label(f"{node}: {device}" if node else device)

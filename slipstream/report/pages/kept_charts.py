@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.store import ArtifactStore, content_key
-from slipstream.artifacts.versions import version_of
+from slipstream.artifacts.versions import closure_version
 from slipstream.report.stage_results import StageResults
 
 KIND, FILE = "charts", "charts.json"
@@ -27,19 +27,19 @@ OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_
 MOST_CLASSES_DRAWN = 20
 
 
-def charts_of(results: StageResults, store: ArtifactStore | None) -> dict[str, Markup | None]:
+def stored_charts(results: StageResults, store: ArtifactStore | None) -> dict[str, Markup | None]:
     """Return every chart by name, or None if its data are missing from the results.
 
     Charts are cached in ``store`` if given.
     """
     if store is None:
-        return as_markup(draw(results))
+        return as_markup(draw_charts(results))
     key = content_key(KIND, drawing_version(), {"artifacts": results.fingerprints})
     kept = store.find(KIND, key)
     if not isinstance(kept, Artifact):
         with store.workspace(KIND) as directory:
             writer = ArtifactWriter(directory)
-            writer.write_json(FILE, draw(results))
+            writer.write_json(FILE, draw_charts(results))
             writer.finish(KIND, {})
             kept = store.publish(directory, KIND, key)
     return as_markup(kept.read_json(FILE))
@@ -47,7 +47,7 @@ def charts_of(results: StageResults, store: ArtifactStore | None) -> dict[str, M
 
 @cache
 def drawing_version() -> str:
-    return version_of(MODULES, ("matplotlib",))
+    return closure_version(MODULES, ("matplotlib",))
 
 
 def as_markup(drawn: dict[str, str | None]) -> dict[str, Markup | None]:
@@ -55,7 +55,7 @@ def as_markup(drawn: dict[str, str | None]) -> dict[str, Markup | None]:
     return {name: None if svg is None else Markup(svg) for name, svg in drawn.items()}
 
 
-def draw(results: StageResults) -> dict[str, str | None]:
+def draw_charts(results: StageResults) -> dict[str, str | None]:
     from slipstream.report.pages import charts, device_charts, network_charts
 
     history, evaluation, network = results.history, results.evaluation, results.network
@@ -78,5 +78,5 @@ def draw(results: StageResults) -> dict[str, str | None]:
     return drawn | {
         "loss": charts.loss(history),
         "metric": charts.validation_metric(history, evaluation.metric_of_rows),
-        **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
+        **(network_charts.network_charts(network.profile, network.course, network.model) if network else {}),
     }

@@ -25,7 +25,7 @@ LEGEND_LINE = 20
 SHORTEST_S = 1e-9
 
 
-def drawn(
+def network_charts(
     profile: NetworkProfile, course: Sequence[TrendPoint] = (), model: Sequence[ModelPoint] = ()
 ) -> dict[str, Markup | None]:
     """Return every chart by name, or None without data.

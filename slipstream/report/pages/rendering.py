@@ -13,7 +13,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 @cache
-def environment(templates: Path = TEMPLATES) -> Environment:
+def jinja_environment(templates: Path = TEMPLATES) -> Environment:
     """Return the Jinja environment, which escapes everything not marked as HTML.
 
     Column names, labels and values come from the user's data. Templates know :mod:`slipstream.report.formatting` as
@@ -30,5 +30,5 @@ def environment(templates: Path = TEMPLATES) -> Environment:
     return jinja
 
 
-def render(template: str, **context: object) -> str:
-    return environment().get_template(template).render(context)
+def render_page(template: str, **context: object) -> str:
+    return jinja_environment().get_template(template).render(context)

@@ -21,8 +21,8 @@ from slipstream.artifacts.store import ArtifactStore
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
 from slipstream.report.against_interconnect import against_interconnect
-from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, charts_of
-from slipstream.report.pages.rendering import render
+from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, stored_charts
+from slipstream.report.pages.rendering import render_page
 from slipstream.report.run_directory import CARD
 from slipstream.report.stage_results import StageResults
 from slipstream.report.summary import RunSummary
@@ -58,14 +58,14 @@ def report_page(
     evaluation, columns = results.evaluation, results.card["columns"]
     confusion, classes = evaluation.confusion, evaluation.classes
     listed = confusion if len(classes) > MOST_CLASSES_DRAWN else None
-    return render(
+    return render_page(
         "report.html",
         summary=summary,
         results=results,
         export=results.export,
         metric=evaluation.metric.name,
         metric_of_rows=evaluation.metric_of_rows,
-        charts=charts_of(results, store),
+        charts=stored_charts(results, store),
         against=against_baseline(evaluation),
         recommended=results.export.recommended,
         scores=list(scores(evaluation)),
@@ -75,7 +75,7 @@ def report_page(
         columns=columns[:COLUMNS_SHOWN],
         more_columns=columns[COLUMNS_SHOWN:COLUMNS_LISTED],
         columns_left=len(columns) - COLUMNS_LISTED,
-        contents=contents,
+        contents=describe_column,
         exchange=exchange_of(results),
         searched=charts_of_sweep(summary.sweep) if summary.sweep else {},
         importance_lines=importance_lines,
@@ -108,7 +108,7 @@ def charts_of_sweep(sweep: Sweep) -> dict[str, Markup]:
     # Imports drawing libraries, which a report with cached charts does not need.
     from slipstream.report.pages import sweep_charts
 
-    return sweep_charts.drawn(sweep)
+    return sweep_charts.sweep_charts(sweep)
 
 
 def importance_lines(sweep: Sweep) -> list[tuple[str, float, str]]:
@@ -179,7 +179,7 @@ def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[st
     most, rows = max((total for total, _ in totals), default=0) or 1, sum(total for total, _ in totals) or 1
     return [
         (
-            fmt.shortened(label),
+            fmt.shorten_label(label),
             total / most,
             f"{fmt.count(total)} ({fmt.percent(total / rows)})",
         )
@@ -187,13 +187,13 @@ def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[st
     ]
 
 
-def contents(column: Mapping[str, Any]) -> str:
+def describe_column(column: Mapping[str, Any]) -> str:
     """Describe a column: why it is unused, else its most frequent values, else its range."""
     if column.get("why"):
         return str(column["why"])
     if column.get("top"):
         top = ", ".join(
-            f"{fmt.shortened(str(value))} ({fmt.count(rows)})" for value, rows in column["top"][:VALUES_SHOWN]
+            f"{fmt.shorten_label(str(value))} ({fmt.count(rows)})" for value, rows in column["top"][:VALUES_SHOWN]
         )
         return f"{top}, …" if column.get("distinct", 0) > VALUES_SHOWN else top
     if "mean" in column:

@@ -16,7 +16,7 @@ WIDE = 8.0
 MARKS = {"complete": SERIES[0], "pruned": SOFT, "unfinished": SERIES[2]}
 
 
-def drawn(sweep: Sweep) -> dict[str, Markup]:
+def sweep_charts(sweep: Sweep) -> dict[str, Markup]:
     """Return the charts by name; empty if no trial has a loss."""
     if not any(trial.loss is not None for trial in sweep.trials):
         return {}

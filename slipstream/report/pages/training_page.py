@@ -7,11 +7,11 @@ from datetime import datetime
 from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.artifacts.results.so_far import LiveProgress
 from slipstream.report.pages import charts, device_charts
-from slipstream.report.pages.rendering import render
+from slipstream.report.pages.rendering import render_page
 
 
 def training_page(so_far: LiveProgress, made_at: datetime, devices: TrainingDevices | None = None) -> str:
-    return render(
+    return render_page(
         "training_page.html",
         so_far=so_far,
         loss=charts.loss(so_far) if so_far.steps or so_far.evaluations else None,

@@ -19,7 +19,7 @@ def splitmix64(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def keys(first: int, rows: int, seed: int) -> np.ndarray:
+def row_keys(first: int, rows: int, seed: int) -> np.ndarray:
     """Return uniform uint64 ``[rows]`` for the row numbers from ``first`` on, determined by number and seed alone."""
     start = np.uint64((seed * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64)
     return splitmix64(splitmix64(np.arange(first, first + rows, dtype=np.uint64)) ^ start)

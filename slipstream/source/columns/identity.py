@@ -41,10 +41,10 @@ PLAIN = NumberFormat()
 
 def hash_rows(columns: Iterable[tuple[str, pa.Array]], rows: int, number_format: NumberFormat = PLAIN) -> np.ndarray:
     """Return the uint64 ``[rows]`` hashes of rows, independent of the order of the columns."""
-    return combined(((name, hash_values(column, number_format)) for name, column in columns), rows)
+    return combine_hashes(((name, hash_values(column, number_format)) for name, column in columns), rows)
 
 
-def combined(hashes: Iterable[tuple[str, np.ndarray]], rows: int) -> np.ndarray:
+def combine_hashes(hashes: Iterable[tuple[str, np.ndarray]], rows: int) -> np.ndarray:
     """Return uint64 ``[rows]``: a hash of the sum of the columns' hashes, each mixed with its column's name."""
     total = np.zeros(rows, np.uint64)
     for name, column in hashes:
@@ -60,8 +60,8 @@ def hash_values(column: pa.Array, number_format: NumberFormat = PLAIN, exact: bo
         if len(column.dictionary) > len(column):
             return hash_values(column.cast(kind.value_type), number_format, exact)
         distinct = hash_values(column.dictionary, number_format, exact)
-        return np.append(distinct, MISSING)[value_types.codes_of(column)]
-    if value_types.type_of(kind) == value_types.TEXT or is_binary(kind):
+        return np.append(distinct, MISSING)[value_types.dictionary_codes(column)]
+    if value_types.column_type(kind) == value_types.TEXT or is_binary(kind):
         return hash_distinct(column, number_format, exact)
     hashes = hash_typed(column, exact)
     marks = readable_marks(number_format, exact)
@@ -98,7 +98,9 @@ def hash_typed(column: pa.Array, exact: bool) -> np.ndarray:
     if pa.types.is_decimal(kind) and exact:
         coded = column.dictionary_encode()
         distinct = coded.dictionary.to_pylist()
-        return np.append(np.array(list(map(hash_decimal, distinct)), np.uint64), MISSING)[value_types.codes_of(coded)]
+        return np.append(np.array(list(map(hash_decimal, distinct)), np.uint64), MISSING)[
+            value_types.dictionary_codes(coded)
+        ]
     if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         column = column.cast(pa.float64(), safe=False)
     elif pa.types.is_temporal(kind):
@@ -161,7 +163,7 @@ def hash_distinct(column: pa.Array, number_format: NumberFormat, exact: bool) ->
     hashes[np.isin(hashes, all_marks(number_format, exact))] = MISSING
     if bits is not None:
         hashes = np.where(distinct.is_valid(), hashes, bits)
-    return np.append(hashes, MISSING)[value_types.codes_of(coded)]
+    return np.append(hashes, MISSING)[value_types.dictionary_codes(coded)]
 
 
 def decoded(value: bytes) -> str | None:
@@ -193,7 +195,7 @@ def hash_texts(texts: pa.Array, number_format: NumberFormat, exact: bool) -> np.
         hashes[take(pc.is_in(lower, pa.array(word)))] = hash_floats(np.array([number]), exact=True)[0]
     places = take(pc.match_substring_regex(texts, TIME))
     if len(places):
-        times, _ = value_types.convert(texts.take(pa.array(places)), value_types.TIME, [])
+        times, _ = value_types.convert_texts(texts.take(pa.array(places)), value_types.TIME, [])
         read = times.is_valid().to_numpy(zero_copy_only=False)
         hashes[places[read]] = hash_integers(in_microseconds(times.drop_null()).to_numpy())
         left[places[~read]] = True
@@ -211,7 +213,7 @@ def normal_form(texts: pa.Array) -> pa.Array:
 
 
 def hash_spelled(texts: pa.Array, exact: bool) -> np.ndarray:
-    whole = value_types.cast(texts, value_types.INTEGER)
+    whole = value_types.cast_texts(texts, value_types.INTEGER)
     if whole is not None and pa.types.is_integer(whole.type):
         return hash_values(whole, PLAIN, exact)
     numbers = value_types.as_far_as_read(texts).to_numpy(zero_copy_only=False)
@@ -254,10 +256,10 @@ def inexact_values(column: pa.Array, number_format: NumberFormat) -> np.ndarray:
     kind = column.type
     if pa.types.is_dictionary(kind):
         flawed = np.append(inexact_values(column.dictionary, number_format), False)
-        return flawed[value_types.codes_of(column)]
+        return flawed[value_types.dictionary_codes(column)]
     if kind.id in INEXACT:
         return np.abs(value_types.as_numbers(column)) >= INEXACT[kind.id]
-    if value_types.type_of(kind) != value_types.TEXT:
+    if value_types.column_type(kind) != value_types.TEXT:
         return np.zeros(len(column), bool)
     texts = normal_form(column.cast(pa.string()))
     as_float = pc.match_substring_regex(texts, f"[{number_format.decimal}eE]")

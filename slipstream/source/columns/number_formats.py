@@ -55,8 +55,8 @@ class NumberFormat:
         return rf"^[+-]?((\d+{grouped})({mark}\d*)?|{mark}\d+)([eE][+-]?\d+)?$"
 
     def convert(self, texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
-        """Convert as :func:`value_types.convert` does, from texts in this notation, such as 1.234,5 and yes."""
-        values, failed = value_types.convert(self.normalise(texts, kind), kind, list(self.missing))
+        """Convert as :func:`value_types.convert_texts` does, from texts in this notation, such as 1.234,5 and yes."""
+        values, failed = value_types.convert_texts(self.normalise(texts, kind), kind, list(self.missing))
         return self.without_marks(values, kind), failed
 
     def without_marks(self, column: pa.Array, kind: str) -> pa.Array:
@@ -64,7 +64,7 @@ class NumberFormat:
 
         The mark "-999" covers -999 and -999.0. Texts are unchanged.
         """
-        for value in marks_of(self, kind):
+        for value in missing_marks(self, kind):
             try:
                 marked = pc.equal(column, scalar_of(value, column.type))
             except pa.ArrowInvalid:
@@ -74,12 +74,12 @@ class NumberFormat:
         return column
 
     def guess(self, texts: pa.Array, tolerance: float) -> str:
-        """Infer the type as :func:`value_types.guess` does, from texts in this notation."""
-        kind = value_types.guess(self.normalise(texts, value_types.NUMBER), list(self.missing), tolerance)
+        """Infer the type as :func:`value_types.guess_type` does, from texts in this notation."""
+        kind = value_types.guess_type(self.normalise(texts, value_types.NUMBER), list(self.missing), tolerance)
         if kind in value_types.NUMBERS or not self.separated:
             return kind
         # Respelling numbers would spoil times with fractions of a second.
-        kind = value_types.guess(texts, list(self.missing), tolerance)
+        kind = value_types.guess_type(texts, list(self.missing), tolerance)
         return value_types.TEXT if kind in value_types.NUMBERS else kind
 
     @property
@@ -87,9 +87,9 @@ class NumberFormat:
         return self.decimal != "." or bool(self.thousands)
 
     def normalise(self, texts: pa.Array, kind: str) -> pa.Array:
-        """Rewrite texts for :func:`value_types.convert`; numbers in another notation become unreadable."""
+        """Rewrite texts for :func:`value_types.convert_texts`; numbers in another notation become unreadable."""
         if kind in value_types.NUMBERS and self.separated:
-            return self._plain_numbers(value_types.clean(texts, list(self.missing)))
+            return self._plain_numbers(value_types.clean_texts(texts, list(self.missing)))
         if kind == value_types.BOOLEAN:
             lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
             texts = pc.if_else(pc.is_in(lower, pa.array(TRUE)), "true", texts)
@@ -106,7 +106,7 @@ class NumberFormat:
 
 
 @cache
-def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
+def missing_marks(number_format: NumberFormat, kind: str) -> list[object]:
     """Return the marks for "missing" that can be read as ``kind``, as values of that type."""
     if kind in (value_types.TEXT, value_types.OTHER):
         return []
@@ -116,7 +116,7 @@ def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
         marks = pa.array([mark for mark in number_format.missing if not value_types.spells_number(mark)], pa.string())
     read_as = value_types.NUMBER if kind in value_types.NUMBERS else kind
     plain = replace(number_format, missing=()).normalise(marks, read_as)
-    values = value_types.convert(plain, read_as, [])[0].to_pylist()
+    values = value_types.convert_texts(plain, read_as, [])[0].to_pylist()
     if read_as == value_types.NUMBER:
         # All digits, as integer and decimal columns may hold them.
         spelled = [(text, value) for text, value in zip(plain.to_pylist(), values, strict=True) if value is not None]
@@ -134,9 +134,9 @@ def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(value).cast(kind)
 
 
-def readings(texts: pa.Array, missing: list[str]) -> list[str]:
+def settings_that_parse(texts: pa.Array, missing: list[str]) -> list[str]:
     """Return the settings, in words, with which most texts of a column would be numbers; empty if there are none."""
-    cleaned = value_types.clean(texts, missing).drop_null()
+    cleaned = value_types.clean_texts(texts, missing).drop_null()
     odd = cleaned.filter(pc.invert(pc.match_substring_regex(cleaned, NumberFormat().pattern)))
     if 2 * len(odd) <= len(cleaned):
         return []
@@ -165,7 +165,7 @@ def with_units(texts: pa.Array, missing: list[str]) -> str:
 
     The result is "" unless most texts are numbers and some have such a mark.
     """
-    cleaned = value_types.clean(texts, missing).drop_null()
+    cleaned = value_types.clean_texts(texts, missing).drop_null()
     marked = pc.match_substring_regex(cleaned, WITH_UNIT)
     plain = pc.match_substring_regex(cleaned, r"^[+-]?[.,]?\d[\d.,'_ ]*$")
     if not pc.any(marked).as_py() or 2 * pc.sum(pc.or_(marked, plain)).as_py() <= len(cleaned):
@@ -181,18 +181,18 @@ def cannot_become(stored: str, kind: str) -> bool:
     return (stored, kind) not in CASTS
 
 
-def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa.Array, np.ndarray]:
+def retype_column(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa.Array, np.ndarray]:
     """Return a column as ``kind``, and which values cannot be converted (bool ``[rows]``); these are null."""
-    if kind != value_types.TEXT and value_types.type_of(column.type) == value_types.TEXT:
+    if kind != value_types.TEXT and value_types.column_type(column.type) == value_types.TEXT:
         return number_format.convert(column.cast(pa.string()), kind)
     values, failed = cast_typed(column, kind)
     return number_format.without_marks(values, kind), failed
 
 
 def cast_typed(column: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
-    """Convert as :func:`retype` does, for columns that are not text or become text."""
+    """Convert as :func:`retype_column` does, for columns that are not text or become text."""
     none = np.zeros(len(column), bool)
-    stored = value_types.type_of(column.type)
+    stored = value_types.column_type(column.type)
     if stored == kind or (stored, kind) == (value_types.INTEGER, value_types.NUMBER):
         return column, none
     if pa.types.is_dictionary(column.type):
@@ -219,7 +219,7 @@ def guess_types(
         if name in config.types:
             types[name] = DECLARED[config.types[name]]
             continue
-        types[name] = number_format.guess(texts, tolerance(config))
+        types[name] = number_format.guess(texts, tolerated_share(config))
         if types[name] != value_types.TEXT:
             continue
         if priced := with_units(texts, config.missing):
@@ -230,7 +230,7 @@ def guess_types(
             )
             continue
         failed = value_types.mostly_numbers(number_format.normalise(texts, value_types.NUMBER), config.missing)
-        if separators := readings(texts, config.missing):
+        if separators := settings_that_parse(texts, config.missing):
             warnings.append(
                 f"column {name!r}: looks like numbers with separators, such as {texts.drop_null()[0].as_py()[:60]!r}, "
                 f"and is read as text; if they are numbers, set {' or '.join(separators)}, else declare it in "
@@ -244,7 +244,7 @@ def guess_types(
     return types, warnings
 
 
-def tolerance(config: DataConfig) -> float:
+def tolerated_share(config: DataConfig) -> float:
     """Return the largest share of unreadable values (0 to 1) with which a column is not read as text."""
     return min(config.quarantine_limit, 0.1)
 

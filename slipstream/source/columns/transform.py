@@ -60,7 +60,7 @@ class NumericColumn:
 
     def curved(self, numbers: np.ndarray) -> np.ndarray:
         """Return f(x) (float64 ``[rows]``) of ``numbers``; NaN (missing) stays NaN."""
-        return bend(take_part(numbers, self.part), self.curve, self.scale)
+        return apply_curve(take_part(numbers, self.part), self.curve, self.scale)
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class CategoricalColumn:
         if table is None or not texts.dictionary.equals(dictionary):
             table = self._table(texts.dictionary, missing)
             self._last[:] = [(texts.dictionary, table)]
-        return table.take(value_types.codes_of(texts))
+        return table.take(value_types.dictionary_codes(texts))
 
     def _table(self, dictionary: pa.Array, missing: list[str]) -> np.ndarray:
         """Return the code of every text of a dictionary, and last the code of missing texts."""
-        distinct = value_types.clean(dictionary.cast(pa.string()), missing)
+        distinct = value_types.clean_texts(dictionary.cast(pa.string()), missing)
         indices = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
         codes = pc.fill_null(pc.add(indices, FIRST), UNSEEN)
         codes = pc.if_else(distinct.is_valid(), codes, MISSING).to_numpy(zero_copy_only=False).astype(np.int32)
@@ -170,7 +170,7 @@ class Transform:
         for index, category in enumerate(self.categorical):
             codes[index] = category.encode(batch.column(category.name), self.missing)
         for index, name in enumerate(self.documents):
-            out["tokens"][:, index] = tokenise(batch.column(name), self.text_length)
+            out["tokens"][:, index] = tokenise_texts(batch.column(name), self.text_length)
         for start in range(0, batch.num_rows, CACHED_ROWS):
             rows = slice(start, start + CACHED_ROWS)
             if self.numeric:
@@ -206,7 +206,7 @@ class Transform:
             return (CategoricalColumn(self.target, self.classes).encode(column, self.missing) - FIRST).astype(np.int32)
         distinct = column.dictionary_encode()
         numbers = {name: number for number, name in enumerate(self.classes)}
-        table = np.array([numbers[name] for name in value_types.labels(distinct.dictionary)], np.int32)
+        table = np.array([numbers[name] for name in value_types.class_labels(distinct.dictionary)], np.int32)
         return table[distinct.indices.to_numpy()]
 
     def encode_weight(self, column: pa.Array) -> np.ndarray:
@@ -215,7 +215,7 @@ class Transform:
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
         column, number_format = batch.column(name), NumberFormat(self.decimal, self.thousands, tuple(self.missing))
-        if value_types.type_of(column.type) != value_types.TEXT:
+        if value_types.column_type(column.type) != value_types.TEXT:
             return value_types.as_numbers(number_format.without_marks(column, self.types[name]))
         read, failed = number_format.convert(column.cast(pa.string()), self.types[name])
         if failed.any():
@@ -234,7 +234,7 @@ class Transform:
         return cls(**{**data, "numeric": numeric, "categorical": categorical, **names})
 
 
-def bend(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:
+def apply_curve(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:
     return np.sign(numbers) * np.log1p(np.abs(numbers) / scale) if curve == "log" else numbers
 
 
@@ -262,7 +262,7 @@ def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
 # al. 2009, Feature Hashing; pairs as in Joulin et al. 2016, Bag of Tricks for Efficient Text Classification).
 
 
-def tokenise(texts: pa.Array, length: int) -> np.ndarray:
+def tokenise_texts(texts: pa.Array, length: int) -> np.ndarray:
     """Return int32 ``[rows, length]``: ids of the first words, each followed by the id of its pair with the next.
 
     Unused positions are ``PADDING``. Case and Unicode forms (NFKC) are ignored; a missing text is empty.

@@ -31,7 +31,7 @@ TIMELIKE = r"(?i)^(\+?\d{4}|-\d|(now|today)$)"
 LOOKED_AT = 32
 
 
-def type_of(kind: pa.DataType) -> str:
+def column_type(kind: pa.DataType) -> str:
     """Return the type of an Arrow column: one of the constants of this module."""
     kind = inner_type(kind)
     if pa.types.is_boolean(kind):
@@ -77,10 +77,10 @@ def has_values(kind: pa.DataType) -> bool:
 
 
 def is_simple(kind: pa.DataType) -> bool:
-    """Return True if :func:`simplified` does not change columns of this type."""
+    """Return True if :func:`simplify_column` does not change columns of this type."""
     if pa.types.is_dictionary(kind):
         inner, index = kind.value_type, kind.index_type
-        return index in (pa.int32(), pa.int64()) and type_of(inner) == TEXT and is_simple(inner)
+        return index in (pa.int32(), pa.int64()) and column_type(inner) == TEXT and is_simple(inner)
     if pa.types.is_timestamp(kind):
         return not kind.tz or is_known_zone(kind.tz)
     wrapped = inner_type(kind) is not kind
@@ -96,7 +96,7 @@ def is_known_zone(zone: str) -> bool:
     return True
 
 
-def simplified(column: pa.Array) -> pa.Array:
+def simplify_column(column: pa.Array) -> pa.Array:
     """Return the column in a type that all later steps support: plain, or a dictionary of texts.
 
     Values that cannot be compared (:func:`has_values`) become null.
@@ -107,20 +107,20 @@ def simplified(column: pa.Array) -> pa.Array:
     if not has_values(kind):
         return pa.nulls(len(column), pa.binary())
     if isinstance(kind, pa.BaseExtensionType):
-        return simplified(column.storage)
+        return simplify_column(column.storage)
     if pa.types.is_run_end_encoded(kind):
         # Arrow decodes few run-end encoded types.
         rows = np.arange(column.offset, column.offset + len(column))
-        return simplified(column.values).take(pa.array(np.searchsorted(column.run_ends, rows, side="right")))
+        return simplify_column(column.values).take(pa.array(np.searchsorted(column.run_ends, rows, side="right")))
     if pa.types.is_dictionary(kind):
-        values = simplified(column.dictionary)
-        if type_of(kind) != TEXT or pa.types.is_dictionary(values.type):
-            return simplified(values.take(column.indices))
+        values = simplify_column(column.dictionary)
+        if column_type(kind) != TEXT or pa.types.is_dictionary(values.type):
+            return simplify_column(values.take(column.indices))
         return pa.DictionaryArray.from_arrays(column.indices.cast(pa.int64()), values)
     return column.cast(pa.float64() if pa.types.is_null(kind) else SUBSTITUTES[kind.id](kind))
 
 
-def wider(a: str, b: str) -> str | None:
+def wider_type(a: str, b: str) -> str | None:
     """Return the type that holds the values of both ``a`` and ``b``; ``None`` if only text does."""
     if a == b or b == NOTHING:
         return a
@@ -129,7 +129,7 @@ def wider(a: str, b: str) -> str | None:
     return NUMBER if {a, b} == {INTEGER, NUMBER} else None
 
 
-def clean(texts: pa.Array, missing: list[str]) -> pa.Array:
+def clean_texts(texts: pa.Array, missing: list[str]) -> pa.Array:
     """Return the texts without surrounding spaces, and null for the marks ``missing``."""
     trimmed = pc.utf8_trim_whitespace(texts)
     marked = pc.is_in(trimmed, value_set=pa.array(missing, trimmed.type)) if missing else None
@@ -138,9 +138,9 @@ def clean(texts: pa.Array, missing: list[str]) -> pa.Array:
     return pc.if_else(marked, pa.scalar(None, trimmed.type), trimmed)
 
 
-def guess(texts: pa.Array, missing: list[str], tolerance: float) -> str:
+def guess_type(texts: pa.Array, missing: list[str], tolerance: float) -> str:
     """Return the narrowest type that can hold all values except for at most the share ``tolerance``."""
-    present = clean(texts, missing).drop_null()
+    present = clean_texts(texts, missing).drop_null()
     if len(present) == 0:
         return NUMBER
     # 007 is a code, not the number 7.
@@ -152,9 +152,9 @@ def guess(texts: pa.Array, missing: list[str], tolerance: float) -> str:
     if times[~may_be_read(texts)].sum() > most:
         return TEXT
     for kind in (INTEGER, BOOLEAN, TIME):
-        read, failed = convert(texts, kind, missing)
+        read, failed = convert_texts(texts, kind, missing)
         if times[failed].sum() <= most:
-            return type_of(read.type)
+            return column_type(read.type)
     return TEXT
 
 
@@ -165,16 +165,16 @@ def may_be_read(texts: pa.Array) -> np.ndarray:
 
 def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
     """Return which values of a text column are not numbers (bool ``[rows]``); ``None`` unless most are numbers."""
-    cleaned = clean(texts, missing)
+    cleaned = clean_texts(texts, missing)
     present = cleaned.drop_null()
     if 2 * np.count_nonzero(~may_be_read(present)) >= len(present):
         return None
     coded = cleaned.dictionary_encode()
-    failed = np.append(convert(coded.dictionary, NUMBER, missing)[1], False)[codes_of(coded)]
+    failed = np.append(convert_texts(coded.dictionary, NUMBER, missing)[1], False)[dictionary_codes(coded)]
     return failed if 2 * np.count_nonzero(failed) < len(present) else None
 
 
-def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:
+def convert_texts(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:
     """Return texts as ``kind``, and which values cannot be converted (bool ``[rows]``); these are null.
 
     Integers become numbers if some have fractions. Texts become a dictionary array.
@@ -182,13 +182,13 @@ def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, n
     none = np.zeros(len(texts), bool)
     if kind == TEXT:
         coded = texts.dictionary_encode()
-        return pa.DictionaryArray.from_arrays(coded.indices, clean(coded.dictionary, missing)), none
+        return pa.DictionaryArray.from_arrays(coded.indices, clean_texts(coded.dictionary, missing)), none
     # Most columns need no cleaning, which takes longer than reading the numbers; but a mark such as -999 would be read.
-    read = None if any(map(spells_number, missing)) else cast(texts, kind)
+    read = None if any(map(spells_number, missing)) else cast_texts(texts, kind)
     if read is not None:
         return read, none
-    cleaned = clean(texts, missing)
-    read = cast(cleaned, kind)
+    cleaned = clean_texts(texts, missing)
+    read = cast_texts(cleaned, kind)
     if read is not None:
         return read, none
     values = one_by_one(cleaned, kind)
@@ -196,7 +196,7 @@ def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, n
     return values, present & ~values.is_valid().to_numpy(zero_copy_only=False)
 
 
-def cast(texts: pa.Array, kind: str) -> pa.Array | None:
+def cast_texts(texts: pa.Array, kind: str) -> pa.Array | None:
     """Return all texts as ``kind``, integers as numbers if necessary; ``None`` if any text cannot be read."""
     for target in (INTEGER, NUMBER) if kind == INTEGER else (kind,):
         try:
@@ -208,7 +208,7 @@ def cast(texts: pa.Array, kind: str) -> pa.Array | None:
 
 @cache
 def spells_number(text: str) -> bool:
-    read = cast(pa.array([text]), NUMBER)
+    read = cast_texts(pa.array([text]), NUMBER)
     return read is not None and not math.isnan(read[0].as_py())
 
 
@@ -234,16 +234,16 @@ def as_far_as_read(texts: pa.Array) -> pa.Array:
     Failures are usually few. They are found by bisection, down to ranges that Arrow can cast or that are short enough
     to parse one by one.
     """
-    read = cast(texts, NUMBER)
+    read = cast_texts(texts, NUMBER)
     if read is not None:
         return read
     if len(texts) <= LOOKED_AT:
-        return pa.array(map(number_of, texts.to_pylist()), pa.float64(), size=len(texts))
+        return pa.array(map(parse_number, texts.to_pylist()), pa.float64(), size=len(texts))
     half = len(texts) // 2
     return pa.concat_arrays([as_far_as_read(texts[:half]), as_far_as_read(texts[half:])])
 
 
-def number_of(text: str | None) -> float | None:
+def parse_number(text: str | None) -> float | None:
     """Parse a number, including forms such as +5 or .5 that Arrow refuses; return ``None`` if it is not a number."""
     if text is None or "_" in text or not text.isascii():
         return None  # Python would read 1_000, and the digits of other scripts
@@ -281,21 +281,21 @@ def with_dictionary(column: pa.Array) -> pa.DictionaryArray:
     return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
 
 
-def codes_of(column: pa.DictionaryArray) -> np.ndarray:
+def dictionary_codes(column: pa.DictionaryArray) -> np.ndarray:
     """Return the dictionary index of every value; missing values get ``len(dictionary)``."""
     codes = column.indices if column.indices.null_count == 0 else pc.fill_null(column.indices, len(column.dictionary))
     return codes.to_numpy(zero_copy_only=False)
 
 
-def label(value: object) -> str:
+def class_label(value: object) -> str:
     """Return a value as a class name; whole numbers lose the fraction, so that 1 and 1.0 are one class."""
     if isinstance(value, Decimal):
         value = float(value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def labels(column: pa.Array) -> list[str]:
-    return [label(value) for value in as_python(column)]
+def class_labels(column: pa.Array) -> list[str]:
+    return [class_label(value) for value in as_python(column)]
 
 
 def as_python(column: pa.Array) -> list[object]:

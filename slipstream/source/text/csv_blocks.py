@@ -234,10 +234,10 @@ def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
     )
 
 
-def parse(block: TextBlock, names: list[str], config: DataConfig, skip_header: bool) -> ParsedBlock:
+def parse_csv_block(block: TextBlock, names: list[str], config: DataConfig, skip_header: bool) -> ParsedBlock:
     """Parse one block; rows with too few or too many fields and records with unclosed quotes are bad."""
     if block.fault:
-        return faulty(block, names)
+        return parse_faulty_block(block, names)
     if ends_in_quotes(block.data, config):
         return parse_carefully(block, names, config, skip_header)
     ragged: list[pacsv.InvalidRow] = []
@@ -284,7 +284,7 @@ def parse(block: TextBlock, names: list[str], config: DataConfig, skip_header: b
     return ParsedBlock(block.file, table, lines, bad)
 
 
-def faulty(block: TextBlock, names: list[str]) -> ParsedBlock:
+def parse_faulty_block(block: TextBlock, names: list[str]) -> ParsedBlock:
     bad = BadRow(block.file, block.first_line, "", block.fault, block.data.decode(errors="replace").rstrip("\r\n"))
     return ParsedBlock(block.file, empty_table(names), np.empty(0, np.int64), [bad])
 

@@ -11,7 +11,7 @@ from slipstream.errors import UserError
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
 from slipstream.source.quarantine import BadRow
-from slipstream.source.text.csv_blocks import ParsedBlock, TextBlock, faulty, read_blocks
+from slipstream.source.text.csv_blocks import ParsedBlock, TextBlock, parse_faulty_block, read_blocks
 
 RAW_CHARACTERS = 200
 
@@ -19,20 +19,20 @@ RAW_CHARACTERS = 200
 def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> ParsedBlock:
     """Return the rows at the start of a file; raise ``UserError`` if no object has a value."""
     block = next(read_blocks(file, config, sample_bytes), TextBlock(file.uri, 1, 0, 0, b""))
-    parsed = parse(block, [], config)
+    parsed = parse_json_block(block, [], config)
     if not parsed.table.num_columns:
         why = f" (line {parsed.bad[0].line:,}: {parsed.bad[0].reason})" if parsed.bad else ""
         raise UserError(f"{file.uri}: holds no JSON object with a value{why}; expected one object on each line")
     return parsed
 
 
-def parse(block: TextBlock, names: list[str], config: DataConfig) -> ParsedBlock:
+def parse_json_block(block: TextBlock, names: list[str], config: DataConfig) -> ParsedBlock:
     """Parse a block into text columns: ``names`` first, then every other key that occurs.
 
     Numbers keep their digits. Lists and objects stay JSON text.
     """
     if block.fault:
-        return faulty(block, names)
+        return parse_faulty_block(block, names)
     rows: list[dict[str, object]] = []
     lines: list[int] = []
     bad: list[BadRow] = []

@@ -41,7 +41,7 @@ def last_record_end(data: bytes, config: DataConfig) -> int:
     if not config.quote or config.quote.encode() not in plain:
         lf = plain.rfind(b"\n")
         return 1 + max(lf, plain.rfind(b"\r", lf + 1, len(plain) - 1))
-    for runs in looks(plain, config):
+    for runs in quote_runs(plain, config):
         breaks = runs.start + breaks_in(np.frombuffer(plain, np.uint8, offset=runs.start))
         breaks = breaks[breaks >= runs.known]
         # There are no quotes before the first run (index -1).
@@ -55,7 +55,7 @@ def ends_in_quotes(data: bytes, config: DataConfig) -> bool:
     """Return True if a quote is open at the end of ``data``, which must start with a record."""
     if not config.quote or config.quote.encode() not in data:
         return False
-    runs = next(looks(without_escapes(data, config), config))
+    runs = next(quote_runs(without_escapes(data, config), config))
     return bool(runs.inside[-1:].any())
 
 
@@ -77,7 +77,7 @@ def without_escapes(data: bytes, config: DataConfig) -> bytes:
     return re.sub(re.escape(config.escape.encode()) + b".", b"__", data, flags=re.DOTALL)
 
 
-def looks(data: bytes, config: DataConfig) -> Iterator[QuoteRuns]:
+def quote_runs(data: bytes, config: DataConfig) -> Iterator[QuoteRuns]:
     """Yield the runs in growing tails of ``data`` that show what is quoted, and last in all of ``data``."""
     size = LOOK_BYTES
     while size < len(data):

@@ -18,7 +18,7 @@ from slipstream.logs import logger
 from slipstream.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
 from slipstream.source.columns import value_types
 from slipstream.source.columns.identity import hash_identities
-from slipstream.source.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerance
+from slipstream.source.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerated_share
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
 from slipstream.source.quarantine import BadRow
@@ -89,9 +89,9 @@ def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
     plan = plan_text(source)
     while True:
         pieces = list(scratch.map(make_columnar, text_jobs(plan, scratch.root)))
-        other = replan(pieces, plan)
+        other = revise_plan(pieces, plan)
         if other is None:
-            return input_of(pieces, plan)
+            return text_table_input(pieces, plan)
         plan = other
 
 
@@ -114,7 +114,9 @@ def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
         check_names(names, file)
         check_columns(headers[0], names, file, files[0])
     sample = next(read_blocks(files[0], config, SAMPLE_BYTES))
-    types, warnings = guess_columns(csv_blocks.parse(sample, headers[0], config, config.header), headers[0], config)
+    types, warnings = guess_columns(
+        csv_blocks.parse_csv_block(sample, headers[0], config, config.header), headers[0], config
+    )
     return TextPlan(files, headers, types, detected + warnings, config)
 
 
@@ -133,10 +135,10 @@ def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
     return TextPlan(files, [list(types)] * len(files), types, warnings, config)
 
 
-def parse(job: TextJob) -> ParsedBlock:
+def parse_block(job: TextJob) -> ParsedBlock:
     if job.config.format == "json":
-        return json_lines.parse(job.block, job.names, job.config)
-    return csv_blocks.parse(job.block, job.names, job.config, job.has_header)
+        return json_lines.parse_json_block(job.block, job.names, job.config)
+    return csv_blocks.parse_csv_block(job.block, job.names, job.config, job.has_header)
 
 
 def guess_columns(parsed: ParsedBlock, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
@@ -146,7 +148,7 @@ def guess_columns(parsed: ParsedBlock, names: list[str], config: DataConfig) -> 
     return {name: types.get(name, value_types.OTHER) for name in names}, warnings
 
 
-def replan(pieces: list[ConvertedBlock], plan: TextPlan) -> TextPlan | None:
+def revise_plan(pieces: list[ConvertedBlock], plan: TextPlan) -> TextPlan | None:
     """Return a plan with unexpected columns added and wrongly guessed columns as text, or ``None`` if ``plan`` fits."""
     others = {name: kind for piece in reversed(pieces) for name, kind in piece.others.items()}
     if others:
@@ -154,7 +156,7 @@ def replan(pieces: list[ConvertedBlock], plan: TextPlan) -> TextPlan | None:
     read = sum(piece.read for piece in pieces)
     bad = [row for piece in pieces for row in piece.bad]
     failures = Counter(row.column for row in bad if row.column)
-    most, declared = tolerance(plan.config) * read, plan.config.types
+    most, declared = tolerated_share(plan.config) * read, plan.config.types
     mixed = [name for name, count in failures.items() if count > most and name not in declared]
     if not mixed:
         return None
@@ -166,7 +168,7 @@ def replan(pieces: list[ConvertedBlock], plan: TextPlan) -> TextPlan | None:
     return replace(plan, types=types, warnings=warnings)
 
 
-def input_of(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput:
+def text_table_input(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput:
     first_rows = accumulate((piece.rows for piece in pieces), initial=0)
     units = [
         Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0, partition=plan.partitions.of(piece.file))
@@ -175,7 +177,7 @@ def input_of(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput:
     ]
     types = plan.types
     for piece in pieces:
-        types = {name: value_types.wider(kind, piece.types[name]) or kind for name, kind in types.items()}
+        types = {name: value_types.wider_type(kind, piece.types[name]) or kind for name, kind in types.items()}
     bad = [row for piece in pieces for row in piece.bad]
     return TableInput(units, plan.partitions.beside(types), sum(piece.read for piece in pieces), bad, plan.warnings)
 
@@ -206,7 +208,7 @@ def text_jobs(plan: TextPlan, scratch: Path) -> Iterator[TextJob]:
 
 def make_columnar(job: TextJob) -> ConvertedBlock:
     """Parse a block, convert its values, and write the rows; quarantine bad rows. Runs in a worker process."""
-    parsed = parse(job)
+    parsed = parse_block(job)
     number_format = NumberFormat.of(job.config)
     arrays, bad = {}, list(parsed.bad)
     keep = np.ones(parsed.table.num_rows, bool)
@@ -231,7 +233,7 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
     if not keep.all():
         batch = batch.filter(pa.array(keep))
     write_spool(job.path, batch)
-    types = {name: value_types.type_of(array.type) for name, array in arrays.items()}
+    types = {name: value_types.column_type(array.type) for name, array in arrays.items()}
     others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
     bad.sort(key=lambda row: row.line)
     return ConvertedBlock(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
@@ -288,7 +290,7 @@ def delimiter_of(file: SourceFile, config: DataConfig) -> str:
     block = next(read_blocks(file, config, DELIMITER_BYTES), None)
     if block is None or block.fault:
         return USUAL_DELIMITER
-    if any(len(record) > 1 for record in records(block.data, USUAL_DELIMITER, config)[:1]):
+    if any(len(record) > 1 for record in first_records(block.data, USUAL_DELIMITER, config)[:1]):
         return USUAL_DELIMITER
     fitting = [mark for mark in OTHER_DELIMITERS if mark not in taken and cuts_alike(block.data, mark, config)]
     return fitting[0] if len(fitting) == 1 else USUAL_DELIMITER
@@ -299,11 +301,11 @@ def has_tabs(file: SourceFile) -> bool:
 
 
 def cuts_alike(data: bytes, mark: str, config: DataConfig) -> bool:
-    widths = {len(record) for record in records(data, mark, config)}
+    widths = {len(record) for record in first_records(data, mark, config)}
     return len(widths) == 1 and widths.pop() > 1
 
 
-def records(data: bytes, mark: str, config: DataConfig) -> list[list[str]]:
+def first_records(data: bytes, mark: str, config: DataConfig) -> list[list[str]]:
     """Return the first non-empty records, cut by ``mark``; none if they cannot be parsed."""
     reader = csv_reader(data.decode(), replace(config, delimiter=mark))
     try:

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.logs import logger
-from slipstream.telemetry.metrics import MetricLabels, exposition
+from slipstream.telemetry.metrics import MetricLabels, metrics_exposition
 from slipstream.telemetry.sampler.sampling import Sampler
-from slipstream.telemetry.sampler.server import VARIABLE, serve
+from slipstream.telemetry.sampler.server import VARIABLE, serve_metrics
 from slipstream.telemetry.totals import read_totals
 
 INTERVAL_S = 1.0
@@ -39,10 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def text() -> str:
         state = sampler.state
-        return exposition(state.sample, state.node, read_totals(given.directory), labels)
+        return metrics_exposition(state.sample, state.node, read_totals(given.directory), labels)
 
     if os.environ.get(VARIABLE):
-        serve(os.environ[VARIABLE], text)
+        serve_metrics(os.environ[VARIABLE], text)
     at = time.monotonic()
     while os.getppid() == given.parent:
         sampler.sample()

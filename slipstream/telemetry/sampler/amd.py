@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.machine.limits import numbers, read
+from slipstream.machine.limits import parse_counters, read_or_empty
 from slipstream.machine.nvml import named_devices
 from slipstream.telemetry.records import DeviceReading
 
@@ -42,9 +42,9 @@ class AmdDevice:
 
 
 def cards(root: Path) -> list[AmdDevice]:
-    found = [path for path in (root / "sys/class/drm").glob("card*/device") if read(path / "vendor") == AMD]
+    found = [path for path in (root / "sys/class/drm").glob("card*/device") if read_or_empty(path / "vendor") == AMD]
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    minors = {numbers(node).get("drm_render_minor", 0) for node in nodes} - {0}
+    minors = {parse_counters(node).get("drm_render_minor", 0) for node in nodes} - {0}
     if minors:
         found = [path for path in found if any((path / f"drm/renderD{minor}").exists() for minor in minors)]
     found.sort(key=lambda path: (len(path.parent.name), path.parent.name))
@@ -59,8 +59,8 @@ def cards(root: Path) -> list[AmdDevice]:
 
 def card(index: int, path: Path) -> AmdDevice:
     """Return the GPU with ROCm's UUID, which contains ``index`` if the GPU has no unique id."""
-    name = read(path / "product_name") or f"AMD GPU {read(path / 'device')}".strip()
-    return AmdDevice(path, f"GPU-{read(path / 'unique_id') or index}", index, name)
+    name = read_or_empty(path / "product_name") or f"AMD GPU {read_or_empty(path / 'device')}".strip()
+    return AmdDevice(path, f"GPU-{read_or_empty(path / 'unique_id') or index}", index, name)
 
 
 def reading(card: AmdDevice) -> DeviceReading:
@@ -83,5 +83,5 @@ def reading(card: AmdDevice) -> DeviceReading:
 
 
 def number(path: Path, factor: float) -> float | None:
-    text = read(path)
+    text = read_or_empty(path)
     return int(text) * factor if text.isdecimal() else None

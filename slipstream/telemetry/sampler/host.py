@@ -7,7 +7,14 @@ import os
 import time
 from pathlib import Path
 
-from slipstream.machine.limits import cpu_seconds, cpu_throttling, memory_allowed, memory_used, read, usable_cpus
+from slipstream.machine.limits import (
+    cpu_seconds,
+    cpu_throttling,
+    memory_allowed,
+    memory_used,
+    read_or_empty,
+    usable_cpus,
+)
 from slipstream.telemetry.records import HostReading
 
 ROOT = Path("/")
@@ -64,13 +71,13 @@ def memory_used_of(root: Path) -> int | None:
 
 def machine_memory(root: Path) -> dict[str, int]:
     """Return /proc/meminfo in bytes, by name."""
-    lines = (line.split() for line in read(root / "proc/meminfo").splitlines())
+    lines = (line.split() for line in read_or_empty(root / "proc/meminfo").splitlines())
     return {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) == 3}
 
 
 def machine_seconds(root: Path) -> float:
     """Return the CPU time of all processes in seconds; 0 without /proc."""
-    ticks = read(root / "proc/stat").partition("\n")[0].split()[1:]
+    ticks = read_or_empty(root / "proc/stat").partition("\n")[0].split()[1:]
     return sum(int(ticks[place]) for place in WORKING) * TICK_S if len(ticks) > max(WORKING) else 0.0
 
 
@@ -97,7 +104,7 @@ class CpuWaits:
 
     def _count(self) -> None:
         seen = {}
-        for process in descendants(self._ancestor, self._processes):
+        for process in descendant_processes(self._ancestor, self._processes):
             threads = f"{self._processes}/{process}/task"
             with contextlib.suppress(OSError):  # the process has ended
                 for thread in os.scandir(threads):
@@ -111,7 +118,7 @@ class CpuWaits:
         self._seen = seen
 
 
-def descendants(ancestor: int, processes: str) -> list[str]:
+def descendant_processes(ancestor: int, processes: str) -> list[str]:
     """Return the ids of processes below ``ancestor``, without this process and its descendants."""
     children: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):  # a system without /proc

@@ -59,12 +59,12 @@ class NvidiaDevices:
     def read(self) -> tuple[DeviceReading, ...]:
         """Return the current reading of every device; empty without a driver."""
         if not self._devices and time.monotonic() >= self._look_at:
-            self._devices = look()
+            self._devices = list_visible_devices()
             self._look_at = time.monotonic() + AGAIN_S
         return tuple(map(reading, self._devices))
 
 
-def look() -> list[NvidiaDevice]:
+def list_visible_devices() -> list[NvidiaDevice]:
     try:
         pynvml.nvmlInit()
         listed = list_devices(pynvml)
@@ -77,7 +77,7 @@ def look() -> list[NvidiaDevice]:
     return devices
 
 
-def answer(call: Callable[[], T]) -> T | None:
+def query_or_none(call: Callable[[], T]) -> T | None:
     return nvml.answer(pynvml, call)
 
 
@@ -93,23 +93,23 @@ def reading(device: NvidiaDevice) -> DeviceReading:
 def present(device: NvidiaDevice) -> DeviceReading:
     """Return a device's reading.
 
-    Raises ``DeviceLost`` as :func:`answer`.
+    Raises ``DeviceLost`` as :func:`query_or_none`.
     """
     handle = device.listed.handle
     memory = nvml.memory_info(pynvml, handle)
-    clock = answer(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    clock = query_or_none(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
     return DeviceReading(
         device.listed.uuid,
         device.listed.index,
         device.listed.name,
-        busy=scaled(answer(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0.01),
+        busy=scaled(query_or_none(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0.01),
         sm_active=sm_active(device),
         memory_used_bytes=int(memory.used) if memory else None,
         memory_limit_bytes=int(memory.total) if memory else None,
-        power_watts=scaled(answer(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)), 1e-3),
-        energy_joules=scaled(answer(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)), 1e-3),
+        power_watts=scaled(query_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)), 1e-3),
+        energy_joules=scaled(query_or_none(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)), 1e-3),
         temperature_celsius=scaled(
-            answer(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)), 1.0
+            query_or_none(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)), 1.0
         ),
         sm_clock_hertz=scaled(clock, 1e6),
         throttled=throttled(handle),
@@ -122,15 +122,15 @@ def scaled(number: float | None, factor: float) -> float | None:
 
 
 def throttled(handle: object) -> tuple[str, ...]:
-    bits = answer(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    bits = query_or_none(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     if bits is None:  # its name before driver 535
-        bits = answer(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        bits = query_or_none(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     return tuple(reason for bit, reason in enumerate(THROTTLED, FIRST_REASON) if (bits or 0) >> bit & 1)
 
 
 def io_bytes(handle: object) -> dict[tuple[str, str], float]:
     asked = [(field, scope) for _, _, field, scope, _ in FIELDS]
-    values = answer(lambda: pynvml.nvmlDeviceGetFieldValues(handle, asked)) or []
+    values = query_or_none(lambda: pynvml.nvmlDeviceGetFieldValues(handle, asked)) or []
     return {
         (link, direction): float(getattr(value.value, MEMBERS[value.valueType])) * unit
         for (link, direction, _, _, unit), value in zip(FIELDS, values, strict=False)
@@ -143,7 +143,7 @@ def io_bytes(handle: object) -> dict[tuple[str, str], float]:
 
 def start_samples(device: NvidiaDevice) -> None:
     try:
-        supported = device.listed.card and answer(
+        supported = device.listed.card and query_or_none(
             lambda: pynvml.nvmlGpmQueryDeviceSupport(device.listed.card).isSupportedDevice
         )
         if supported:
@@ -173,6 +173,6 @@ def sm_active(device: NvidiaDevice) -> float | None:
         metric = pynvml.nvmlGpmMetricsGet(asked).metrics[0]
         return metric.value / 100 if metric.nvmlReturn == pynvml.NVML_SUCCESS else None
 
-    share = answer(measure)
+    share = query_or_none(measure)
     device.earlier, device.later = device.later, device.earlier
     return share

@@ -22,15 +22,15 @@ CONNECTION_S = 5.0
 log = logger("telemetry")
 
 
-def serve(address: str, text: Callable[[], str]) -> None:
+def serve_metrics(address: str, text: Callable[[], str]) -> None:
     """Serve the result of ``text`` in a new thread.
 
     An address that cannot be bound causes one warning.
     """
-    threading.Thread(target=listen, args=(address, text), name="metrics", daemon=True).start()
+    threading.Thread(target=listen_for_requests, args=(address, text), name="metrics", daemon=True).start()
 
 
-def listen(address: str, text: Callable[[], str]) -> None:
+def listen_for_requests(address: str, text: Callable[[], str]) -> None:
     match = ADDRESS.fullmatch(address)
     if not match or not 0 < int(match["port"]) < 1 << 16:
         warn(address, "expected an address of this machine and a port, such as 127.0.0.1:9400")

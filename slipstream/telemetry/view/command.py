@@ -14,10 +14,10 @@ import click
 from slipstream.artifacts.store import STORE
 from slipstream.errors import UserError
 from slipstream.one_line import one_line
-from slipstream.telemetry.ring import newest
-from slipstream.telemetry.view.page import TelemetrySnapshot, page
+from slipstream.telemetry.ring import newest_sample
+from slipstream.telemetry.view.page import TelemetrySnapshot, page_lines
 from slipstream.telemetry.watch import SAMPLES
-from slipstream.text_table import age
+from slipstream.text_table import age_text
 
 REFRESH_S = 1.0
 #: Terminal codes: move to the upper left corner, clear to the end of the line, clear to the end of the screen.
@@ -41,14 +41,14 @@ def stages_in(directory: Path) -> list[StageSamples]:
     if not directory.is_dir():
         what = "is no directory" if directory.exists() else "does not exist"
         raise UserError(f"{directory} {what}; {expected}")
-    own = newest(directory)
+    own = newest_sample(directory)
     if own:
         return [StageSamples(directory, own.at)]
     try:
         below = [path for path in directory.iterdir() if path.is_dir()]
     except OSError as error:
         raise UserError(f"{directory} cannot be read: {error.strerror}; {expected}") from None
-    found = [StageSamples(path, sample.at) for path in below if (sample := newest(path))]
+    found = [StageSamples(path, sample.at) for path in below if (sample := newest_sample(path))]
     if not found:
         raise UserError(f"{directory} has no samples; {expected}")
     return sorted(found, key=lambda stage: -stage.at)
@@ -69,28 +69,28 @@ def main(directory: Path) -> None:
     """
     stage, *others = stages_in(directory)
     if sys.stdout.isatty():
-        follow(stage, others)
+        follow_stage(stage, others)
         return
     shown = look_at(stage)
-    click.echo("\n".join([*page(shown), *listed(others, shown.now)]))
+    click.echo("\n".join([*page_lines(shown), *listed(others, shown.now)]))
 
 
-def follow(stage: StageSamples, others: Sequence[StageSamples]) -> None:
+def follow_stage(stage: StageSamples, others: Sequence[StageSamples]) -> None:
     """Redraw the stage's page in place until the stage has ended, or until Ctrl-C."""
     try:
-        while not draw(stage, others):
+        while not draw_page(stage, others):
             time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         click.echo()
 
 
-def draw(stage: StageSamples, others: Sequence[StageSamples]) -> bool:
+def draw_page(stage: StageSamples, others: Sequence[StageSamples]) -> bool:
     """Draw the current page and return True if the stage has ended.
 
     A running stage's page is cut to the terminal's size, so that it does not scroll.
     """
     shown, size = look_at(stage), shutil.get_terminal_size()
-    lines = [*page(shown, size.columns), *listed(others, shown.now)]
+    lines = [*page_lines(shown, size.columns), *listed(others, shown.now)]
     if not shown.has_ended:
         lines = [line[: size.columns] for line in lines[: size.lines - 1]]
     sys.stdout.write(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW)
@@ -110,5 +110,5 @@ def look_at(stage: StageSamples) -> TelemetrySnapshot:
 
 
 def listed(others: Sequence[StageSamples], now: float) -> list[str]:
-    names = [f"  {one_line(stage.directory.name)}  {age(now - stage.at)} ago" for stage in others]
+    names = [f"  {one_line(stage.directory.name)}  {age_text(now - stage.at)} ago" for stage in others]
     return ["", "older:", *names] if names else []

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.one_line import one_line
-from slipstream.telemetry.bottleneck import DECISIVE, weigh
+from slipstream.telemetry.bottleneck import DECISIVE, decisive_causes
 from slipstream.telemetry.metrics import STEP
 from slipstream.telemetry.node import NodeFacts, read_facts
 from slipstream.telemetry.records import CHECKPOINT, EVALUATION, DeviceReading, RankTotals, Sample
-from slipstream.telemetry.ring import SILENT_S, latest
+from slipstream.telemetry.ring import SILENT_S, latest_samples
 from slipstream.telemetry.totals import read_totals
-from slipstream.text_table import age, aligned
+from slipstream.text_table import age_text, aligned_table
 
 #: Number of samples over which the host's usage is averaged.
 SAMPLES = 6
@@ -41,7 +41,9 @@ class TelemetrySnapshot:
 
     @classmethod
     def of(cls, directory: Path, now: float) -> TelemetrySnapshot:
-        return cls(directory.name, latest(directory, SAMPLES), read_totals(directory), read_facts(directory), now)
+        return cls(
+            directory.name, latest_samples(directory, SAMPLES), read_totals(directory), read_facts(directory), now
+        )
 
     @property
     def silent_s(self) -> float:
@@ -52,7 +54,7 @@ class TelemetrySnapshot:
         return self.silent_s > SILENT_S
 
 
-def page(shown: TelemetrySnapshot, width: int | None = None) -> list[str]:
+def page_lines(shown: TelemetrySnapshot, width: int | None = None) -> list[str]:
     """Return the lines of the page; table columns beyond ``width`` continue below."""
     parts = [[head(shown)], devices_lines(shown, width), host_lines(shown, width)]
     parts += [ranks_lines(shown, width), cause_lines(shown.ranks, width)]
@@ -60,7 +62,7 @@ def page(shown: TelemetrySnapshot, width: int | None = None) -> list[str]:
 
 
 def head(shown: TelemetrySnapshot) -> str:
-    ago = age(shown.silent_s)
+    ago = age_text(shown.silent_s)
     when = f"ended {ago} ago" if shown.has_ended else f"sampled {ago} ago"
     return one_line(f"{shown.name}{where(shown.facts)}: {when}")
 
@@ -137,7 +139,7 @@ def rank_row(rank: RankTotals, now: float) -> list[str]:
             for phase in STEP
         ),
         *(f"{seconds.get(phase, 0.0):.3g} s {share(phase)}" for phase in (EVALUATION, CHECKPOINT)),
-        f"{age(now - rank.last_step_at)} ago" if rank.last_step_at else UNKNOWN,
+        f"{age_text(now - rank.last_step_at)} ago" if rank.last_step_at else UNKNOWN,
     ]
 
 
@@ -146,7 +148,7 @@ def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
     known = next((rank for rank in ranks if rank.goodput is not None), None)
     if known is None:
         return []
-    verdict, also = weigh(known.bottlenecks)
+    verdict, also = decisive_causes(known.bottlenecks)
     notes = {verdict: "main bottleneck", **dict.fromkeys(also, "worth a look")}
     said = f"bottleneck: {verdict}" if verdict else f"no cause took {percent(DECISIVE)} of the training's time"
     ordered = sorted(known.bottlenecks.items(), key=lambda item: -item[1])
@@ -165,13 +167,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
     """
     lines = list[str]()
     rows = [[one_line(cell) for cell in row] for row in rows]  # measure the width as shown
-    for part in parts_of([max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width):
+    for part in column_groups([max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width):
         chosen = [[line[place] for place in part] for line in (columns, *rows)]
-        lines += aligned(chosen[0], chosen[1:], WORDS).split("\n")
+        lines += aligned_table(chosen[0], chosen[1:], WORDS).split("\n")
     return lines
 
 
-def parts_of(widths: Sequence[int], width: int | None) -> Iterator[list[int]]:
+def column_groups(widths: Sequence[int], width: int | None) -> Iterator[list[int]]:
     """Yield the column indices of every part of a table split at ``width``.
 
     All parts have the first column; wider columns than ``width`` are not split.

@@ -16,7 +16,7 @@ from slipstream.artifacts.store import STORE
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES, ObjectInfo, list_objects, storage_for, store_time
 from slipstream.storage.local import LocalStorage, local_path
-from slipstream.text_table import DAY_S, age, aligned, size
+from slipstream.text_table import DAY_S, age_text, aligned_table, size_text
 from slipstream.train.checkpoint.home import (
     CLAIMS,
     DECISION,
@@ -26,11 +26,11 @@ from slipstream.train.checkpoint.home import (
     LEASES,
     CheckpointDirectory,
     CheckpointName,
-    complete,
+    complete_checkpoints,
     lease_key,
-    newest,
+    newest_attempt,
 )
-from slipstream.train.checkpoint.lease import Heartbeat, is_locked, is_unlocked, sign_of
+from slipstream.train.checkpoint.lease import Heartbeat, is_locked, is_unlocked, last_heartbeat
 
 #: Names in a checkpoint directory besides its checkpoints, by which :func:`split_path` recognises the directory.
 PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", DECISION, FINISHED, LATEST}
@@ -66,7 +66,7 @@ def homes_below(base: str, now: float) -> list[CheckpointDirectorySummary]:
         name, key = split_path(info.uri.removeprefix(f"{base}/"))
         if key:
             files_of_home[name][key] = info
-    homes = [summary(base, name, files, now) for name, files in files_of_home.items()]
+    homes = [summarise_directory(base, name, files, now) for name, files in files_of_home.items()]
     return sorted(homes, key=lambda home: (-home.modified, home.name))
 
 
@@ -82,12 +82,14 @@ def split_path(path: str) -> tuple[str, str]:
     return path, ""
 
 
-def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) -> CheckpointDirectorySummary:
+def summarise_directory(
+    base: str, name: str, listed: Mapping[str, ObjectInfo], now: float
+) -> CheckpointDirectorySummary:
     home = CheckpointDirectory(storage_for(f"{base}/{name}"))
-    checkpoints, attempt = complete(listed), newest(listed)
+    checkpoints, attempt = complete_checkpoints(listed), newest_attempt(listed)
     modified = max(info.modified for info in listed.values())
     finished = home.finished() if FINISHED in listed else None
-    sign = sign_of(home, attempt) if lease_key(attempt) in listed else None
+    sign = last_heartbeat(home, attempt) if lease_key(attempt) in listed else None
     if finished:
         state = "finished"
     elif sign is None or sign.ended:
@@ -116,18 +118,18 @@ def reason_to_keep(home: CheckpointDirectorySummary) -> str:
     if is_locked(storage_for(home.uri)):
         return "a process holds its lock"
     listed = {info.uri.removeprefix(f"{home.uri}/"): info for info in list_objects(f"{home.uri}/")}
-    return "" if versions(listed) == versions(home.files) else "it was written to in the meantime"
+    return "" if file_versions(listed) == file_versions(home.files) else "it was written to in the meantime"
 
 
-def versions(files: Mapping[str, ObjectInfo]) -> set[tuple[str, str, float]]:
+def file_versions(files: Mapping[str, ObjectInfo]) -> set[tuple[str, str, float]]:
     """Return keys, ETags and times of files, to detect writes by comparison."""
     return {(key, info.etag, info.modified) for key, info in files.items()}
 
 
-def free(home: CheckpointDirectorySummary) -> None:
+def delete_directory(home: CheckpointDirectorySummary) -> None:
     """Delete a checkpoint directory, manifests first: a partly deleted checkpoint must not look complete."""
     storage = storage_for(home.uri)
-    storage.delete([f"{name}/{MANIFEST}" for name in complete(home.files)])
+    storage.delete([f"{name}/{MANIFEST}" for name in complete_checkpoints(home.files)])
     storage.delete(home.files)
     if isinstance(storage, LocalStorage):
         shutil.rmtree(storage.directory, ignore_errors=True)  # incomplete files and the lock
@@ -156,7 +158,7 @@ def main(store: str, frees: bool) -> None:
     if not homes:
         click.echo(f"no checkpoints below {store}")
         return
-    click.echo(aligned(COLUMNS, [row(home, now) for home in homes], left=("training", "state", "holder")))
+    click.echo(aligned_table(COLUMNS, [row(home, now) for home in homes], left=("training", "state", "holder")))
     old = [home for home in homes if now - home.modified > asked.checkpoint_days * DAY_S]
     if not frees:
         if old:
@@ -166,7 +168,9 @@ def main(store: str, frees: bool) -> None:
             )
         return
     freed = free_unused(old, now)
-    click.echo(f"freed {len(freed)} of {len(homes)} checkpoint directories, {size(sum(home.bytes for home in freed))}")
+    click.echo(
+        f"freed {len(freed)} of {len(homes)} checkpoint directories, {size_text(sum(home.bytes for home in freed))}"
+    )
 
 
 def free_unused(homes: Sequence[CheckpointDirectorySummary], now: float) -> list[CheckpointDirectorySummary]:
@@ -186,12 +190,19 @@ def free_unused(homes: Sequence[CheckpointDirectorySummary], now: float) -> list
         if reason := reason_to_keep(home):
             click.echo(f"kept {home.uri}: {reason}, so it is in use")
             continue
-        free(home)
-        click.echo(f"freed {home.uri}: {size(home.bytes)}, {age(now - home.modified)} old")
+        delete_directory(home)
+        click.echo(f"freed {home.uri}: {size_text(home.bytes)}, {age_text(now - home.modified)} old")
         freed.append(home)
     return freed
 
 
 def row(home: CheckpointDirectorySummary, now: float) -> list[str]:
     step = "-" if home.step is None else str(home.step)
-    return [home.name, size(home.bytes), f"{age(now - home.modified)} ago", step, home.state, str(home.holder)]
+    return [
+        home.name,
+        size_text(home.bytes),
+        f"{age_text(now - home.modified)} ago",
+        step,
+        home.state,
+        str(home.holder),
+    ]

@@ -101,7 +101,7 @@ class Retention:
         return [name for name in newest_first if name not in retained]
 
 
-def complete(keys: Iterable[str]) -> list[CheckpointName]:
+def complete_checkpoints(keys: Iterable[str]) -> list[CheckpointName]:
     """Return the checkpoints that have a manifest among a store's ``keys``, newest first.
 
     A manifest without other files does not count: it was written after the checkpoint had been deleted.
@@ -120,7 +120,7 @@ def number_of(key: str, prefix: str) -> int:
     return number_in_name(digits, 4) or 0 if key.startswith(prefix) else 0
 
 
-def newest(keys: Iterable[str], prefix: str = CLAIMS) -> int:
+def newest_attempt(keys: Iterable[str], prefix: str = CLAIMS) -> int:
     """Return the highest attempt number among the ``keys`` below ``prefix``; 0 if there is none."""
     return max((number_of(key, prefix) for key in keys), default=0)
 
@@ -208,7 +208,7 @@ class CheckpointDirectory:
 
     def claim(self, holder: Holder) -> int:
         """Start the next attempt, exclusively, and return its number; the first is 1."""
-        following = newest(self.storage.list(CLAIMS)) + 1
+        following = newest_attempt(self.storage.list(CLAIMS)) + 1
         return create_next(self.storage, claim_key, lambda attempt: claim_of(attempt, holder), following)
 
     def claim_exactly(self, attempt: int, holder: Holder) -> bool:
@@ -222,7 +222,7 @@ class CheckpointDirectory:
 
     def check_claim(self, attempt: int) -> None:
         """Raise :class:`Superseded` if a later attempt has started, or if this claim was deleted."""
-        last = newest(self.storage.list(CLAIMS))
+        last = newest_attempt(self.storage.list(CLAIMS))
         if last > attempt:
             raise Superseded(
                 f"{self.storage.base}: attempt {last} has taken over this checkpoint directory "
@@ -238,10 +238,10 @@ class CheckpointDirectory:
         return self._counting(self.storage.list(CHECKPOINTS))
 
     def _counting(self, keys: Sequence[str]) -> list[CheckpointName]:
-        last = newest(self.storage.list(INHERITED), INHERITED)
+        last = newest_attempt(self.storage.list(INHERITED), INHERITED)
         record = self.read(inherited_key(last), InheritedCheckpoints, extra="ignore") if last else None
         inherited = record.checkpoints if record else ()
-        return [name for name in complete(keys) if name.attempt >= last or str(name) in inherited]
+        return [name for name in complete_checkpoints(keys) if name.attempt >= last or str(name) in inherited]
 
     def inherit(self, attempt: int) -> list[CheckpointName]:
         """Record which checkpoints ``attempt`` may restore, and return them, newest first.
@@ -258,7 +258,7 @@ class CheckpointDirectory:
 
     def is_inherited(self, attempt: int) -> bool:
         """Return True if an attempt after ``attempt`` has already listed the checkpoints to restore."""
-        return newest(self.storage.list(INHERITED), INHERITED) > attempt
+        return newest_attempt(self.storage.list(INHERITED), INHERITED) > attempt
 
     # End of the training
 
@@ -267,7 +267,7 @@ class CheckpointDirectory:
 
         Does nothing if another attempt has taken over the directory.
         """
-        if self.holder_of(newest(self.storage.list(CLAIMS))) != holder:
+        if self.holder_of(newest_attempt(self.storage.list(CLAIMS))) != holder:
             return
         self.storage.put(FINISHED, to_json(FinishedTraining(holder, artifact, code)))
         with not_needed():
@@ -288,10 +288,10 @@ class CheckpointDirectory:
         count.
         """
         keys = self.storage.list()
-        kept = {FINISHED, claim_key(newest(keys)), inherited_key(newest(keys, INHERITED))}
+        kept = {FINISHED, claim_key(newest_attempt(keys)), inherited_key(newest_attempt(keys, INHERITED))}
         checkpoints = [key for key in keys if key.startswith(CHECKPOINTS)]
         # Manifests first: an interrupted sweep leaves no checkpoint that looks complete.
-        self.storage.delete([f"{name}/{MANIFEST}" for name in complete(checkpoints)])
+        self.storage.delete([f"{name}/{MANIFEST}" for name in complete_checkpoints(checkpoints)])
         self.storage.delete([key for key in keys if key not in kept])
 
 

@@ -21,10 +21,17 @@ from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.storage import Storage, StorageUnavailable, storage_for, within
+from slipstream.storage import Storage, StorageUnavailable, call_within, storage_for
 from slipstream.storage.local import LocalStorage
-from slipstream.storage.locks import lock_of
-from slipstream.train.checkpoint.home import CLAIMS, CheckpointDirectory, CheckpointName, Superseded, lease_key, newest
+from slipstream.storage.locks import file_lock
+from slipstream.train.checkpoint.home import (
+    CLAIMS,
+    CheckpointDirectory,
+    CheckpointName,
+    Superseded,
+    lease_key,
+    newest_attempt,
+)
 
 #: Seconds between heartbeats.
 PERIOD_S = 5.0
@@ -78,10 +85,10 @@ def within_timeout(home: CheckpointDirectory, timeout_s: float, work: Callable[[
     Requests of ``work`` to a store are cut off after half of the lease's timeout ``timeout_s``; then
     ``StorageUnavailable`` is raised.
     """
-    return work() if home.is_local else within(SHARE_OF_TIMEOUT * timeout_s, work)
+    return work() if home.is_local else call_within(SHARE_OF_TIMEOUT * timeout_s, work)
 
 
-def sign_of(home: CheckpointDirectory, attempt: int) -> Heartbeat | None:
+def last_heartbeat(home: CheckpointDirectory, attempt: int) -> Heartbeat | None:
     """Return the last heartbeat of an attempt; None if it has not written any."""
     return home.read(lease_key(attempt), Heartbeat)
 
@@ -275,7 +282,7 @@ def acquired_lock(storage: Storage) -> FileLock | None:
     """
     if not isinstance(storage, LocalStorage):
         return None
-    lock = lock_of(storage.scratch() / "holder.lock", thread_local=False)
+    lock = file_lock(storage.scratch() / "holder.lock", thread_local=False)
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -327,10 +334,10 @@ class LeaseObserver:
         # The store may have answered at any time since the request.
         asked = self._now()
         keys = self._home.storage.list(CLAIMS)
-        attempt = newest(key for key in keys if not before or newest([key]) < before)
+        attempt = newest_attempt(key for key in keys if not before or newest_attempt([key]) < before)
         if not attempt:
             return None
-        sign = sign_of(self._home, attempt)
+        sign = last_heartbeat(self._home, attempt)
         # Between two processes of one attempt the lock is free.
         if not before and not (sign and sign.delivering) and is_unlocked(self._home.storage):
             return None

@@ -46,7 +46,7 @@ from slipstream.train.checkpoint.publish import (
     Publisher,
     RankState,
     rank_file,
-    ranks_of,
+    rank_section,
     run_and_gather,
 )
 from slipstream.train.checkpoint.restore import (
@@ -56,13 +56,19 @@ from slipstream.train.checkpoint.restore import (
     SkippedCheckpoint,
     TensorForm,
     check_tensors,
-    form_of,
     open_checkpoint,
-    restorable,
+    restorable_tensors,
+    tensor_form,
 )
 from slipstream.train.checkpoint.shards import ShardReader, check_index, load_planner, pieces_read, read_index
 from slipstream.train.checkpoint.staging import SnapshotBuffers, TensorKey, assign_writers, changed_later, tensor_keys
-from slipstream.train.checkpoint.state import AppState, capture_random_state, join, restore_random_state, split
+from slipstream.train.checkpoint.state import (
+    AppState,
+    capture_random_state,
+    join_tensors,
+    restore_random_state,
+    split_tensors,
+)
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.notices import NoticeWatcher
 
@@ -181,7 +187,7 @@ class Checkpoints:
         return list(self._publisher.made_by["trained_by"])
 
     def _tree(self, progress: object) -> tuple[object, dict[str, Tensor]]:
-        return split(self._state.state_dict() | {"progress": progress})
+        return split_tensors(self._state.state_dict() | {"progress": progress})
 
     # Saving
 
@@ -264,7 +270,7 @@ class Checkpoints:
     def close(self) -> None:
         """Release the process groups and the staging directory, without waiting for a save.
 
-        The lease on the checkpoint directory is held until :meth:`end`.
+        The lease on the checkpoint directory is held until :meth:`kill_child`.
         """
         shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
         self.background.close()
@@ -280,8 +286,8 @@ class Checkpoints:
     ) -> RestoredCheckpoint | None:
         """Restore the newest checkpoint for which ``accept`` is True and whose files are intact; None if there is none.
 
-        ``into`` is a progress as in :meth:`save`: its tensors are overwritten and returned in the result. All ranks
-        skip damaged checkpoints, which are logged and listed in the result. Raises ``UserError`` with the first
+        ``into`` is a progress as in :meth:`save_model`: its tensors are overwritten and returned in the result. All
+        ranks skip damaged checkpoints, which are logged and listed in the result. Raises ``UserError`` with the first
         difference if the newest checkpoint has another identity, and ``StorageUnavailable``.
         """
         self.background.finish(tolerate=True)
@@ -319,9 +325,9 @@ class Checkpoints:
                 f"{candidate.uri}: holds the state of {there} besides the model's, this code has {here}; resume with "
                 "the same settings and code, or start afresh with training.resume=never"
             )
-        live = restorable(self._tree(into)[1], index)
+        live = restorable_tensors(self._tree(into)[1], index)
         forms: dict[str, TensorForm] = {}
-        for of_rank in self.peers.gather({name: form_of(tensor) for name, tensor in live.items()}):
+        for of_rank in self.peers.gather({name: tensor_form(tensor) for name, tensor in live.items()}):
             forms |= of_rank
         check_tensors(candidate, index, forms)
         # This rank skips tensors that only other ranks hold, or that no rank holds. Without ``into``, all ranks read
@@ -342,9 +348,9 @@ class Checkpoints:
             no_dist=self.peers.group is None,
         )
         # Tensors were filled in place; this loads the numbers.
-        tree = join(stored, tensors)
+        tree = join_tensors(stored, tensors)
         self._state.load_state_dict(tree)
-        same = ranks_of(artifact.made_by) == self._policy.ranks(self.peers.world)
+        same = rank_section(artifact.made_by) == self._policy.ranks(self.peers.world)
         if same:
             restore_random_state(ranks[self.peers.rank].random)
         rank_states = tuple(rank.own for rank in ranks)

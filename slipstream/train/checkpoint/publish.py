@@ -28,7 +28,7 @@ from slipstream.storage.names import number_in_name
 from slipstream.train.checkpoint.home import LATEST, CheckpointDirectory, CheckpointName, Retention, Superseded
 from slipstream.train.checkpoint.lease import Lease
 from slipstream.train.checkpoint.shards import FileWriter, ShardWriter
-from slipstream.train.checkpoint.state import merge
+from slipstream.train.checkpoint.state import merge_trees
 
 KIND = "checkpoint"
 #: Version of the checkpoint format; a checkpoint with a higher version is refused.
@@ -95,7 +95,7 @@ def is_rank_file(name: str) -> bool:
     return name.startswith("rank-") and name.endswith(".json")
 
 
-def ranks_of(made_by: Mapping[str, object]) -> dict[str, object]:
+def rank_section(made_by: Mapping[str, object]) -> dict[str, object]:
     """Return the rank section of a manifest's ``made_by``; see :meth:`.ResumePolicy.ranks`."""
     return {key: made_by[key] for key in ("world", "layout") if key in made_by}
 
@@ -155,7 +155,7 @@ class Publisher:
             files = FileWriter(directory, {})
             self.write_tensors(files, snapshot)
             if snapshot.parts:
-                snapshot = replace(snapshot, state=reduce(merge, self.peers.gather(snapshot.state)))
+                snapshot = replace(snapshot, state=reduce(merge_trees, self.peers.gather(snapshot.state)))
             run_and_gather(self.peers, lambda: self.stage(name, files, snapshot, staged))
             stored = run_and_gather(self.peers, lambda: self.store(name, files))
             self.complete(name, {file: record for of_rank in stored for file, record in of_rank.items()})

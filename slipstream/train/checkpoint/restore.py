@@ -57,17 +57,17 @@ class BlockRange(NamedTuple):
     end: int
 
 
-def blocks_of(pieces: Iterable[ByteRange], files: Mapping[str, FileRecord]) -> list[BlockRange]:
+def needed_blocks(pieces: Iterable[ByteRange], files: Mapping[str, FileRecord]) -> list[BlockRange]:
     """Return the sorted, unique blocks that contain the byte ranges ``pieces``."""
     blocks: set[tuple[str, int]] = set()
     for file, start, size in pieces:
         if size:
             step = files[file].block_bytes
             blocks |= {(file, block) for block in range(start // step, (start + size - 1) // step + 1)}
-    return runs(sorted(blocks))
+    return merge_blocks(sorted(blocks))
 
 
-def runs(blocks: Iterable[tuple[str, int]]) -> list[BlockRange]:
+def merge_blocks(blocks: Iterable[tuple[str, int]]) -> list[BlockRange]:
     """Merge sorted (file, block number) pairs into runs."""
     merged: list[BlockRange] = []
     for file, block in blocks:
@@ -78,16 +78,16 @@ def runs(blocks: Iterable[tuple[str, int]]) -> list[BlockRange]:
     return merged
 
 
-def share(needed: Iterable[list[BlockRange]], index: int, count: int) -> list[BlockRange]:
+def blocks_to_fetch(needed: Iterable[list[BlockRange]], index: int, count: int) -> list[BlockRange]:
     """Return the blocks that the machine's rank number ``index``, of ``count`` ranks, fetches.
 
     ``needed`` lists the blocks that each of these ranks reads.
     """
     blocks = sorted({(file, block) for of_rank in needed for file, *span in of_rank for block in range(*span)})
-    return runs(blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count])
+    return merge_blocks(blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count])
 
 
-def requests(mine: Iterable[BlockRange], files: Mapping[str, FileRecord]) -> Iterator[BlockRange]:
+def split_requests(mine: Iterable[BlockRange], files: Mapping[str, FileRecord]) -> Iterator[BlockRange]:
     """Split runs into requests of at most :data:`RUN_BYTES`, but at least one block."""
     for run in mine:
         step = max(1, RUN_BYTES // files[run.file].block_bytes)
@@ -95,12 +95,12 @@ def requests(mine: Iterable[BlockRange], files: Mapping[str, FileRecord]) -> Ite
             yield run._replace(first=first, end=min(first + step, run.end))
 
 
-def bring(uri: str, artifact: Artifact, mine: Iterable[BlockRange]) -> None:
+def fetch_blocks(uri: str, artifact: Artifact, mine: Iterable[BlockRange]) -> None:
     """Verify the blocks ``mine``; from a remote store, also write them into the artifact's files.
 
     Raises ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``.
     """
-    work = list(requests(mine, artifact.files))
+    work = list(split_requests(mine, artifact.files))
     objects: dict[str, ObjectInfo] = {}
     for file in sorted({run.file for run in work}) if uri.startswith(STORES) else ():
         objects[file] = stat_object(f"{uri}/{file}")
@@ -322,10 +322,10 @@ class OpenCheckpoint:
         All ranks must call this, and all raise the same error: ``DamagedArtifact``, ``MissingObject``,
         ``StorageUnavailable``.
         """
-        needed = self.peers.gather(blocks_of(pieces, self.artifact.files))
+        needed = self.peers.gather(needed_blocks(pieces, self.artifact.files))
         index, count = self.neighbours.index(self.peers.rank), len(self.neighbours)
-        mine = share([needed[rank] for rank in self.neighbours], index, count)
-        run_and_gather(self.peers, lambda: bring(self.uri, self.artifact, mine))
+        mine = blocks_to_fetch([needed[rank] for rank in self.neighbours], index, count)
+        run_and_gather(self.peers, lambda: fetch_blocks(self.uri, self.artifact, mine))
 
 
 @contextmanager
@@ -339,7 +339,7 @@ def open_checkpoint(candidate: Candidate, peers: Peers, policy: ResumePolicy) ->
     leader = neighbours[0]
     with tempfile.TemporaryDirectory(prefix="checkpoint-", ignore_cleanup_errors=True) as temporary:
         directories = run_and_gather(
-            peers, lambda: download(candidate, policy, temporary) if peers.rank == leader else None
+            peers, lambda: download_checkpoint(candidate, policy, temporary) if peers.rank == leader else None
         )
         if directories[leader] == "":
             raise SkippedCheckpoint
@@ -349,7 +349,7 @@ def open_checkpoint(candidate: Candidate, peers: Peers, policy: ResumePolicy) ->
         run_and_gather(peers, lambda: None)
 
 
-def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
+def download_checkpoint(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     """Download a checkpoint's files, with empty tensor files of the right size; return their directory.
 
     Called on one rank per machine. Returns "" if the policy skips the checkpoint.
@@ -394,7 +394,7 @@ def open_verified(peers: Peers, directory: Path) -> Artifact:
     return artifacts[0]
 
 
-def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
+def restorable_tensors(live: Mapping[str, T], index: Index) -> dict[str, T]:
     """Return ``live`` without the optimiser state of parameters that have none in the checkpoint.
 
     Such parameters had received no gradient when the checkpoint was written.
@@ -420,7 +420,7 @@ def check_tensors(candidate: Candidate, index: Index, live: Mapping[str, TensorF
             )
 
 
-def form_of(tensor: Tensor) -> TensorForm:
+def tensor_form(tensor: Tensor) -> TensorForm:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 

@@ -60,12 +60,12 @@ class SnapshotBuffers:
     def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, int], rank: int) -> None:
         # Sorted, because restoring changes the order of an optimiser's state, but not that of the files.
         self._mine = sorted(name for name, t in tensors.items() if isinstance(t, DTensor) or chosen[name] == rank)
-        parts = {name: local(tensors[name]) for name in self._mine}
+        parts = {name: local_tensor(tensors[name]) for name in self._mine}
         places = [aligned(part.nbytes) for part in parts.values()]
         # Zeroed, so that its pages are allocated.
         memory = torch.empty(sum(places), dtype=torch.uint8).zero_()
         if memory.nbytes and any(part.is_cuda for part in parts.values()):
-            pin(memory)
+            pin_memory(memory)
         self._buffers = {
             name: place[: part.nbytes].view(part.dtype).view(part.shape)
             for (name, part), place in zip(parts.items(), memory.split(places), strict=True)
@@ -77,9 +77,9 @@ class SnapshotBuffers:
         The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any of these has changed
         since the call of :meth:`stage`. All other tensors are copied at once.
         """
-        later = {name: local(tensors[name]).detach() for name in self._mine if name in deferred}
+        later = {name: local_tensor(tensors[name]).detach() for name in self._mine if name in deferred}
         versions = {name: tensor._version for name, tensor in later.items()}
-        now = {name: local(tensors[name]).detach() for name in self._mine if name not in deferred}
+        now = {name: local_tensor(tensors[name]).detach() for name in self._mine if name not in deferred}
         self._copy(now)
         device = next((tensor.device for tensor in (*later.values(), *now.values()) if tensor.is_cuda), None)
         # On a GPU the deferred copies run on their own stream, after the work enqueued so far.
@@ -119,7 +119,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def pin(memory: Tensor) -> None:
+def pin_memory(memory: Tensor) -> None:
     """Pin the pages of a CPU tensor for its lifetime, so that copies from GPUs run asynchronously.
 
     Raises ``RuntimeError`` if the pages cannot be pinned.
@@ -140,15 +140,15 @@ def changed_later(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], u
 
     They share memory with the optimiser's ``parameters``, or their names start with one of ``unchanged``.
     """
-    memory = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
+    memory = {local_tensor(parameter).untyped_storage().data_ptr() for parameter in parameters}
     return {
         name
         for name, tensor in tensors.items()
-        if name.startswith(unchanged) or local(tensor).untyped_storage().data_ptr() in memory
+        if name.startswith(unchanged) or local_tensor(tensor).untyped_storage().data_ptr() in memory
     }
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -4,8 +4,8 @@ Parameters are keyed by name. Model and optimiser state equal the results of tor
 ``get_optimizer_state_dict``.
 
 State dictionaries mix tensors with numbers, text, tuples and dictionaries with integer keys. Checkpoints hold no
-pickles: :func:`split` separates the tensors, named by their paths, from a JSON-serialisable tree; :func:`join` is its
-inverse.
+pickles: :func:`split_tensors` separates the tensors, named by their paths, from a JSON-serialisable tree;
+:func:`join_tensors` is its inverse.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State
     }
 
 
-def split(value: object) -> tuple[object, dict[str, Tensor]]:
+def split_tensors(value: object) -> tuple[object, dict[str, Tensor]]:
     """Split ``value`` into a JSON-serialisable tree and its tensors by name.
 
     Raises ``TypeError`` with the path of a value that is neither a tensor nor JSON-serialisable.
@@ -137,25 +137,27 @@ def path_text(path: KeyPath) -> str:
     return "/".join(reversed(keys))
 
 
-def merge(first: object, second: object) -> object:
+def merge_trees(first: object, second: object) -> object:
     """Merge the trees of two ranks that hold different parts of a model.
 
     Mappings and lists are united (each rank has its own parameter groups); all other values are equal in both trees.
     """
     if isinstance(first, dict) and isinstance(second, dict):
-        return {key: merge(first.get(key, item), second.get(key, item)) for key, item in {**first, **second}.items()}
+        return {
+            key: merge_trees(first.get(key, item), second.get(key, item)) for key, item in {**first, **second}.items()
+        }
     if isinstance(first, list) and isinstance(second, list) and first != second:
         return first + [item for item in second if item not in first]
     return first
 
 
-def join(tree: object, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the original value from the tree and tensors that :func:`split` returned.
+def join_tensors(tree: object, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the original value from the tree and tensors that :func:`split_tensors` returned.
 
     Tensors missing from ``tensors`` belong to other ranks; mappings omit them.
     """
     if isinstance(tree, list):
-        return [join(item, tensors) for item in tree]
+        return [join_tensors(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
     if "$tensor" in tree:
@@ -163,10 +165,10 @@ def join(tree: object, tensors: Mapping[str, Tensor]) -> Any:
     if "$float" in tree:
         return float(tree["$float"])
     if "$tuple" in tree:
-        return tuple(join(item, tensors) for item in tree["$tuple"])
+        return tuple(join_tensors(item, tensors) for item in tree["$tuple"])
     if "$items" in tree:
-        return {join(key, tensors): join(item, tensors) for key, item in tree["$items"]}
-    return {key: join(item, tensors) for key, item in tree.items() if not is_absent(item, tensors)}
+        return {join_tensors(key, tensors): join_tensors(item, tensors) for key, item in tree["$items"]}
+    return {key: join_tensors(item, tensors) for key, item in tree.items() if not is_absent(item, tensors)}
 
 
 def is_absent(item: object, tensors: Mapping[str, Tensor]) -> bool:

@@ -19,11 +19,11 @@ from slipstream.train.checkpoint.home import (
     CLAIMS,
     CheckpointDirectory,
     FinishedTraining,
-    complete,
-    newest,
+    complete_checkpoints,
+    newest_attempt,
 )
-from slipstream.train.checkpoint.lease import Heartbeat, Lease, sign_of, wait_for_others
-from slipstream.train.config import STEP_VERSION, lasting
+from slipstream.train.checkpoint.lease import Heartbeat, Lease, last_heartbeat, wait_for_others
+from slipstream.train.config import STEP_VERSION, resume_settings
 
 #: Inputs of a training's task by name; ``training`` holds its settings.
 Inputs = Mapping[str, Any]
@@ -37,7 +37,7 @@ class UnfinishedTraining:
         from slipstream.train.data_order import ORDER_VERSION
 
         versions = {"order": ORDER_VERSION, "step": STEP_VERSION}
-        found = {**inputs, "training": lasting(inputs["training"]), **versions}
+        found = {**inputs, "training": resume_settings(inputs["training"]), **versions}
         if inputs.get("code"):
             # ``code`` covers the bytes of the base, so its address does not count.
             found["model"] = inputs["model"].without_addresses()
@@ -48,10 +48,10 @@ class UnfinishedTraining:
 
     def take(self, home: str, holder: Holder, inputs: Inputs, directory: Path) -> bool:
         waited = wait_for_others(home, holder, inputs["training"].when_held)
-        finished = result_of(home, holder, waited=waited)
+        finished = finished_result(home, holder, waited=waited)
         if finished is None:
             return False
-        if fetch(finished.artifact, directory):
+        if fetch_trained(finished.artifact, directory):
             LOG.info(
                 "this training was completed by %s; its result is taken from %s", finished.holder, finished.artifact
             )
@@ -60,13 +60,13 @@ class UnfinishedTraining:
         return False
 
     def progress(self, home: str) -> str:
-        return str(max((save.step for save in complete(storage_for(home).list(CHECKPOINTS))), default=""))
+        return str(max((save.step for save in complete_checkpoints(storage_for(home).list(CHECKPOINTS))), default=""))
 
     def deliver(self, home: str, holder: Holder, inputs: Inputs) -> Callable[[str], None]:
         checkpoint_home = CheckpointDirectory(storage_for(home))
-        attempt = newest(checkpoint_home.storage.list(CLAIMS))
+        attempt = newest_attempt(checkpoint_home.storage.list(CLAIMS))
         ours = checkpoint_home.holder_of(attempt) == holder
-        sign = replace(sign_of(checkpoint_home, attempt) or Heartbeat(), delivering=True)
+        sign = replace(last_heartbeat(checkpoint_home, attempt) or Heartbeat(), delivering=True)
         lease = Lease(checkpoint_home, attempt, sign=sign) if ours else None
 
         def delivered(artifact: str) -> None:
@@ -81,7 +81,7 @@ class UnfinishedTraining:
         return delivered
 
 
-def result_of(address: str, holder: Holder, *, waited: bool) -> FinishedTraining | None:
+def finished_result(address: str, holder: Holder, *, waited: bool) -> FinishedTraining | None:
     """Return the record of the finished training at ``address``, if ``holder`` may take its result.
 
     The same code must have finished the training, either in an earlier attempt of the same execution, whose result did
@@ -102,7 +102,7 @@ def result_of(address: str, holder: Holder, *, waited: bool) -> FinishedTraining
     return None
 
 
-def fetch(artifact: str, directory: Path) -> bool:
+def fetch_trained(artifact: str, directory: Path) -> bool:
     """Copy a trained model to ``directory`` and verify it; return False if it is absent or damaged."""
     try:
         if artifact.startswith(STORES):

@@ -23,7 +23,7 @@ from slipstream.artifacts.results.ledger import (
     end_key,
     read_attempts,
     record_key,
-    summarise,
+    summarise_goodput,
 )
 from slipstream.artifacts.results.training import Goodput
 from slipstream.errors import OutOfMemory, UserError
@@ -115,10 +115,10 @@ class GoodputRecorder:
     def goodput(self) -> float:
         """Return the goodput of this attempt so far; other threads may call this."""
         wall = time.perf_counter() - self._started
-        return summarise([dataclasses.replace(self.record, wall=wall)]).goodput
+        return summarise_goodput([dataclasses.replace(self.record, wall=wall)]).goodput
 
     def summary(self) -> Goodput:
-        return summarise(self.attempts())
+        return summarise_goodput(self.attempts())
 
     def attempts(self) -> list[AttemptRecord]:
         """Return the records of all attempts up to this one; of this one only if the store is unavailable."""

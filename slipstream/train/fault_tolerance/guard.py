@@ -53,8 +53,8 @@ T = TypeVar("T")
 class Guard:
     """Exchanges, saves and stops between steps.
 
-    The host runs ahead of the device: steps are :meth:`enqueued` before earlier ones are :meth:`finished`. Recorded
-    times are the device's: a wait of the host counts only while the device was idle.
+    The host runs ahead of the device: steps are :meth:`enqueued` before earlier ones are :meth:`completed_future`.
+    Recorded times are the device's: a wait of the host counts only while the device was idle.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ from slipstream.machine.cloud_metadata import (
     TIMEOUT_S,
     AwsMetadata,
     MetadataUnavailable,
+    http_request,
     parse_mapping,
-    request,
 )
 
 #: Seconds between polls. AWS gives notice two minutes before the end, other clouds thirty seconds.
@@ -124,7 +124,7 @@ class GcpNotices:
         return PreemptionNotice(self.name, "preempted", time.monotonic() + self.NOTICE_S)
 
     def _get(self) -> bytes:
-        status, body, headers = request(self._url, {"Metadata-Flavor": "Google"})
+        status, body, headers = http_request(self._url, {"Metadata-Flavor": "Google"})
         value = body.strip().upper()
         if status != 200 or headers.get("Metadata-Flavor") != "Google" or value not in (b"TRUE", b"FALSE"):
             raise MetadataUnavailable(f"{self._url}: status {status}")
@@ -144,13 +144,13 @@ class AzureNotices:
         self._timeout = self.FIRST_TIMEOUT_S
 
     def present(self) -> bool:
-        status, body, _ = request(self._instance, {"Metadata": "true"})
+        status, body, _ = http_request(self._instance, {"Metadata": "true"})
         if status != 200 or "compute" not in parse_mapping(body, self._instance):
             raise MetadataUnavailable(f"{self._instance}: status {status}")
         return True
 
     def ask(self) -> PreemptionNotice | None:
-        status, body, _ = request(self._events, {"Metadata": "true"}, timeout=self._timeout)
+        status, body, _ = http_request(self._events, {"Metadata": "true"}, timeout=self._timeout)
         if status != 200:
             raise MetadataUnavailable(f"{self._events}: status {status}")
         self._timeout = TIMEOUT_S

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import SkippedStep
 from slipstream.distributed.process_group import RankContext
-from slipstream.models.arithmetic import autocast
+from slipstream.models.arithmetic import autocast_context
 from slipstream.models.factory import Predictor
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch, training_batches
@@ -59,7 +59,7 @@ def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, de
     """
     was_training = parallel.model.training
     parallel.model.eval()
-    with autocast(precision, device):
+    with autocast_context(precision, device):
         outputs = parallel.forward(*batch.inputs)
     parallel.model.train(was_training)
     if outputs is None or not parallel.counts_losses:
@@ -77,7 +77,7 @@ def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: 
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def finite(rows: slice) -> bool:
-        with autocast(precision, device):
+        with autocast_context(precision, device):
             outputs = model(*(x[rows] for x in batch.inputs))
         weight = None if batch.weight is None else batch.weight[rows]
         loss = loss_sum(model.signature, outputs, batch.target[rows], config.label_smoothing, weight)

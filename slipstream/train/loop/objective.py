@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature
-from slipstream.models.arithmetic import autocast
+from slipstream.models.arithmetic import autocast_context
 from slipstream.models.config import TeachingConfig
 from slipstream.models.factory import Predictor
-from slipstream.models.token_rows import ids_of
+from slipstream.models.token_rows import token_ids
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.token_loss import token_losses
 
@@ -53,7 +53,7 @@ def loss_sum(
       variance.
     """
     if signature.task == "next token":
-        each = token_losses(outputs.flatten(0, 1), ids_of(target).flatten(), label_smoothing).view(target.shape)
+        each = token_losses(outputs.flatten(0, 1), token_ids(target).flatten(), label_smoothing).view(target.shape)
         loss = (each * (target >= 0)).sum(dim=1) / signature.learned if signature.learned else each.mean(dim=1)
     elif signature.task == "classification":
         reduction, logits = "sum" if weight is None else "none", at_least_float32(outputs)
@@ -93,7 +93,7 @@ def evaluate_split(
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for batch in batches:
-        with autocast(precision, device):
+        with autocast_context(precision, device):
             outputs = forward(*batch.inputs)
         if outputs is None:  # only the last stage of a pipeline has outputs
             continue
@@ -131,7 +131,7 @@ class Teacher:
         share = self.teaching.weight
         if not share:
             return loss
-        with torch.no_grad(), autocast(self.precision, loss.device):
+        with torch.no_grad(), autocast_context(self.precision, loss.device):
             teacher_outputs = at_least_float32(self.model(*inputs))
         divergence = self.divergence(at_least_float32(outputs), teacher_outputs)
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()

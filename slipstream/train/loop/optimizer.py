@@ -58,7 +58,7 @@ def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:
 # the step multiplies a non-finite loss into its gradient, and the sum over the ranks spreads it. So the check needs no
 # further collective, and stays on the device. On a CPU the host reads the norm, because tensor arithmetic on scalars
 # would take longer.
-def judge(norm: Tensor) -> GradientCheck:
+def check_gradient(norm: Tensor) -> GradientCheck:
     """Return the :class:`GradientCheck` for a gradient norm: skip the step if the norm is not finite."""
     if known_to_host(norm):
         return GradientCheck(norm, USE if math.isfinite(norm) else SKIP)
@@ -71,7 +71,7 @@ def may_exceed(norm: Tensor, largest: float) -> bool:
     return not (known_to_host(norm) and (norm.item() + EPSILON) * (1 + ROUNDING) < largest)
 
 
-def update(optimizer: torch.optim.Optimizer, verdict: GradientCheck) -> None:
+def step_unless_skipped(optimizer: torch.optim.Optimizer, verdict: GradientCheck) -> None:
     """Run the optimiser's step unless ``verdict.skip`` is 1.
 
     If the host cannot read ``skip``, a fused optimiser decides on the device. Otherwise the host decides, which is

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.models.arithmetic import rounding
+from slipstream.models.arithmetic import tf32_allowed
 from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import GradientCheck
@@ -23,7 +23,7 @@ USED, SKIPPED, RESCALED = 0, 1, 2
 
 
 @contextmanager
-def kernels(config: TrainingConfig) -> Iterator[None]:
+def kernels_configured(config: TrainingConfig) -> Iterator[None]:
     """Set deterministic and TF32 kernels as configured, and restore the former settings on exit.
 
     TF32 applies to both matmuls and convolutions. Enter the context before anything runs on a GPU.
@@ -41,7 +41,7 @@ def kernels(config: TrainingConfig) -> Iterator[None]:
     torch.use_deterministic_algorithms(config.deterministic)
     fill.fill_uninitialized_memory = False
     try:
-        with rounding(config.tf32):
+        with tf32_allowed(config.tf32):
             yield
     finally:
         torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
-from slipstream.distributed.user_errors import explained
+from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
+from slipstream.distributed.user_errors import torch_user_error
 from slipstream.errors import UserError
 from slipstream.models.adapters.network import numbers_in, numbers_trained
-from slipstream.models.factory import Predictor, zeros
+from slipstream.models.factory import Predictor, zero_inputs
 from slipstream.models.flops import training_flops
 from slipstream.train.checkpoint.state import capture_random_state, restore_random_state
 
@@ -71,7 +71,7 @@ class ModelTraits:
     trained: int = 0
 
 
-def probe(model: Predictor, device: torch.device) -> ModelTraits:
+def probe_model(model: Predictor, device: torch.device) -> ModelTraits:
     """Run one forward and backward pass on zeros in training mode, and restore the model.
 
     Raises ``UserError`` if the model fails.
@@ -81,11 +81,11 @@ def probe(model: Predictor, device: torch.device) -> ModelTraits:
         counter, flops = flop_counter(), training_flops(model.network, model.signature)
         try:
             with counter if flops is None else nullcontext():
-                model(*zeros(model.signature, ROWS, device)).sum().backward()
+                model(*zero_inputs(model.signature, ROWS, device)).sum().backward()
         except Exception as error:
-            if meaning_of(error) is ErrorMeaning.BROKEN:
+            if error_meaning(error) is ErrorMeaning.BROKEN:
                 raise
-            raise explained(error) or UserError(
+            raise torch_user_error(error) or UserError(
                 f"model.name: cannot be trained on this data: {type(error).__name__}: {error}; it was given {ROWS} rows"
             ) from error
         unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import SILENT_S, latest
+from slipstream.telemetry.ring import SILENT_S, latest_samples
 from slipstream.telemetry.series import cpu_use, share
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -64,19 +64,19 @@ class ProgressDisplay:
         passed, more = now - self._shown_at, rows - self._rows
         self._shown_at, self._rows = now, rows
         pace = [f"{more / passed:,.0f} rows/s"] if passed > 0 else []
-        return pace + (devices_of(self._sampled) if self._sampled else [])
+        return pace + (device_texts(self._sampled) if self._sampled else [])
 
     def close(self) -> None:
         self._bar.close()
 
 
-def devices_of(sampled: Path) -> list[str]:
+def device_texts(sampled: Path) -> list[str]:
     """Return utilisation and memory of this pod's GPUs, or of its CPUs if it has no GPU.
 
     Returns an empty list if the sampler has ended.
     """
     try:
-        samples = latest(sampled, SAMPLES)
+        samples = latest_samples(sampled, SAMPLES)
         if not samples or time.time() - samples[-1].at > SILENT_S:
             return []
         devices = [device for device in samples[-1].devices if device.up]
@@ -88,15 +88,17 @@ def devices_of(sampled: Path) -> list[str]:
 def of_gpus(devices: Sequence[DeviceReading]) -> list[str]:
     busy = [device.busy for device in devices]
     memory = [share(device.memory_used_bytes, device.memory_limit_bytes) for device in devices]
-    return described(busy, memory)
+    return utilisation_texts(busy, memory)
 
 
 def of_host(samples: Sequence[Sample]) -> list[str]:
     host = samples[-1].host
-    return described([cpu_use(samples[0], samples[-1])], [share(host.memory_used_bytes, host.memory_limit_bytes)])
+    return utilisation_texts(
+        [cpu_use(samples[0], samples[-1])], [share(host.memory_used_bytes, host.memory_limit_bytes)]
+    )
 
 
-def described(busy: Sequence[float | None], memory: Sequence[float | None]) -> list[str]:
+def utilisation_texts(busy: Sequence[float | None], memory: Sequence[float | None]) -> list[str]:
     """Format utilisation and memory, from smallest to largest over all devices; skip unknown values."""
     figures = []
     for name, values in (("utilisation", busy), ("memory", memory)):

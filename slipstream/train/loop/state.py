@@ -123,18 +123,18 @@ class TrainingState:
         ranks = [ranks[group.rank]] if restored.same_world else ranks
         # All ranks exchange the same points; those of other ranks are empty if rank 0 has all the losses.
         counted = ranks if restored.same_world or group.rank == 0 else []
-        self.loss_sums = added([each["losses"] for each in counted])
+        self.loss_sums = sum_losses([each["losses"] for each in counted])
         self.pending_points = [
-            (step, added([each["points"][number][1:] for each in counted]))
+            (step, sum_losses([each["points"][number][1:] for each in counted]))
             for number, (step, *_) in enumerate(ranks[0]["points"])
         ]
 
 
-def added(losses: Sequence[Sequence[float]]) -> list[float]:
+def sum_losses(losses: Sequence[Sequence[float]]) -> list[float]:
     """Sum (loss, rows) pairs of several ranks."""
     return [sum(loss for loss, _ in losses), sum(rows for _, rows in losses)]
 
 
-def weights_of(model: Predictor) -> dict[str, Tensor]:
+def copy_weights(model: Predictor) -> dict[str, Tensor]:
     """Return a copy of the model's own weights (without its base) on the host."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_state(model).items()}

@@ -14,11 +14,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.distributed.process_group import RankContext
-from slipstream.models.arithmetic import autocast
+from slipstream.models.arithmetic import autocast_context
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.objective import loss_sum
-from slipstream.train.loop.optimizer import factor_or_nan, judge, learning_rate, may_exceed, update
+from slipstream.train.loop.optimizer import (
+    check_gradient,
+    factor_or_nan,
+    learning_rate,
+    may_exceed,
+    step_unless_skipped,
+)
 from slipstream.train.loop.probe import ROWS
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.telemetry.marks import StepMarks
@@ -95,14 +101,14 @@ def train_step(
             marks.backward_of(scaled)
         return scaled
 
-    state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast, precision, group.device))
+    state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast_context, precision, group.device))
     if marks:
         marks.has_exchanged()
     state.scaler.unscale(parameters)
-    verdict = judge(state.parallel.norm())
+    verdict = check_gradient(state.parallel.norm())
     if config.clip_norm and may_exceed(verdict.norm, config.clip_norm):
         state.parallel.clip(verdict.norm, config.clip_norm)
-    update(state.optimizer, verdict)
+    step_unless_skipped(state.optimizer, verdict)
     for parameter in parameters:  # equivalent to ``zero_grad``, which takes ten times as long
         parameter.grad = None
     state.parallel.after_step(verdict.skip)

@@ -22,7 +22,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.ledger import EVALUATION
 from slipstream.artifacts.results.so_far import LiveProgress
 from slipstream.artifacts.results.training import LossPoint, RollbackRange, ValidationPoint
-from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
 from slipstream.distributed.process_group import RankContext
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import Agreed
@@ -273,7 +273,7 @@ class TrainLoop:
                 self._state, self._config, self._data_group, self._precision, batch, self._total_steps, marks
             )
         except (RuntimeError, MemoryError) as error:
-            if meaning_of(error) is not ErrorMeaning.MEMORY:
+            if error_meaning(error) is not ErrorMeaning.MEMORY:
                 raise
             reason = str(error) or type(error).__name__
         raise RanOutOfMemory(reason)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.errors import UserError
 from slipstream.models.base.shape import shaped_for
-from slipstream.text_table import size
+from slipstream.text_table import size_text
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.memory.choices import TracedJob, TraceJob, choices, trace_all, with_precision
+from slipstream.train.memory.choices import TracedJob, TraceJob, layout_choices, trace_all, with_precision
 from slipstream.train.memory.numbers import legal_numbers
 from slipstream.train.memory.processes import TraceFailure
-from slipstream.train.memory.remedies import USABLE, remedies
-from slipstream.train.parallel.layout import nodes
+from slipstream.train.memory.remedies import USABLE, find_remedies
+from slipstream.train.parallel.layout import count_nodes
 from slipstream.train.setup import TrainingRequest
 
 
@@ -32,7 +32,7 @@ def job_of(request: TrainingRequest, precision: str, processes: int, device: str
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     model = shaped_for(request.model, data.signature)
     asked = replace(training, batch_size=largest)
-    return TraceJob(model, data.signature, asked, processes, nodes(processes), device)
+    return TraceJob(model, data.signature, asked, processes, count_nodes(processes), device)
 
 
 def found_by_trace(request: TrainingRequest, precision: str, processes: int, memory: int, device: str) -> TracedJob:
@@ -65,7 +65,7 @@ def fewest_that_fit(job: TraceJob, memory: float) -> TracedJob:
         return first
     best = traced(numbers[-1])
     if not best.fits(USABLE * memory):
-        raise UserError(refusal(best, memory))
+        raise UserError(memory_refusal(best, memory))
     low, high = 0, len(numbers) - 1  # numbers[low] does not fit, numbers[high] does
     while high - low > 1:
         middle = (low + high) // 2
@@ -74,7 +74,7 @@ def fewest_that_fit(job: TraceJob, memory: float) -> TracedJob:
     return best
 
 
-def leaner(request: TrainingRequest, precision: str, processes: int, memory: float, device: str) -> str:
+def suggest_remedies(request: TrainingRequest, precision: str, processes: int, memory: float, device: str) -> str:
     """Return remedies for a training that ran out of memory, as the end of a line.
 
     All take less memory than the traced step of the training, even if that step should fit. Raises ``UserError`` if the
@@ -86,28 +86,30 @@ def leaner(request: TrainingRequest, precision: str, processes: int, memory: flo
     peak, held = now.peak or 0, ""
     if now.fits(USABLE * memory):
         held = (
-            f"by its trace a step takes {size(peak)} of a device's {size(memory)}, so other processes hold the rest; "
+            f"by its trace a step takes {size_text(peak)} of a device's {size_text(memory)}, so other processes hold "
+            "the rest; "
         )
     return held + cheapest_first(now.job, min(memory, peak))
 
 
-def refusal(leanest: TracedJob, memory: float) -> str:
+def memory_refusal(leanest: TracedJob, memory: float) -> str:
     """Return an error message with the memory needed and the cheapest remedies."""
     number = leanest.job.training.micro_batches
-    peak = size(leanest.peak or 0)
+    peak = size_text(leanest.peak or 0)
     return (
         f"training.accumulation: no number of micro-batches fits: with {number} a step takes {peak}, "
-        f"and {size(USABLE * memory)} of a device's {size(memory)} may be used; {cheapest_first(leanest.job, memory)}"
+        f"and {size_text(USABLE * memory)} of a device's {size_text(memory)} may be used; "
+        f"{cheapest_first(leanest.job, memory)}"
     )
 
 
 def cheapest_first(job: TraceJob, memory: float) -> str:
     """Return the remedies for a job that exceeds ``memory`` bytes per device, as the end of a line."""
     others: dict[tuple[str, str], TraceJob] = {}
-    for one in choices(job):
+    for one in layout_choices(job):
         if isinstance(one, TraceJob):  # the last per shard and recompute has the most micro-batches
             others[one.training.parallel.shard, one.training.recompute] = one
-    found = remedies(job, trace_all(list(others.values())), memory)
+    found = find_remedies(job, trace_all(list(others.values())), memory)
     if not found:
         return "no other layout can be traced; expected more processes, or devices with more memory"
     return f"cheapest first: {'; '.join(f'{place}) {remedy}' for place, remedy in enumerate(found, start=1))}"

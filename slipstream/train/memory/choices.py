@@ -12,7 +12,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import BUFFERS
 from slipstream.train.loop.step import padded_rows
-from slipstream.train.memory.processes import TraceFailure, largest
+from slipstream.train.memory.processes import TraceFailure, largest_footprints
 from slipstream.train.memory.trace import Footprint, TracedStep
 from slipstream.train.parallel.config import Shard
 
@@ -109,7 +109,9 @@ class TracedJob:
 
 
 def trace_all(jobs: Sequence[TraceJob]) -> list[TracedJob]:
-    return [TracedJob(job, found) for job, found in zip(jobs, largest([job.step for job in jobs]), strict=True)]
+    return [
+        TracedJob(job, found) for job, found in zip(jobs, largest_footprints([job.step for job in jobs]), strict=True)
+    ]
 
 
 def numbers_to_try(job: TraceJob) -> list[int]:
@@ -125,7 +127,7 @@ def numbers_to_try(job: TraceJob) -> list[int]:
     return sorted({doubled[place] for place in places} | {number for number in asked if number <= job.share})
 
 
-def choices(job: TraceJob) -> Iterator[TraceJob | str]:
+def layout_choices(job: TraceJob) -> Iterator[TraceJob | str]:
     """Yield the job with every sharding, recomputation and micro-batch count.
 
     Yields a message for a sharding that cannot be traced.

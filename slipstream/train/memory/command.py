@@ -17,13 +17,13 @@ from slipstream.errors import UserError
 from slipstream.machine.gpus import visible_gpus
 from slipstream.models.base.shape import shaped_for, with_base_shape
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.transformer import read_config
-from slipstream.text_table import aligned, size
+from slipstream.text_table import aligned_table, size_text
 from slipstream.train.checks import rows_of_text
-from slipstream.train.memory.choices import TracedJob, TraceJob, choices, trace_all
+from slipstream.train.memory.choices import TracedJob, TraceJob, layout_choices, trace_all
 from slipstream.train.memory.processes import TraceFailure
-from slipstream.train.memory.remedies import USABLE, cheapest, remedies, settings
+from slipstream.train.memory.remedies import USABLE, changed_settings, cheapest_fitting, find_remedies
 from slipstream.train.memory.tracker import KINDS
 
 BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GiB|GB|MiB|MB)")
@@ -107,7 +107,9 @@ def main(  # noqa: PLR0913 - an argument for each option
     job = TraceJob(
         shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes
     )
-    build(job.model, signature, seed=0, shapes_alone=True)  # reports errors of the model in one line, before any trace
+    build_model(
+        job.model, signature, seed=0, shapes_alone=True
+    )  # reports errors of the model in one line, before any trace
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
     context.exit(0 if answer.fits else 1)
@@ -139,7 +141,7 @@ def traced_answer(job: TraceJob, memory: float | None) -> MemoryAnswer:
 
     With ``accumulation: auto`` the requested layout gets the fewest micro-batches that fit.
     """
-    found = list(choices(job))
+    found = list(layout_choices(job))
     jobs = [one for one in found if isinstance(one, TraceJob)]
     notes = [one for one in found if isinstance(one, str)]
     auto = job.training.accumulation == "auto"
@@ -148,8 +150,10 @@ def traced_answer(job: TraceJob, memory: float | None) -> MemoryAnswer:
         jobs.insert(0, asked)
     traced = trace_all(jobs)
     notes += sorted({one.found.reason for one in traced if isinstance(one.found, TraceFailure)})
-    same = [one for one in traced if settings(job, one.job).startswith("training.accumulation") or one.job == job]
-    fitting = cheapest(same, memory) if auto and memory else []
+    same = [
+        one for one in traced if changed_settings(job, one.job).startswith("training.accumulation") or one.job == job
+    ]
+    fitting = cheapest_fitting(same, memory) if auto and memory else []
     return MemoryAnswer(fitting[0] if fitting else traced[jobs.index(asked)], traced, notes, memory)
 
 
@@ -164,7 +168,7 @@ def text(answer: MemoryAnswer) -> str:
         f"{job.devices} device{'s' if job.devices > 1 else ''}{layout}; batches of {job.training.batch_size} rows, "
         f"{job.share} per process; computed in {job.training.precision}"
     )
-    lines = [head, "", aligned((*COLUMNS, ""), [cells(answer, one) for one in answer.traced], LEFT), ""]
+    lines = [head, "", aligned_table((*COLUMNS, ""), [cells(answer, one) for one in answer.traced], LEFT), ""]
     if answer.memory is not None:
         lines += verdict(answer, answer.memory)
     return "\n".join([*lines, *(f"not traced: {note}" for note in answer.notes)]).rstrip()
@@ -178,15 +182,17 @@ def cells(answer: MemoryAnswer, one: TracedJob) -> list[str]:
         return [*start, "?", *("" for _ in KINDS), mark]
     if answer.memory is not None:
         mark = f"{'fits' if one.fits(USABLE * answer.memory) else 'too much'} {mark}".rstrip()
-    return [*start, size(one.peak or 0), *(size(one.found.at_peak[kind]) for kind in KINDS), mark]
+    return [*start, size_text(one.peak or 0), *(size_text(one.found.at_peak[kind]) for kind in KINDS), mark]
 
 
 def verdict(answer: MemoryAnswer, memory: float) -> list[str]:
     if answer.fits:
-        return [f"It fits into {size(memory)}; a tenth is reserved for memory that the trace does not show."]
-    peak = "an unknown number of bytes" if answer.asked.peak is None else size(answer.asked.peak)
-    found = remedies(answer.asked.job, answer.traced, memory)
-    lines = [f"It does not fit: it needs up to {peak}, and {size(USABLE * memory)} of {size(memory)} may be used."]
+        return [f"It fits into {size_text(memory)}; a tenth is reserved for memory that the trace does not show."]
+    peak = "an unknown number of bytes" if answer.asked.peak is None else size_text(answer.asked.peak)
+    found = find_remedies(answer.asked.job, answer.traced, memory)
+    lines = [
+        f"It does not fit: it needs up to {peak}, and {size_text(USABLE * memory)} of {size_text(memory)} may be used."
+    ]
     return lines + [f"{number}. {remedy}" for number, remedy in enumerate(found, start=1)]
 
 
@@ -206,5 +212,7 @@ def tree(answer: MemoryAnswer) -> dict[str, object]:
         }
         for one in answer.traced
     ]
-    found = [] if answer.fits or answer.memory is None else remedies(answer.asked.job, answer.traced, answer.memory)
+    found = (
+        [] if answer.fits or answer.memory is None else find_remedies(answer.asked.job, answer.traced, answer.memory)
+    )
     return {"rows": rows, "fits": answer.fits, "remedies": found, "not_traced": list(answer.notes)}

@@ -26,15 +26,15 @@ from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.limits import memory_allowed
-from slipstream.models.arithmetic import ability_of, common_precision
+from slipstream.models.arithmetic import common_precision, device_capability
 from slipstream.models.base.shape import shaped_for
 from slipstream.settings import to_dict
 from slipstream.storage import storage_for
-from slipstream.text_table import size
+from slipstream.text_table import size_text
 from slipstream.train.checkpoint.home import DECISION, CheckpointDirectory
 from slipstream.train.checkpoint.publish import run_and_gather
 from slipstream.train.config import TrainingConfig
-from slipstream.train.setup import TrainingRequest, describe
+from slipstream.train.setup import TrainingRequest, layout_in_words
 
 LOG = logger("train")
 #: Fraction of a host's memory that tensors may take on CPUs. The remainder is for Python, libraries and the data
@@ -65,7 +65,7 @@ class DecisionConditions:
         cls, training: TrainingConfig, processes: int, precision: str, memory: int, job: tuple[str, str]
     ) -> DecisionConditions:
         """Return the conditions of a training; ``job`` comes from :func:`data_and_model`."""
-        layout = describe(training.parallel)
+        layout = layout_in_words(training.parallel)
         return cls(processes, layout, training.recompute, precision, training.batch_size, memory, *job)
 
 
@@ -127,13 +127,15 @@ def with_micro_batches(
     Raises on all ranks: ``AgreedUserError`` if no count fits, and the errors of the store.
     """
     training, peers = request.training, Peers(group.rank, group.world, on_host)
-    found = peers.gather((ability_of(group.device), device_memory(group)))
+    found = peers.gather((device_capability(group.device), device_memory(group)))
     with same_error_on_all_ranks(on_host):
         precision = common_precision(training.precision, [ability for ability, _ in found])
         job = data_and_model(request) if group.rank == 0 else ("", "")
     job = peers.gather(job)[0]
     made_for = DecisionConditions.of(training, group.world, precision, min(memory for _, memory in found), job)
-    number = run_and_gather(peers, lambda: decide(request, made_for, group.device.type) if group.rank == 0 else 0)[0]
+    number = run_and_gather(
+        peers, lambda: decide_micro_batches(request, made_for, group.device.type) if group.rank == 0 else 0
+    )[0]
     return replace(request, training=replace(training, accumulation=number)), made_for
 
 
@@ -157,7 +159,7 @@ def device_memory(group: RankContext) -> int:
     return int(FOR_TENSORS * (memory_allowed() or psutil.virtual_memory().total) / processes)
 
 
-def decide(request: TrainingRequest, made_for: DecisionConditions, device: str) -> int:
+def decide_micro_batches(request: TrainingRequest, made_for: DecisionConditions, device: str) -> int:
     """Return the micro-batch count from the checkpoint directory, else from the settings.
 
     For "auto" without a stored count, finds a count and writes it. Raises ``UserError`` if none fits, or if this
@@ -183,7 +185,7 @@ def decide(request: TrainingRequest, made_for: DecisionConditions, device: str) 
     LOG.info(
         "training.accumulation: auto is %d: a step takes %s of the %s of a device",
         number,
-        size(found.peak or 0),
-        size(made_for.memory),
+        size_text(found.peak or 0),
+        size_text(made_for.memory),
     )
     return number

@@ -19,11 +19,11 @@ from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
 from slipstream.machine.limits import memory_allowed
 from slipstream.models.adapters.network import hold_frozen
-from slipstream.models.arithmetic import precision_of
+from slipstream.models.arithmetic import choose_precision
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.telemetry.preflight import visible_memory
-from slipstream.text_table import size
+from slipstream.text_table import size_text
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig, Shard
 
@@ -97,10 +97,10 @@ def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, pro
     The nodes are assumed to equal this machine. A model that cannot be built on the meta device is not checked here.
     """
     try:
-        predictor = build(model, open_prepared(prepared).signature, training.seed, shapes_alone=True)
+        predictor = build_model(model, open_prepared(prepared).signature, training.seed, shapes_alone=True)
     except UserError:
         return
-    precision = precision_of(training.precision, gpu=visible_gpus() > 0, bf16=bf16_gpus())
+    precision = choose_precision(training.precision, gpu=visible_gpus() > 0, bf16=bf16_gpus())
     if predictor.adapted:
         hold_frozen(predictor.network, precision)
     room = room_of_a_process(processes // nodes)
@@ -118,14 +118,15 @@ def refuse_what_cannot_fit(
     if room is None or needed <= room.bytes:
         return
     what_fits = (
-        f"{name} (at least {size(less)})"
+        f"{name} (at least {size_text(less)})"
         for name, less in less_for_each(state, parallel, processes, nodes, precision)
         if less <= room.bytes
     )
     expected = next(what_fits, "a smaller model")
     raise UserError(
-        f"training.parallel: a process keeps {size(needed)} of weights, gradients and moments, without any batch, "
-        f"and {room.name} has {size(room.bytes)}; expected {expected}, or devices with more than {size(needed)}"
+        f"training.parallel: a process keeps {size_text(needed)} of weights, gradients and moments, without any batch, "
+        f"and {room.name} has {size_text(room.bytes)}; expected {expected}, or devices with more than "
+        f"{size_text(needed)}"
     )
 
 

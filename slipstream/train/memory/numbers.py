@@ -29,7 +29,7 @@ def legal_numbers(share: int, parallel: ParallelConfig, least_rows: int = 1) -> 
     return numbers or [fewest]
 
 
-def doubled(number: int, legal: Sequence[int]) -> int:
+def at_least_doubled(number: int, legal: Sequence[int]) -> int:
     """Return the first of the sorted ``legal`` counts that is at least twice ``number``.
 
     Without such a count, returns the largest if it exceeds ``number``, else 0.

@@ -16,7 +16,7 @@ from slipstream.distributed import fork_server
 from slipstream.errors import UserError
 from slipstream.machine.limits import usable_cores
 from slipstream.one_line import one_line
-from slipstream.train.memory.trace import Footprint, TracedStep, footprint
+from slipstream.train.memory.trace import Footprint, TracedStep, trace_footprint
 
 ENGINE = "slipstream.train.memory.trace"
 
@@ -28,19 +28,19 @@ class TraceFailure:
     reason: str
 
 
-def footprints(steps: Sequence[TracedStep]) -> list[Footprint | TraceFailure]:
+def trace_footprints(steps: Sequence[TracedStep]) -> list[Footprint | TraceFailure]:
     """Return the memory footprint of every step, or why it could not be traced.
 
     Runs as many processes at once as there are cores.
     """
-    fork_server.start((ENGINE,))
+    fork_server.start_fork_server((ENGINE,))
     found: list[Footprint | TraceFailure] = [TraceFailure("its process ended before it was traced")] * len(steps)
     waiting, running = list(enumerate(steps)), dict[Connection, tuple[int, BaseProcess]]()
     while waiting or running:
         while waiting and len(running) < usable_cores():
             number, step = waiting.pop(0)
             ours, theirs = fork_server.CONTEXT.Pipe(duplex=False)
-            running[ours] = number, fork_server.process(trace_into, (theirs, step))
+            running[ours] = number, fork_server.start_process(trace_into, (theirs, step))
             theirs.close()
         ready = wait(list(running))
         for ours in [connection for connection in running if connection in ready]:
@@ -59,7 +59,7 @@ def trace_into(connection: Connection, step: TracedStep) -> None:
     torch.set_num_threads(1)
     found: Footprint | TraceFailure
     try:
-        found = footprint(step)
+        found = trace_footprint(step)
     except UserError as error:
         found = TraceFailure(error.message)
     except Exception as error:
@@ -67,13 +67,13 @@ def trace_into(connection: Connection, step: TracedStep) -> None:
     connection.send(found)
 
 
-def largest(steps: Sequence[TracedStep]) -> list[Footprint | TraceFailure]:
+def largest_footprints(steps: Sequence[TracedStep]) -> list[Footprint | TraceFailure]:
     """Return, for every step, the footprint of the rank with the highest peak.
 
     ``steps`` describe rank 0; other ranks of a pipeline may need more memory.
     """
     ranks = [(n, rank) for n, step in enumerate(steps) for rank in ranks_to_trace(step)]
-    each = footprints([steps[number].of_rank(rank) for number, rank in ranks])
+    each = trace_footprints([steps[number].of_rank(rank) for number, rank in ranks])
     found: list[Footprint | TraceFailure | None] = [None] * len(steps)
     for (number, _), one in zip(ranks, each, strict=True):
         best = found[number]

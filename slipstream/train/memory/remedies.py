@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from slipstream.artifacts.prepared.data import TensorSpec
-from slipstream.text_table import size
+from slipstream.text_table import size_text
 from slipstream.train.memory.choices import SHARDS, TracedJob, TraceJob, trace_all
 
 #: Fraction of a device's memory that a step may take. The remainder is for the driver's context, libraries and
@@ -17,7 +17,7 @@ REMEDIES = 3
 MORE_DEVICES = (2, 4, 8)
 
 
-def price(traced: TracedJob) -> tuple[int, int, int]:
+def time_cost_key(traced: TracedJob) -> tuple[int, int, int]:
     """Return a sort key for the time that a layout costs.
 
     First comes recomputation, an additional forward pass. Then comes traffic, which grows with the micro-batches if
@@ -29,7 +29,7 @@ def price(traced: TracedJob) -> tuple[int, int, int]:
     return int(training.recompute == "full"), exchanges[training.parallel.shard] * each, number
 
 
-def cheapest(traced: Iterable[TracedJob], memory: float) -> list[TracedJob]:
+def cheapest_fitting(traced: Iterable[TracedJob], memory: float) -> list[TracedJob]:
     """Return the layouts that fit on a device of ``memory`` bytes, cheapest first.
 
     Every combination of sharding and recomputation appears once, with its fewest micro-batches.
@@ -42,17 +42,17 @@ def cheapest(traced: Iterable[TracedJob], memory: float) -> list[TracedJob]:
             key not in best or training.micro_batches < best[key].job.training.micro_batches
         ):
             best[key] = one
-    return sorted(best.values(), key=price)
+    return sorted(best.values(), key=time_cost_key)
 
 
-def remedies(job: TraceJob, traced: Sequence[TracedJob], memory: float) -> list[str]:
+def find_remedies(job: TraceJob, traced: Sequence[TracedJob], memory: float) -> list[str]:
     """Return at most three remedies, cheapest first.
 
     They are settings from ``traced`` that fit; if none does, more devices, shorter rows and more memory.
     """
-    fitting = cheapest(traced, memory)
+    fitting = cheapest_fitting(traced, memory)
     if fitting:
-        return [f"{settings(job, one.job)} ({size(one.peak or 0)})" for one in fitting[:REMEDIES]]
+        return [f"{changed_settings(job, one.job)} ({size_text(one.peak or 0)})" for one in fitting[:REMEDIES]]
     known = [one for one in traced if one.peak is not None]
     if not known:
         return []
@@ -60,7 +60,7 @@ def remedies(job: TraceJob, traced: Sequence[TracedJob], memory: float) -> list[
     return [*more_devices(leanest.job, memory), *shorter_rows(leanest.job, memory), more_memory(job, leanest)]
 
 
-def settings(job: TraceJob, other: TraceJob) -> str:
+def changed_settings(job: TraceJob, other: TraceJob) -> str:
     """Return the settings of ``other`` that differ from those of ``job``, as text."""
     then, now = job.training, other.training
     changed = []
@@ -81,7 +81,10 @@ def more_devices(leanest: TraceJob, memory: float) -> list[str]:
         number = min(more.training.micro_batches, more.share)
         (found,) = trace_all([more.with_(number=max(number, more.fewest))])
         if found.fits(USABLE * memory):
-            return [f"{more.devices} devices with {settings(leanest, found.job)} ({size(found.peak or 0)} each)"]
+            return [
+                f"{more.devices} devices with {changed_settings(leanest, found.job)} ({size_text(found.peak or 0)} "
+                "each)"
+            ]
     return []
 
 
@@ -93,9 +96,11 @@ def shorter_rows(leanest: TraceJob, memory: float) -> list[str]:
     (tokens,) = signature.inputs
     half = replace(signature, inputs=(TensorSpec(tokens.name, tokens.dtype, (tokens.shape[0] // 2,)),))
     (found,) = trace_all([replace(leanest, signature=half)])
-    return [f"rows of {tokens.shape[0] // 2} tokens ({size(found.peak or 0)})"] if found.fits(USABLE * memory) else []
+    return (
+        [f"rows of {tokens.shape[0] // 2} tokens ({size_text(found.peak or 0)})"] if found.fits(USABLE * memory) else []
+    )
 
 
 def more_memory(job: TraceJob, leanest: TracedJob) -> str:
     needed = (leanest.peak or 0) / USABLE
-    return f"devices of at least {size(needed)} with {settings(job, leanest.job)}"
+    return f"devices of at least {size_text(needed)} with {changed_settings(job, leanest.job)}"

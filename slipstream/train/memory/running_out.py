@@ -19,7 +19,7 @@ from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import ROWS
 from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
-from slipstream.train.memory.numbers import doubled, legal_numbers
+from slipstream.train.memory.numbers import at_least_doubled, legal_numbers
 from slipstream.train.setup import Setup, TrainingRequest, first_of_machine
 
 #: Errors of reads and writes that may succeed later.
@@ -39,24 +39,28 @@ def after_running_out(
     ``reason`` is torch's message. Raises ``Superseded`` if a later attempt is running.
     """
     now = setup.training.micro_batches
-    more = doubled(now, possible_numbers(setup))
+    more = at_least_doubled(now, possible_numbers(setup))
     what = f"rank {setup.group.rank} ran out of memory at {now} micro-batch{'es' if now > 1 else ''}"
     if more:
         return with_more(checkpoints, MicroBatchDecision(more, made_for, ran_out=now), what)
     what = f"training.accumulation: {what}, the most that are possible ({reason})"
     # Recorded before the trace, which takes long: during it this process may be killed or run out of memory.
-    refusal = refuse(f"{what}; {EXPECTED}", request, MicroBatchDecision(now, made_for, ran_out=now), checkpoints)
+    refusal = record_refusal(
+        f"{what}; {EXPECTED}", request, MicroBatchDecision(now, made_for, ran_out=now), checkpoints
+    )
     if first_of_machine(setup.group):
         with suppress(MemoryError):
             better = f"{what}; {what_helps(request, made_for, setup.group.device.type)}"
-            refusal = refuse(better, request, MicroBatchDecision(now, made_for, ran_out=now), checkpoints)
+            refusal = record_refusal(better, request, MicroBatchDecision(now, made_for, ran_out=now), checkpoints)
     return UserError(refusal)
 
 
-def refuse(refusal: str, request: TrainingRequest, decision: MicroBatchDecision, checkpoints: Checkpoints) -> str:
+def record_refusal(
+    refusal: str, request: TrainingRequest, decision: MicroBatchDecision, checkpoints: Checkpoints
+) -> str:
     """Record, if possible, that no larger count is possible, and return the message ``refusal``."""
     with suppress(UserError, *NOT_WRITTEN):
-        leave(checkpoints, replace(decision, refused=refusal, execution=request.holder.execution))
+        store_decision(checkpoints, replace(decision, refused=refusal, execution=request.holder.execution))
     return refusal
 
 
@@ -67,7 +71,7 @@ def with_more(checkpoints: Checkpoints, decision: MicroBatchDecision, what: str)
     """
     more, now = decision.accumulation, decision.ran_out
     try:
-        more = leave(checkpoints, decision).accumulation
+        more = store_decision(checkpoints, decision).accumulation
     except UserError as error:  # the store refuses permanently: no attempt would get the number
         return UserError(
             f"training.accumulation: {what}, and the next attempt cannot be set to {more} ({error.message}); expected "
@@ -87,7 +91,7 @@ def possible_numbers(setup: Setup) -> list[int]:
     return legal_numbers(share, parallel, ROWS if setup.traits.has_batch_statistics else 1)
 
 
-def leave(checkpoints: Checkpoints, decision: MicroBatchDecision) -> MicroBatchDecision:
+def store_decision(checkpoints: Checkpoints, decision: MicroBatchDecision) -> MicroBatchDecision:
     """Merge ``decision`` with the stored decision, write the result and return it.
 
     Raises ``Superseded`` if a later attempt is running, ``UserError`` if the store refuses permanently, and one of
@@ -103,10 +107,10 @@ def leave(checkpoints: Checkpoints, decision: MicroBatchDecision) -> MicroBatchD
 
 def what_helps(request: TrainingRequest, made_for: DecisionConditions, device: str) -> str:
     """Return settings whose traced step takes less memory, as the end of a line."""
-    from slipstream.train.memory.automatic import leaner
+    from slipstream.train.memory.automatic import suggest_remedies
 
     try:
-        return leaner(request, made_for.precision, made_for.processes, made_for.memory, device)
+        return suggest_remedies(request, made_for.precision, made_for.processes, made_for.memory, device)
     except (UserError, *NOT_WRITTEN) as error:
         why = one_line(str(error)) or type(error).__name__
         return f"settings that take less memory are unknown, as the step cannot be traced ({why}); {EXPECTED}"

@@ -26,8 +26,8 @@ from slipstream.errors import UserError
 from slipstream.machine.torch_versions import shapes_known_to_pipelines
 from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build, zeros
-from slipstream.models.plan import plan_of
+from slipstream.models.factory import Predictor, build_model, zero_inputs
+from slipstream.models.plan import model_plan
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
@@ -38,7 +38,7 @@ from slipstream.train.loop.step import train_step
 from slipstream.train.memory.buckets import BucketedModel
 from slipstream.train.memory.cuda_operators import cuda_operators
 from slipstream.train.memory.tracker import Kind, MemoryTracker
-from slipstream.train.parallel.divide import DividedModel, parts_of
+from slipstream.train.parallel.divide import DividedModel, model_parts
 from slipstream.train.parallel.layout import Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline
@@ -89,7 +89,7 @@ class Footprint:
         return sum(self.at_peak.values())
 
 
-def footprint(step: TracedStep) -> Footprint:
+def trace_footprint(step: TracedStep) -> Footprint:
     """Trace a step and return its memory footprint.
 
     Call it in a process without a process group. Raises any error of a model that cannot be traced.
@@ -102,15 +102,15 @@ def footprint(step: TracedStep) -> Footprint:
             "training.gradients.hook: powersgd works on the memory of gradients, which a trace does not have"
         )
     with exchanging_nothing(step):
-        model = build(step.model, step.signature, 0, shapes_alone=True)
+        model = build_model(step.model, step.signature, 0, shapes_alone=True)
         if model.adapted:
             hold_frozen(model.network, training.precision)
         if training.recompute == "full":
             recompute_blocks(model.network)
-        check_plan(training.parallel, plan_of(model.network), step.micro_batches, adapted=model.adapted)
+        check_plan(training.parallel, model_plan(model.network), step.micro_batches, adapted=model.adapted)
         layout = Layout.connect(training.parallel, step.rank, step.world, CPU)
         divides = training.parallel.divides
-        parts = parts_of(model, layout, training.precision) if divides else [model]
+        parts = model_parts(model, layout, training.precision) if divides else [model]
         tracker = MemoryTracker()
         its_operators = cuda_operators() if step.device == "cuda" else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), tracker, its_operators:
@@ -123,7 +123,7 @@ def footprint(step: TracedStep) -> Footprint:
 
             def run(step: TracedStep) -> None:
                 number = step.traced_micro_batches
-                batch = batch_of(step.signature, number * step.rows, group)
+                batch = zero_batch(step.signature, number * step.rows, group)
                 numbered = replace(training, accumulation=number)
                 train_step(state, numbered, group, training.precision, batch, total_steps=2)
 
@@ -245,9 +245,9 @@ def begun(parallel: ParallelModel, training: TrainingConfig, tracker: MemoryTrac
     return TrainingState(parallel, optimizer, scaler, {}, Progress(), traits, averaged)
 
 
-def batch_of(signature: Signature, rows: int, group: RankContext) -> Batch:
+def zero_batch(signature: Signature, rows: int, group: RankContext) -> Batch:
     """Build one rank's batch of ``rows`` zero rows, with as many rows on every rank of ``group``."""
-    inputs = tuple(zeros(signature, rows))
+    inputs = tuple(zero_inputs(signature, rows))
     labels = (torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.labels)
     target, *weight = labels
     return Batch(inputs, target, rows, rows * group.world, 0, 0.0, *weight)

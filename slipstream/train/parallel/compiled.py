@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.artifacts.results.training import CompiledPass
-from slipstream.distributed.error_meanings import meaning_of
+from slipstream.distributed.error_meanings import error_meaning
 from slipstream.errors import UserError
 from slipstream.models.factory import Predictor
-from slipstream.models.plan import blocks_of
+from slipstream.models.plan import block_names
 from slipstream.train.loop.probe import unchanged_after
 from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import RecomputedForward
-from slipstream.train.throughput import synchronise
+from slipstream.train.throughput import synchronise_device
 
 #: Number of steps to time with and without compilation; the fastest counts.
 TIMED = 3
@@ -34,7 +34,7 @@ def compiled_modules(model: Predictor) -> list[nn.Module]:
 
     A single layer has nothing to fuse.
     """
-    blocks = dict.fromkeys(model.network.get_submodule(name) for name in blocks_of(model.network))
+    blocks = dict.fromkeys(model.network.get_submodule(name) for name in block_names(model.network))
     return [block for block in blocks if any(True for _ in block.children())] or [model]
 
 
@@ -98,7 +98,7 @@ def compile_blocks(
         started = time.perf_counter()
         parallel.accumulate(batch, pieces, lambda outputs, _: outputs.sum(), context)
         parallel.model.zero_grad(set_to_none=True)
-        synchronise(batch[0].device)
+        synchronise_device(batch[0].device)
         return (time.perf_counter() - started) / len(pieces)
 
     with unchanged_after(parallel.model):
@@ -107,7 +107,7 @@ def compile_blocks(
         try:
             first = seconds()
         except Exception as error:
-            if meaning_of(error):
+            if error_meaning(error):
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(

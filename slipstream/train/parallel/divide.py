@@ -20,14 +20,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from slipstream.distributed.process_group import RankContext
 from slipstream.models.factory import Predictor
 from slipstream.models.initial.values import InitialValues
-from slipstream.models.plan import plan_of
+from slipstream.models.plan import model_plan
 from slipstream.models.trained import TensorType, Weights, in_file_order
-from slipstream.train.checkpoint.staging import local
+from slipstream.train.checkpoint.staging import local_tensor
 from slipstream.train.device_clock import wait_for
 from slipstream.train.parallel.layout import DATA, Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
-from slipstream.train.parallel.sharding import divide_tensors, prepare_passes, shard
+from slipstream.train.parallel.sharding import divide_tensors, prepare_passes, shard_parameters
 
 #: Number added to the norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``.
 EPSILON = 1e-6
@@ -42,7 +42,7 @@ def sum_partial_gradients(parameters: Sequence[nn.Parameter], layout: Layout) ->
     partial = [p for p in parameters if isinstance(p.grad, DTensor) and Partial() in p.grad.placements]
     if not partial or layout.mesh is None:
         return
-    parts = [local(p.grad) for p in partial if p.grad is not None]
+    parts = [local_tensor(p.grad) for p in partial if p.grad is not None]
     flat = torch.cat([part.reshape(-1) for part in parts])
     dist.all_reduce(flat, group=layout.mesh.get_group("tensor"))
     for parameter, part, summed in zip(partial, parts, flat.split([part.numel() for part in parts]), strict=True):
@@ -61,7 +61,9 @@ def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsew
     """
     skipped = {id(parameter) for parameter in counted_elsewhere}
     grads = [
-        local(p.grad) for p in parameters if p.grad is not None and id(p) not in skipped and counts(p.grad, layout)
+        local_tensor(p.grad)
+        for p in parameters
+        if p.grad is not None and id(p) not in skipped and counts_gradient(p.grad, layout)
     ]
     device = layout.mesh.device_type if layout.mesh is not None else "cpu"
     squares = torch.zeros((), dtype=torch.float64, device=device)
@@ -73,17 +75,17 @@ def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsew
 
 
 @torch.no_grad()
-def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float) -> None:
+def clip_gradients(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float) -> None:
     """Scale the gradients down to norm ``largest`` if ``norm``, of the whole model's gradient, is larger."""
     factor = (largest / (norm + EPSILON)).clamp(max=1.0)
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for grad in (local(p.grad) for p in parameters if p.grad is not None):
+    for grad in (local_tensor(p.grad) for p in parameters if p.grad is not None):
         alike.setdefault((grad.device, grad.dtype), []).append(grad)
     for kind, grads in alike.items():
         torch._foreach_mul_(grads, factor.to(*kind))
 
 
-def counts(grad: Tensor, layout: Layout) -> bool:
+def counts_gradient(grad: Tensor, layout: Layout) -> bool:
     """Return True if this process is the first that holds the elements of ``grad``."""
     divided: set[str] = set()
     if isinstance(grad, DTensor):
@@ -141,7 +143,7 @@ class DividedModel(ParallelModel):
         return norm.cpu() if self._layout.config.offload else norm
 
     def clip(self, norm: Tensor, largest: float) -> None:
-        clip(self._parameters, norm, largest)
+        clip_gradients(self._parameters, norm, largest)
 
     def after_step(self, skip: Tensor) -> None:
         """Do nothing, because no state here depends on skipped steps."""
@@ -210,7 +212,7 @@ class JoinedParts(Predictor):
         return super().train(mode)
 
 
-def divide(
+def divide_model(
     model: Predictor,
     layout: Layout,
     device: torch.device,
@@ -227,17 +229,17 @@ def divide(
     autocast. Raises ``UserError`` if the layout cannot divide the model, or for missing values.
     """
     config = layout.config
-    check_plan(config, plan_of(model.network), micro_batches, adapted=model.adapted)
-    parts = parts_of(model, layout, precision)
+    check_plan(config, model_plan(model.network), micro_batches, adapted=model.adapted)
+    parts = model_parts(model, layout, precision)
     for part in parts:
-        fill(part, torch.device("cpu") if config.offload else device, values)
+        fill_part(part, torch.device("cpu") if config.offload else device, values)
         # If these were on the host, every pass would copy them and wait.
         part.image_mean, part.image_std = part.image_mean.to(device), part.image_std.to(device)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows, precision) if config.pipeline > 1 else None
     return DividedModel(parts, layout, pipeline)
 
 
-def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor]:
+def model_parts(model: Predictor, layout: Layout, precision: str) -> list[Predictor]:
     """Return this process's parts of a model whose plan allows the layout.
 
     Parts of a model on the meta device stay there.
@@ -249,12 +251,14 @@ def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor
         if config.tensor > 1:
             divide_tensors(part.network, stated_plan(part), layout.mesh["tensor"], sequence=config.sequence)
         if config.uses_fsdp(layout.data_size):
-            shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
+            shard_parameters(
+                part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision
+            )
     return parts
 
 
 @torch.no_grad()
-def fill(part: Predictor, device: torch.device, values: InitialValues) -> None:
+def fill_part(part: Predictor, device: torch.device, values: InitialValues) -> None:
     """Allocate and initialise a part that is on the meta device; leave other parts unchanged."""
     model = part.network
     if not any(parameter.is_meta for parameter in model.parameters()):
@@ -266,4 +270,4 @@ def fill(part: Predictor, device: torch.device, values: InitialValues) -> None:
             _, offsets = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
-        values.fill(local(parameter), name, parameter.shape, offsets)
+        values.fill(local_tensor(parameter), name, parameter.shape, offsets)

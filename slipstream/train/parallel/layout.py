@@ -41,7 +41,7 @@ class Layout:
 
         Raises ``UserError`` like :meth:`~slipstream.train.parallel.config.ParallelConfig.sizes`.
         """
-        sizes = config.sizes(world, nodes(world))
+        sizes = config.sizes(world, count_nodes(world))
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS) if config.divides else None
         return cls(config, rank, world, sizes, mesh)
 
@@ -80,7 +80,7 @@ class Layout:
         return self.all_stages - 1 in self.stages
 
 
-def nodes(world: int) -> int:
+def count_nodes(world: int) -> int:
     """Return the number of nodes by torchrun's ``LOCAL_WORLD_SIZE``; 1 without it."""
     return max(1, world // int(os.environ.get("LOCAL_WORLD_SIZE", world)))
 

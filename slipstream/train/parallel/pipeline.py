@@ -17,9 +17,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from slipstream.machine.torch_versions import accept_any_layout
-from slipstream.models.factory import Predictor, zeros
-from slipstream.models.plan import ParallelPlan, plan_of
-from slipstream.train.checkpoint.staging import local
+from slipstream.models.factory import Predictor, zero_inputs
+from slipstream.models.plan import ParallelPlan, model_plan
+from slipstream.train.checkpoint.staging import local_tensor
 from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.model import LossOf
 
@@ -58,7 +58,7 @@ def processes_of_parameters(model: Predictor, layout: Layout) -> dict[str, tuple
 
 
 def stated_plan(model: Predictor) -> ParallelPlan:
-    plan = plan_of(model.network)
+    plan = model_plan(model.network)
     assert plan is not None, "check_plan refuses models without a plan"
     return plan
 
@@ -94,7 +94,7 @@ class Pipeline:
             if not part.last:
                 # The next stage allocates buffers of this dtype; torch does not check the sent tensors.
                 part.register_forward_hook(lambda module, model_inputs, outputs: outputs.to(sent))
-        model_inputs = tuple(zeros(stages[0].signature, rows, "meta"))
+        model_inputs = tuple(zero_inputs(stages[0].signature, rows, "meta"))
         hidden = torch.empty(rows, length, *rest, dtype=sent, device="meta", requires_grad=True)
         shape = stages[0].signature.output_shape
         outputs = torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)
@@ -156,7 +156,7 @@ class Pipeline:
         """Sum the gradients of parameters shared between stages."""
         for one in self._shared:
             assert one.parameter.grad is not None
-            dist.all_reduce(local(one.parameter.grad), group=one.group)
+            dist.all_reduce(local_tensor(one.parameter.grad), group=one.group)
 
 
 class SharedParameter(NamedTuple):

@@ -63,7 +63,7 @@ class BucketState:
         self.next = None
 
 
-def finished(flat: Tensor) -> Future[Tensor]:
+def completed_future(flat: Tensor) -> Future[Tensor]:
     """Return a completed future for DDP; its consumer waits for the current CUDA stream."""
     done: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else [])
     done.set_result(flat)
@@ -87,14 +87,14 @@ class PowerSGD:
         flat = bucket.buffer()
         if bucket.index() not in self._buckets:
             self._buckets[bucket.index()] = BucketState(bucket.gradients(), self._rank, self._generator)
-            return finished(flat)
+            return completed_future(flat)
         if self._stream:
             # Wait until the backward pass has produced the gradients, and until the last step has updated the state.
             self._stream.wait_stream(torch.cuda.current_stream(self._group.device))
         with torch.cuda.stream(self._stream):  # None on a CPU: no effect
             self._exchange(self._buckets[bucket.index()], bucket.gradients())
             # On this stream: DDP's stream waits for its current work before using the gradients.
-            return finished(flat)
+            return completed_future(flat)
 
     def _exchange(self, memory: BucketState, gradients: list[Tensor]) -> None:
         """Replace the gradients by approximations of their means over all ranks."""

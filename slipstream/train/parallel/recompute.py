@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.errors import UserError
-from slipstream.models.plan import blocks_of
+from slipstream.models.plan import block_names
 
 
 class RecomputedForward:
@@ -53,7 +53,7 @@ def recompute_blocks(network: nn.Module) -> None:
     Call it before dividing or compiling; copies, such as pipeline stages, inherit it. Raises ``UserError`` for a model
     without blocks.
     """
-    blocks = blocks_of(network)
+    blocks = block_names(network)
     if not blocks:
         raise UserError(
             "training.recompute: this model repeats no kind of module, so it has no blocks to recompute; expected "

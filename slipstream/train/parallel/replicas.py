@@ -16,7 +16,7 @@ from slipstream.distributed.user_errors import SOMETIMES_UNUSED
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.torch_versions import wrap_in_ddp
-from slipstream.models.factory import Predictor, zeros
+from slipstream.models.factory import Predictor, zero_inputs
 from slipstream.models.trained import Weights
 from slipstream.train.loop.probe import ROWS, ModelTraits, running_statistics, unchanged_after
 from slipstream.train.parallel.compiled import CompiledTraining
@@ -60,7 +60,7 @@ class ReplicatedModel(ParallelModel):
             rows = [x[piece] for x in inputs]
             if piece.stop == piece.start:
                 # A rank without rows still joins the all-reduce of the gradient.
-                rows = zeros(self.model.signature, ROWS, inputs[0].device)
+                rows = zero_inputs(self.model.signature, ROWS, inputs[0].device)
             alone = self._has_batch_statistics and piece.stop - piece.start < ROWS
             last = index == len(pieces) - 1
             with nullcontext() if last or self.ddp is None else self.ddp.no_sync(), self.compiled():
@@ -110,7 +110,7 @@ def uses_ddp(world: int, settings: GradientsConfig) -> bool:
     return world > 1 or settings.hook != "none"
 
 
-def replicate(
+def replicate_model(
     model: Predictor,
     traits: ModelTraits,
     group: RankContext,
@@ -142,7 +142,7 @@ def replicate(
         static_graph=settings.static_graph,
     )
     powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
-    inputs = compiled.inputs if compiled else zeros(model.signature, ROWS, group.device)
+    inputs = compiled.inputs if compiled else zero_inputs(model.signature, ROWS, group.device)
 
     def pass_over_zeros() -> None:
         with unchanged_after(model):

@@ -38,14 +38,14 @@ from torch.distributed.tensor.placement_types import Placement
 from slipstream.errors import UserError
 from slipstream.machine.torch_versions import divide_by_fsdp
 from slipstream.models.factory import Predictor
-from slipstream.models.plan import ParallelPlan, Style, blocks_of
+from slipstream.models.plan import ParallelPlan, Style, block_names
 from slipstream.train.parallel.config import ParallelConfig
 
 #: Replaces autocast, whose bf16 copies of float32 weights would all last until the backward pass.
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
+def shard_parameters(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
     """Divide the parameters among the data-parallel processes of ``mesh``, in place.
 
     The mesh is ``[shard]`` or ``[replicate, shard]``. Every block is one FSDP group, all other parameters another. In
@@ -61,7 +61,7 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision:
         offload_policy=offload,
         mp_policy=BF16 if precision == "bf16" else MixedPrecisionPolicy(),
     )
-    for name in blocks_of(model.network):
+    for name in block_names(model.network):
         divide_module(model.network.get_submodule(name))
     divide_module(model)
 
@@ -136,7 +136,7 @@ class RegionParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return whole(inputs[0], device_mesh, self.hidden), *inputs[1:]
+            return as_replicated(inputs[0], device_mesh, self.hidden), *inputs[1:]
 
         module.register_forward_pre_hook(gather)
         return module
@@ -153,5 +153,5 @@ class TiedHeadParallel(RegionParallel):
         return super()._apply(module, device_mesh)
 
 
-def whole(x: Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
+def as_replicated(x: Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
     return DTensor.from_local(x, mesh, [placement], run_check=False).redistribute(placements=[Replicate()])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slipstream.artifacts.results.bottleneck import AttemptLosses, Bottleneck
 from slipstream.artifacts.results.ledger import EVALUATION, STALL, AttemptRecord, observed_in
 from slipstream.logs import logger
-from slipstream.telemetry.bottleneck import AttemptMeasurements, judge, observe
+from slipstream.telemetry.bottleneck import AttemptMeasurements, diagnose_training, measure_losses
 from slipstream.telemetry.records import WAITED_FOR_PODS
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.setup import Setup
@@ -19,16 +19,16 @@ LOG = logger("telemetry")
 HALF = ("fp16", "bf16")
 
 
-def verdict(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
+def safe_diagnosis(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
     """Return the bottleneck diagnosis over all attempts; None if it fails, which is only logged."""
     try:
-        return judge(observed_in(attempts))
+        return diagnose_training(observed_in(attempts))
     except Exception as error:
         LOG.warning("bottleneck analysis failed (%s: %s); training is unaffected", type(error).__name__, error)
         return None
 
 
-def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> AttemptLosses | None:
+def current_losses(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> AttemptLosses | None:
     """Return the observations so far; None before the first step. Other threads may call this."""
     seconds = recorder.record.seconds
     divided = setup.training.parallel.divides
@@ -44,4 +44,4 @@ def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> Attem
         divided=divided,
         threads=threads_of_pod(),
     )
-    return observe(times.blocks, around)
+    return measure_losses(times.blocks, around)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from slipstream.distributed.error_meanings import ErrorMeaning, meaning_of
+from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
 from slipstream.errors import Interrupted
-from slipstream.models.factory import Predictor, zeros
+from slipstream.models.factory import Predictor, zero_inputs
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.loop.probe import ROWS, unchanged_after
 from slipstream.train.parallel.model import Forward
@@ -49,16 +49,16 @@ def overhead_seconds(
             if rows > 1:
                 least = ROWS if has_batch_statistics else 1
                 halves = halvings(rows // 2, least)
-                return of_sizes(lambda number: seconds(zeros(model.signature, number, device)), halves)
+                return of_sizes(lambda number: seconds(zero_inputs(model.signature, number, device)), halves)
             if model.signature.task == "next token" and not has_batch_statistics:
-                (tokens,) = zeros(model.signature, 1, device)
+                (tokens,) = zero_inputs(model.signature, 1, device)
                 halves = halvings(tokens.shape[1] // 2, 1)[-1:]
                 return of_sizes(lambda length: seconds([tokens[:, :length]]), halves)
         except Interrupted:
             raise
         except Exception as error:
             # A model may require the full length. Lack of memory is handled when a training step runs out of it.
-            if rows > 1 and meaning_of(error) is not ErrorMeaning.MEMORY:
+            if rows > 1 and error_meaning(error) is not ErrorMeaning.MEMORY:
                 raise
     return 0.0
 

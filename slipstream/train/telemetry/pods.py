@@ -23,10 +23,10 @@ from slipstream.storage import Storage, StorageUnavailable, storage_for
 from slipstream.telemetry import ring
 from slipstream.telemetry.clocks import clocked_down
 from slipstream.telemetry.node import read_facts
-from slipstream.telemetry.series import condense
+from slipstream.telemetry.series import condense_samples
 from slipstream.telemetry.totals import read_totals
 from slipstream.train.checkpoint.home import CheckpointDirectory
-from slipstream.train.periodically import periodically
+from slipstream.train.periodically import call_periodically
 from slipstream.train.telemetry.step_times import StepTimes
 
 PREFIX = "devices/"
@@ -37,7 +37,7 @@ LOG = logger("telemetry")
 
 
 @contextmanager
-def uploaded(
+def samples_uploaded(
     home: CheckpointDirectory, record: AttemptRecord, sampled: Path | None, times: StepTimes
 ) -> Iterator[None]:
     """Upload this pod's samples during the block and at its end, on the pod's first rank.
@@ -57,21 +57,21 @@ def uploaded(
         ranks = {totals.gpu_uuid: totals.rank for totals in read_totals(sampled)}
         if samples and samples[-1].devices:
             times.clocked_down = clocked_down(samples, clocks)
-        series = condense(samples, record.attempt, node, ranks)
+        series = condense_samples(samples, record.attempt, node, ranks)
         if series and not home.is_inherited(record.attempt):
             home.storage.put(f"{PREFIX}{record.attempt:04d}-{pod:04d}.json", to_json(series))
 
-    with periodically(upload, PERIOD_S, LAST_S, "telemetry", "device telemetry could not be uploaded"):
+    with call_periodically(upload, PERIOD_S, LAST_S, "telemetry", "device telemetry could not be uploaded"):
         yield
 
 
 def devices_so_far(home: str) -> TrainingDevices | None:
     """Return the uploaded telemetry of a running training in ``home``; raises the store's errors."""
     storage = storage_for(home)
-    return devices_of(storage, read_attempts(storage))
+    return read_device_series(storage, read_attempts(storage))
 
 
-def devices_of(storage: Storage, attempts: Sequence[AttemptRecord]) -> TrainingDevices | None:
+def read_device_series(storage: Storage, attempts: Sequence[AttemptRecord]) -> TrainingDevices | None:
     """Return the uploaded telemetry of all pods; None if there is none or the store is unavailable."""
     pods = []
     try:

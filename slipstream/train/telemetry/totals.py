@@ -11,11 +11,11 @@ import torch
 
 from slipstream.artifacts.results import ledger
 from slipstream.distributed.process_group import RankContext
-from slipstream.telemetry.bottleneck import judge
+from slipstream.telemetry.bottleneck import diagnose_training
 from slipstream.telemetry.records import CHECKPOINT, EVALUATION, RankTotals
 from slipstream.telemetry.totals import write_totals
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.periodically import periodically
+from slipstream.train.periodically import call_periodically
 from slipstream.train.telemetry.step_times import StepTimes
 
 PERIOD_S = 1.0
@@ -34,7 +34,7 @@ def written_totals(
     def write() -> None:
         write_totals(sampled, totals_of(times, recorder, group.rank, uuid))
 
-    with periodically(write, PERIOD_S, PERIOD_S, "totals", "the totals of this rank could not be written"):
+    with call_periodically(write, PERIOD_S, PERIOD_S, "totals", "the totals of this rank could not be written"):
         yield
 
 
@@ -44,7 +44,7 @@ def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str)
     share, causes = None, {}
     if rank == 0:
         share = recorder.goodput()
-        if found := judge(ledger.observed_in([record])):
+        if found := diagnose_training(ledger.observed_in([record])):
             causes = found.shares
     phases = {**times.phases, EVALUATION: seconds[ledger.EVALUATION], CHECKPOINT: seconds[ledger.STALL]}
     return RankTotals(

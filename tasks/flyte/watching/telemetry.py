@@ -23,8 +23,8 @@ from slipstream.telemetry import ring
 from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.node import NodeFacts, node_facts, write_facts
 from slipstream.telemetry.prices import pod_price
-from slipstream.telemetry.series import condense, mean
-from slipstream.telemetry.watch import SAMPLES, watching
+from slipstream.telemetry.series import condense_samples, mean_of_known
+from slipstream.telemetry.watch import SAMPLES, telemetry_sampled
 
 #: Number of newest sample directories that are kept.
 KEPT = 20
@@ -43,7 +43,7 @@ class SampledStage:
         self.usage: StageUsage | None = None
 
     def ended(self) -> None:
-        series = condense(ring.read(self.directory), 0, self._facts.node)
+        series = condense_samples(ring.read_samples(self.directory), 0, self._facts.node)
         if series is None:
             return
         kind = series.devices[0].kind
@@ -52,14 +52,14 @@ class SampledStage:
             instance_type=self._facts.instance_type,
             spot=self._facts.spot,
             gpus=len(series.devices) if kind == "gpu" else 0,
-            busy=mean(value for device in series.devices for value in device.busy),
+            busy=mean_of_known(value for device in series.devices for value in device.busy),
             largest_memory=series.largest_memory,
             joules=series.energy_joules,
         )
 
 
 @contextmanager
-def watched(stage: str, *, local: bool) -> Iterator[SampledStage]:
+def stage_sampled(stage: str, *, local: bool) -> Iterator[SampledStage]:
     """Sample this machine or pod while ``stage`` runs in the block."""
     placement = current_profile().placement(STAGES[stage].pod_of or stage)
     facts = NodeFacts(time.time(), socket.gethostname(), "", "", False, False) if local else node_facts(spot(placement))
@@ -69,7 +69,7 @@ def watched(stage: str, *, local: bool) -> Iterator[SampledStage]:
     its = SampledStage(directory, facts)
     try:
         labels, prices = labels_of(stage, facts, local=local), prices_of(placement, facts)
-        with watching(directory, labels, prices, SHORT_S if local else 0.0):
+        with telemetry_sampled(directory, labels, prices, SHORT_S if local else 0.0):
             yield its
     finally:
         sampled_directory.reset(place)

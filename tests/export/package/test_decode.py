@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.export.package.decode import LOST, decode, undecided
+from slipstream.export.package.decode import LOST, decode_rows, undecided_rows
 from slipstream.export.package.raw_columns import RawColumns
 from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform
 from tests.support.raw_tables import ARROW, columns_of, encoded, mixed_frame, mixed_table
@@ -41,7 +41,7 @@ def test_decoded_rows_are_encoded_as_the_raw_ones(transforms: list[Transform]) -
     # Dates without a time of day: a second too early would be another day.
     frame.loc[:999, "when"] = frame.loc[:999, "when"].dt.floor("D")
     rows = pa.RecordBatch.from_pandas(frame.drop(columns="y"), preserve_index=False)
-    values = decode(columns_of(new), encoded(new, rows))
+    values = decode_rows(columns_of(new), encoded(new, rows))
     expected, found = encoded(old, rows), encoded(old, as_batch(values, columns_of(new).types))
     np.testing.assert_array_equal(found["categorical"], expected["categorical"])
     np.testing.assert_allclose(found["numeric"], expected["numeric"], rtol=1e-4, atol=1e-4)
@@ -60,10 +60,10 @@ def test_texts_that_were_lost_are_marked_where_the_other_may_know_them() -> None
     new, wider = with_vocabularies(("x",), ("u", "v")), with_vocabularies(("x", "z"), ("u",))
     records = np.zeros(4, [("categorical", np.int32, 2)])
     records["categorical"] = [[0, 2], [1, 3], [2, 1], [2, 2]]
-    values = decode(new, records)
+    values = decode_rows(new, records)
     assert values["a"].tolist() == ["", LOST, "x", "x"] and values["b"].tolist() == ["u", "v", LOST, "u"]
-    assert undecided(new, wider, records).tolist() == [False, True, False, False]
-    assert not undecided(wider, with_vocabularies(("x",), ("u",)), records).any()
+    assert undecided_rows(new, wider, records).tolist() == [False, True, False, False]
+    assert not undecided_rows(wider, with_vocabularies(("x",), ("u",)), records).any()
 
 
 def test_gaps_come_back() -> None:
@@ -71,5 +71,5 @@ def test_gaps_come_back() -> None:
     columns = columns_of(Transform("y", "regression", {"x": "number"}, [], numeric=(number,)))
     records = np.zeros(2, [("numeric", np.float32, 2)])
     records["numeric"] = [[1.5, 0.0], [0.0, 1.0]]
-    assert decode(columns, records)["x"].tolist()[0] == 8.0
-    assert np.isnan(decode(columns, records)["x"][1])
+    assert decode_rows(columns, records)["x"].tolist()[0] == 8.0
+    assert np.isnan(decode_rows(columns, records)["x"][1])

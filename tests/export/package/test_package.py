@@ -22,8 +22,16 @@ from slipstream.artifacts.results import export as exported
 from slipstream.artifacts.versions import ROOT
 from slipstream.errors import UserError
 from slipstream.export import check as checking
-from slipstream.export.check import DIGEST, MANIFEST, SIGNATURE, BadPackage, check, digest_line, opsets
-from slipstream.export.package.sign import sign
+from slipstream.export.check import (
+    DIGEST,
+    MANIFEST,
+    SIGNATURE,
+    BadPackage,
+    check_package,
+    digest_line,
+    operator_set_versions,
+)
+from slipstream.export.package.sign import sign_package
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 from tests.support.toys import images
@@ -94,7 +102,7 @@ def test_real_rows_only_when_asked_for(data: PreparedData, tmp_path: Path) -> No
         rows = {tuple(row) for row in samples["numeric"].tolist()}
     assert rows <= {tuple(row) for row in data.split("test")["numeric"].tolist()}
     assert json.loads((made / "signature.json").read_text())["samples"]["real"] is True
-    check(made)
+    check_package(made)
 
 
 def test_images_have_tensors_only(tmp_path: Path) -> None:
@@ -103,7 +111,7 @@ def test_images_have_tensors_only(tmp_path: Path) -> None:
     assert (signature["raw"], signature["no_raw"]) == (None, "the data are not a table of typed columns")
     assert not (made / "model.raw.onnx").exists()
     assert "not a table of typed columns" in (made / "MODEL_CARD.md").read_text()
-    check(made)
+    check_package(made)
 
 
 def test_the_digest_has_one_name() -> None:
@@ -143,9 +151,9 @@ def test_a_flipped_byte_in_any_file_is_found(copy: Path) -> None:
         for place in {0, len(right) // 2, len(right) - 1}:
             path.write_bytes(right[:place] + bytes([right[place] ^ 1]) + right[place + 1 :])
             with pytest.raises(BadPackage, match=name.replace(".", r"\.")):
-                check(copy)
+                check_package(copy)
         path.write_bytes(right)
-    check(copy)
+    check_package(copy)
 
 
 def test_a_file_that_is_missing_or_extra_is_found(copy: Path) -> None:
@@ -153,12 +161,12 @@ def test_a_file_that_is_missing_or_extra_is_found(copy: Path) -> None:
         content = (copy / name).read_bytes()
         (copy / name).unlink()
         with pytest.raises(BadPackage, match=name):
-            check(copy)
+            check_package(copy)
         (copy / name).write_bytes(content)
     (copy / "deep").mkdir()
     (copy / "deep" / "more.bin").write_bytes(b"1")
     with refuses(BadPackage, match=r"deep/more\.bin:"):
-        check(copy)
+        check_package(copy)
 
 
 def test_a_manifest_that_is_nested_beyond_reading_is_one_line(copy: Path) -> None:
@@ -166,7 +174,7 @@ def test_a_manifest_that_is_nested_beyond_reading_is_one_line(copy: Path) -> Non
     (copy / MANIFEST).write_bytes(manifest)
     (copy / DIGEST).write_text(digest_line(manifest))
     with refuses(BadPackage):
-        check(copy)
+        check_package(copy)
 
 
 def test_a_mistake_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
@@ -215,13 +223,13 @@ def test_another_model_behind_a_right_digest_is_found(
     change(copy, name)
     reseal(copy, name)
     with refuses(BadPackage):
-        check(copy)
+        check_package(copy)
 
 
 def test_opsets_are_read_as_onnx_reads_them(model: Path) -> None:
     for path in model.glob("*.onnx"):
         expected = {(entry.domain, entry.version) for entry in onnx.load(path).opset_import}
-        assert set(opsets(path.read_bytes())) == expected
+        assert set(operator_set_versions(path.read_bytes())) == expected
 
 
 # Signing
@@ -253,46 +261,46 @@ def write_public(path: Path, key: ed25519.Ed25519PrivateKey | x25519.X25519Priva
 def test_a_signature_is_checked_with_its_key(copy: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     private, public = keys
     with refuses(BadPackage):
-        check(copy, public)
-    sign(copy, private)
-    assert f"signature  of {public}" in check(copy, public)
+        check_package(copy, public)
+    sign_package(copy, private)
+    assert f"signature  of {public}" in check_package(copy, public)
     with refuses(BadPackage):
-        check(copy)
+        check_package(copy)
     (tmp_path / "other").mkdir()
     with refuses(BadPackage):
-        check(copy, write_keys(tmp_path / "other")[1])
+        check_package(copy, write_keys(tmp_path / "other")[1])
     signature = (copy / SIGNATURE).read_bytes()
     (copy / SIGNATURE).write_bytes(signature[:-1] + bytes([signature[-1] ^ 1]))
     with refuses(BadPackage):
-        check(copy, public)
+        check_package(copy, public)
 
 
 def test_a_forged_model_does_not_pass_for_a_signed_one(copy: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
-    sign(copy, private)
+    sign_package(copy, private)
     (copy / "MODEL_CARD.md").write_text("trust me")
     reseal(copy, "MODEL_CARD.md")
     with refuses(BadPackage):
-        check(copy, public)
+        check_package(copy, public)
 
 
 def test_keys_that_are_none(copy: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
-    sign(copy, keys[0])
+    sign_package(copy, keys[0])
     other = x25519.X25519PrivateKey.generate()
     write_private(tmp_path / "other.pem", other)
     (tmp_path / "text.pem").write_text("no key")
     for key in (tmp_path / "none.pem", tmp_path / "text.pem", write_public(tmp_path / "x.pem", other)):
         with refuses(BadPackage):
-            check(copy, key)
+            check_package(copy, key)
     for name in ("none.pem", "text.pem", "other.pem"):
         with refuses(UserError):
-            sign(copy, tmp_path / name)
+            sign_package(copy, tmp_path / name)
 
 
 def test_what_is_not_whole_is_not_signed(copy: Path, keys: tuple[Path, Path]) -> None:
     (copy / "MODEL_CARD.md").write_text("other")
     with pytest.raises(UserError, match=r"MODEL_CARD\.md"):
-        sign(copy, keys[0])
+        sign_package(copy, keys[0])
     assert not (copy / SIGNATURE).exists()
 
 

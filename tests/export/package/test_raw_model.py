@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.export.convert import to_onnx
 from slipstream.export.package.raw_columns import TEXT, RawColumns, read_columns
-from slipstream.export.package.raw_model import encoder, raw_model
+from slipstream.export.package.raw_model import encoding_model, raw_model
 from slipstream.source.columns import value_types
 from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform
 from tests.support.raw_tables import ARROW, as_raw, columns_of, encoded, mixed_table
@@ -82,7 +82,7 @@ def transforms_and_rows(draw: st.DrawFn) -> tuple[Transform, pa.RecordBatch]:
 def test_any_columns_are_encoded_as_transform_encodes_them(case: tuple[Transform, pa.RecordBatch]) -> None:
     transform, rows = case
     expected, columns = encoded(transform, rows), columns_of(transform)
-    session = onnxruntime.InferenceSession(encoder(columns, 20).SerializeToString())
+    session = onnxruntime.InferenceSession(encoding_model(columns, 20).SerializeToString())
     names = [value.name for value in session.get_outputs()]
     found = dict(zip(names, session.run(None, as_raw(rows, columns)), strict=True))
     assert set(names) == {spec.name for spec in transform.signature.inputs}
@@ -102,7 +102,7 @@ def test_months_over_centuries() -> None:
     days = np.arange(-600 * 365, 600 * 365) * 86_400.0
     seconds = np.concatenate([days, days - 0.25, days + 86_399.75])
     rows = pa.RecordBatch.from_pydict({"t": pa.array((seconds * 1e6).astype(np.int64), ARROW["time"])})
-    session = onnxruntime.InferenceSession(encoder(columns_of(transform), 20).SerializeToString())
+    session = onnxruntime.InferenceSession(encoding_model(columns_of(transform), 20).SerializeToString())
     found = session.run(None, {"t": seconds[:, None]})[0]
     np.testing.assert_array_equal(found, encoded(transform, rows)["numeric"])
 
@@ -229,7 +229,7 @@ def test_spaces_are_the_callers_to_trim(classifier: Deployed) -> None:
     """Transform trims, the graph cannot: a text with spaces is unknown to it."""
     name = next(name for name, kind in classifier.columns.types.items() if kind == TEXT)
     known = next(column.vocabulary[0] for column in classifier.transform.categorical if column.name == name)
-    session = onnxruntime.InferenceSession(encoder(classifier.columns, 20).SerializeToString())
+    session = onnxruntime.InferenceSession(encoding_model(classifier.columns, 20).SerializeToString())
     place = [column.name for column in classifier.columns.categories].index(name)
     codes = {}
     for text in (known, f" {known}"):
@@ -237,4 +237,4 @@ def test_spaces_are_the_callers_to_trim(classifier: Deployed) -> None:
         texts = {n: np.array([[text]], object) for n, kind in classifier.columns.types.items() if kind == TEXT}
         codes[text] = session.run(["categorical"], {**values, **texts})[0][0, place]
     assert codes == {known: 2, f" {known}": 1}
-    assert value_types.clean(pa.array([f" {known}"]), []).to_pylist() == [known]
+    assert value_types.clean_texts(pa.array([f" {known}"]), []).to_pylist() == [known]

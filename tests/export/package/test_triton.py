@@ -18,7 +18,14 @@ from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.export import DeployedSignature, ExportReport
 from slipstream.errors import UserError
 from slipstream.export.package import triton
-from slipstream.export.package.triton import TYPES, configuration, flaws_of, parse, rendered, write_repository
+from slipstream.export.package.triton import (
+    TYPES,
+    config_errors,
+    config_fields,
+    parse_model_config,
+    render_config,
+    write_repository,
+)
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 from tests.support.report_runs import export
@@ -88,8 +95,8 @@ def test_batches_are_preferred_by_what_was_measured(
     speeds: dict[str, float], preferred: list[int], largest: int, model: Path
 ) -> None:
     signature = signature_of(model)
-    config = configuration("y", signature.inputs, signature.outputs, report(speeds))
-    message = parse(rendered(config))
+    config = config_fields("y", signature.inputs, signature.outputs, report(speeds))
+    message = parse_model_config(render_config(config))
     assert message.max_batch_size == largest
     assert list(message.dynamic_batching.preferred_batch_size) == preferred
     assert message.HasField("dynamic_batching") == bool(preferred)
@@ -115,20 +122,20 @@ def test_batches_are_preferred_by_what_was_measured(
 def test_what_the_protobuf_accepts_and_triton_does_not(place: Any, value: Any, flaw: str, model: Path) -> None:
     signature = signature_of(model)
     inputs, outputs = signature.inputs, signature.outputs
-    right = configuration("y", inputs, outputs, report({"1": 1.0, "32": 9.0, "256": 99.0}))
-    assert not list(flaws_of(right, "y", inputs, outputs))
+    right = config_fields("y", inputs, outputs, report({"1": 1.0, "32": 9.0, "256": 99.0}))
+    assert not list(config_errors(right, "y", inputs, outputs))
     wrong = copy.deepcopy(right)
     node = wrong
     for step in place[:-1]:
         node = node[step]
     node[place[-1]] = triton.EnumValue(value) if str(value).startswith("TYPE") else value
-    assert parse(rendered(wrong)) is not None
-    assert any(flaw in found for found in flaws_of(wrong, "y", inputs, outputs))
+    assert parse_model_config(render_config(wrong)) is not None
+    assert any(flaw in found for found in config_errors(wrong, "y", inputs, outputs))
 
 
 def test_nonsense_is_refused_by_the_protobuf() -> None:
     with refuses(UserError):
-        parse("nam: 'x'")
+        parse_model_config("nam: 'x'")
 
 
 def test_every_type_is_one_of_tritons() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.errors import UserError
 from slipstream.models.adapters.layers import LoraLinear, is_adapter
-from slipstream.models.adapters.merge import merge, merged
+from slipstream.models.adapters.merge import merge_adapters, merged_tensors
 from slipstream.models.adapters.network import (
     add_adapters,
     layers_with_adapters,
@@ -20,7 +20,7 @@ from slipstream.models.adapters.network import (
     plain_shapes,
     quantise_frozen,
 )
-from slipstream.models.adapters.nf4 import dequantise
+from slipstream.models.adapters.nf4 import dequantise_weight
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
 from tests.support.adapters import LORA, adapted_network, draw_adapters, plain_network, tokens
 from tests.support.wording import refuses
@@ -86,13 +86,13 @@ def test_an_adapter_that_was_not_trained_adds_nothing(sizes: dict[str, Any]) -> 
 def test_merged_weights_give_the_same_logits(sizes: dict[str, Any], nf4: bool) -> None:
     network = adapted_network(nf4=nf4, **sizes)
     logits, shapes = network(tokens()), dict(plain_shapes(network))
-    tensors = dict(merged(network))
+    tensors = dict(merged_tensors(network))
     plain = plain_network(**sizes)
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
     assert (plain(tokens()) - logits).abs().max() > 0.1
     plain.load_state_dict(tensors)
     assert (plain(tokens()) - logits).abs().max() < 1e-5
-    merge(network)
+    merge_adapters(network)
     assert not [module for module in network.modules() if isinstance(module, LoraLinear)]
     assert torch.equal(network(tokens()), plain(tokens()))
     assert list(network.state_dict()) == list(plain.state_dict()) and network.state_dict().keys() == shapes.keys()
@@ -101,7 +101,7 @@ def test_merged_weights_give_the_same_logits(sizes: dict[str, Any], nf4: bool) -
 def test_merged_weights_come_one_at_a_time() -> None:
     network = adapted_network(nf4=True)
     made, most = list[weakref.ref[Tensor]](), 0
-    for name, tensor in merged(network):
+    for name, tensor in merged_tensors(network):
         if name.endswith("_proj.weight"):
             made.append(weakref.ref(tensor))
         del tensor
@@ -125,7 +125,7 @@ def test_gradients_beside_four_bits_are_those_beside_the_dequantised_weights() -
     quantised, plain = adapted_network(nf4=True), adapted_network()
     weights = dict(layers_with_adapters(plain))
     for name, layer in layers_with_adapters(quantised):
-        weights[name].weight.data = dequantise(layer.codes, layer.scales, torch.float32)
+        weights[name].weight.data = dequantise_weight(layer.codes, layer.scales, torch.float32)
     for network in (quantised, plain):
         network(tokens()).square().mean().backward()
     for name, parameter in plain.named_parameters():

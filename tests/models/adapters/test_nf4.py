@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from slipstream.models.adapters.nf4 import BLOCK, LEVELS, QuantisedProduct, dequantise, quantise
+from slipstream.models.adapters.nf4 import BLOCK, LEVELS, QuantisedProduct, dequantise_weight, quantise_weight
 
 
 def drawn(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -40,33 +40,33 @@ WEIGHTS = {
 def test_the_bytes_are_those_of_bitsandbytes(weight: Tensor) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes.functional")
     theirs, state = bitsandbytes.quantize_4bit(weight, blocksize=BLOCK, compress_statistics=False, quant_type="nf4")
-    ours = quantise(weight)
+    ours = quantise_weight(weight)
     assert ours.codes.dtype == torch.uint8 and ours.codes.shape == (len(weight), weight.shape[1] // 2)
     assert ours.codes.flatten().tolist() == theirs.flatten().tolist()
     scales = ours.scales.view(torch.float32)
     assert scales.shape == (len(weight), weight.shape[1] // BLOCK)
     assert torch.equal(scales.flatten(), state.absmax)
-    assert torch.equal(dequantise(*ours, torch.float32), bitsandbytes.dequantize_4bit(theirs, state))
+    assert torch.equal(dequantise_weight(*ours, torch.float32), bitsandbytes.dequantize_4bit(theirs, state))
 
 
 def test_a_weight_takes_four_and_a_half_bits() -> None:
-    codes, scales = quantise(drawn(256, 512))
+    codes, scales = quantise_weight(drawn(256, 512))
     assert 8 * (codes.nbytes + scales.nbytes) == 4.5 * 256 * 512
 
 
 def test_rows_are_quantised_by_themselves() -> None:
-    whole = quantise(weight := drawn(10, 256))
-    parts = [quantise(weight[start:stop]) for start, stop in ((0, 3), (3, 7), (7, 10))]
+    whole = quantise_weight(weight := drawn(10, 256))
+    parts = [quantise_weight(weight[start:stop]) for start, stop in ((0, 3), (3, 7), (7, 10))]
     for number in range(2):
         assert torch.equal(torch.cat([part[number] for part in parts]), whole[number])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_products_and_gradients_are_those_of_the_dequantised_weight(dtype: torch.dtype) -> None:
-    parts = quantise(drawn(96, 128))
+    parts = quantise_weight(drawn(96, 128))
     x = drawn(5, 128, 4).mul(50).to(dtype).requires_grad_()
     plain = x.detach().clone().requires_grad_()
-    theirs = functional.linear(plain, dequantise(*parts, dtype))
+    theirs = functional.linear(plain, dequantise_weight(*parts, dtype))
     ours = QuantisedProduct.apply(x, *parts)
     assert ours.dtype == dtype and torch.equal(ours, theirs)
     for outputs in (ours, theirs):
@@ -75,7 +75,7 @@ def test_products_and_gradients_are_those_of_the_dequantised_weight(dtype: torch
 
 
 def test_the_backward_pass_keeps_the_four_bits_alone() -> None:
-    codes, scales = quantise(drawn(256, 128))
+    codes, scales = quantise_weight(drawn(256, 128))
     kept = dict[int, int]()
 
     def note(tensor: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ def test_without_a_gradient_to_give_nothing_is_dequantised(monkeypatch: pytest.M
     from slipstream.models.adapters import nf4
 
     x, beside = drawn(3, 128), torch.zeros(3, 96, requires_grad=True)
-    parts = quantise(drawn(96, 128))
+    parts = quantise_weight(drawn(96, 128))
     outputs = QuantisedProduct.apply(x, *parts) + beside
-    monkeypatch.setattr(nf4, "dequantise", None)
+    monkeypatch.setattr(nf4, "dequantise_weight", None)
     outputs.sum().backward()
     assert beside.grad is not None

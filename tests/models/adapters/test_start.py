@@ -18,9 +18,9 @@ from slipstream.models.adapters.peft_files import NewAdapter, peft_files
 from slipstream.models.base.fingerprint import fingerprint_base, fingerprint_origin
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build, initial_values
+from slipstream.models.factory import build_model, initial_values
 from slipstream.settings import to_dict
-from tasks.config import sections_of
+from tasks.config import config_sections
 from tests.support.adapters import adapters_of, draw_adapters
 from tests.support.bases import SIGNATURE, make_base, some_tokens
 from tests.support.wording import refuses
@@ -32,7 +32,7 @@ LORA = LoraConfig(rank=4, alpha=6.0, targets=["v_proj", "down_proj"])
 def model(tmp_path: Path) -> ModelConfig:
     """Model of a base and an adapter for it in the same directory."""
     base = str(make_base(tmp_path / "base", tokenizer=False))
-    network = build(ModelConfig(base=base, lora=LORA), SIGNATURE, 0).network
+    network = build_model(ModelConfig(base=base, lora=LORA), SIGNATURE, 0).network
     draw_adapters(network)
     (tmp_path / "adapter").mkdir()
     for name, content in peft_files(NewAdapter(LORA, base, adapters_of(network))).items():
@@ -42,18 +42,18 @@ def model(tmp_path: Path) -> ModelConfig:
 
 def test_it_begins_with_pefts_logits(model: ModelConfig) -> None:
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model.base), model.lora.start).eval()
-    ours, tokens = build(model, SIGNATURE, 0).eval(), some_tokens()
+    ours, tokens = build_model(model, SIGNATURE, 0).eval(), some_tokens()
     with torch.no_grad():
         assert (ours(tokens) - theirs(tokens).logits).abs().max() < 1e-5
-        drawn = build(replace(model, lora=LORA), SIGNATURE, 0).eval()
+        drawn = build_model(replace(model, lora=LORA), SIGNATURE, 0).eval()
         assert (ours(tokens) - drawn(tokens)).abs().max() > 0.01
 
 
 def test_a_device_reads_the_part_that_it_holds(model: ModelConfig) -> None:
     shaped = shaped_for(model, SIGNATURE)
-    network = build(shaped, SIGNATURE, 0, empty=True).network
+    network = build_model(shaped, SIGNATURE, 0, empty=True).network
     values = initial_values(shaped, network, 0)
-    for name, whole in adapters_of(build(model, SIGNATURE, 0).network).items():
+    for name, whole in adapters_of(build_model(model, SIGNATURE, 0).network).items():
         part = torch.empty(2, whole.shape[1])
         values.fill(part, name, whole.shape, (1, 0))
         assert torch.equal(part, whole[1:3])
@@ -61,7 +61,7 @@ def test_a_device_reads_the_part_that_it_holds(model: ModelConfig) -> None:
 
 def test_other_bytes_are_another_identity_and_the_place_is_none(model: ModelConfig, tmp_path: Path) -> None:
     def digests() -> tuple[str, str]:
-        return fingerprint_origin(model), sections_of(RunConfig.from_dict({"model": to_dict(model)})).model_code
+        return fingerprint_origin(model), config_sections(RunConfig.from_dict({"model": to_dict(model)})).model_code
 
     before = digests()
     assert before[0] == before[1] != fingerprint_base(model.base) == before[0].partition(" ")[0]
@@ -87,7 +87,7 @@ def test_other_bytes_are_another_identity_and_the_place_is_none(model: ModelConf
 )
 def test_settings_that_differ_are_refused_in_one_line(changes: dict[str, Any], model: ModelConfig) -> None:
     other = shaped_for(replace(model, lora=replace(model.lora, **changes)), SIGNATURE)
-    network = build(other, SIGNATURE, 0, empty=True).network
+    network = build_model(other, SIGNATURE, 0, empty=True).network
     with refuses(UserError) as refused:
         initial_values(other, network, 0)
     assert refused.value.message.startswith("model.lora.start: ")
@@ -98,4 +98,4 @@ def test_an_adapter_of_another_base_is_refused(model: ModelConfig, tmp_path: Pat
     for number, changes in enumerate(cases):
         base = make_base(tmp_path / str(number), tokenizer=False, **changes)
         with refuses(UserError, match=r"^model\.lora\.start: .*adapter_model\.safetensors: "):
-            build(replace(model, base=str(base)), SIGNATURE, 0)
+            build_model(replace(model, base=str(base)), SIGNATURE, 0)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from slipstream.models.adapters import values as module
 from slipstream.models.adapters.layers import is_adapter
-from slipstream.models.adapters.nf4 import quantise
+from slipstream.models.adapters.nf4 import quantise_weight
 from slipstream.models.adapters.values import AdaptedValues
 from slipstream.models.base.tensors import BaseValues, OpenedBase
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.initial.values import fill
+from slipstream.models.factory import build_model
+from slipstream.models.initial.values import fill_parameters
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 
@@ -42,7 +42,7 @@ class OneWeight:
 def test_parts_are_those_of_the_whole_and_every_row_is_read_once(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AT_ONCE", 3 * 128)
     base = OneWeight(torch.randn(10, 128, generator=torch.Generator().manual_seed(0)))
-    whole = quantise(base.weight)
+    whole = quantise_weight(base.weight)
     values, sizes = AdaptedValues(base, 0), [tuple(part.shape) for part in whole]
     for place in range(places):
         step = -(-10 // places)  # as FSDP2 divides rows: later processes may have none
@@ -59,10 +59,10 @@ def test_parts_are_those_of_the_whole_and_every_row_is_read_once(places: int, mo
 def test_of_a_base_every_byte_is_read_once(quantised: Literal["none", "nf4"], tmp_path: Path) -> None:
     directory = make_base(tmp_path / "base", dtype=torch.bfloat16, **SIZES)
     config = ModelConfig(base=str(directory), lora=LORA, quantise=quantised)
-    model = build(config, SIGNATURE, 0, empty=True).network
+    model = build_model(config, SIGNATURE, 0, empty=True).network
     base = OpenedBase.open(str(directory))
     base.check(model, tied=False)
-    fill(model.to_empty(device="cpu"), AdaptedValues(BaseValues(base), 0))
+    fill_parameters(model.to_empty(device="cpu"), AdaptedValues(BaseValues(base), 0))
     assert base.bytes_read == sum(2 * torch.Size(stored.shape).numel() for stored in base.tensors.values())
     if quantised == "none":
         torch.testing.assert_close(model(some_tokens()), theirs(directory, some_tokens()), rtol=0, atol=1e-5)
@@ -71,7 +71,7 @@ def test_of_a_base_every_byte_is_read_once(quantised: Literal["none", "nf4"], tm
 def test_adapters_are_drawn_by_seed_and_name_and_add_nothing(tmp_path: Path) -> None:
     directory = make_base(tmp_path / "base", **SIZES)
     config = ModelConfig(base=str(directory), lora=LORA)
-    one, same, other = (build(config, SIGNATURE, seed).network for seed in (1, 1, 2))
+    one, same, other = (build_model(config, SIGNATURE, seed).network for seed in (1, 1, 2))
     torch.testing.assert_close(one(some_tokens()), theirs(directory, some_tokens()), rtol=0, atol=1e-5)
     for name, parameter in one.named_parameters():
         assert torch.equal(parameter, same.get_parameter(name))
@@ -84,7 +84,7 @@ def test_adapters_are_drawn_by_seed_and_name_and_add_nothing(tmp_path: Path) -> 
 
 def test_what_each_pass_dequantises_does_not_count_for_the_rows_of_a_batch(tmp_path: Path) -> None:
     config = ModelConfig(base=str(make_base(tmp_path / "base", **SIZES)), lora=LORA)
-    plain = build(config, SIGNATURE, 0, empty=True).row_bytes
-    quantised = build(ModelConfig(base=config.base, lora=LORA, quantise="nf4"), SIGNATURE, 0, empty=True)
+    plain = build_model(config, SIGNATURE, 0, empty=True).row_bytes
+    quantised = build_model(ModelConfig(base=config.base, lora=LORA, quantise="nf4"), SIGNATURE, 0, empty=True)
     assert quantised.row_bytes == plain > 0
     assert sum(parameter.dtype is torch.uint8 for parameter in quantised.parameters()) == 7 * 4

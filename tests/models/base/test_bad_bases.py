@@ -18,7 +18,7 @@ from slipstream.errors import UserError
 from slipstream.models.base.directory import read_pieces
 from slipstream.models.base.tensors import OpenedBase
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base, some_tokens, theirs
 from tests.support.wording import refuses, same_wording
 
@@ -29,7 +29,7 @@ FIRST, PART = "model-00001-of-00004.safetensors", "model-00002-of-00004.safetens
 def refusal(base: Path, **arguments: Any) -> str:
     """The line with which a build is refused, before the model takes memory."""
     with pytest.raises(UserError) as error:
-        build(ModelConfig(base=str(base), arguments=arguments), SIGNATURE, seed=0, empty=False)
+        build_model(ModelConfig(base=str(base), arguments=arguments), SIGNATURE, seed=0, empty=False)
     assert "\n" not in error.value.message and error.value.message.startswith("model.")
     return error.value.message
 
@@ -171,7 +171,7 @@ def test_an_output_layer_that_is_not_tied_after_all(row: Any, tmp_path: Path) ->
     changed_tensors(untie)(base)
     same_wording(refusal(base))
     settings = {"tie_word_embeddings": False}
-    model = build(ModelConfig(base=str(base), arguments=settings), SIGNATURE, seed=0).eval()
+    model = build_model(ModelConfig(base=str(base), arguments=settings), SIGNATURE, seed=0).eval()
     with torch.no_grad():
         torch.testing.assert_close(model(some_tokens()), theirs(base, some_tokens()), rtol=0, atol=1e-5)
 
@@ -251,7 +251,7 @@ def test_another_config(change: dict[str, Any], whole: Path) -> None:
 def test_data_that_is_no_tokens(whole: Path) -> None:
     table = Signature((TensorSpec("numeric", "float32", (3,)),), "classification", "y", ("a", "b"))
     with refuses(UserError, match="model.base:"):
-        build(ModelConfig(base=str(whole)), table, seed=0)
+        build_model(ModelConfig(base=str(whole)), table, seed=0)
 
 
 def test_a_file_that_changes_while_it_is_read(whole: Path) -> None:

@@ -11,7 +11,7 @@ from slipstream.artifacts.hugging_face import CONFIG, INDEX, WHOLE
 from slipstream.errors import UserError
 from slipstream.models.base.fingerprint import fingerprint_base
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from tests.support.bases import SIGNATURE, make_base
 from tests.support.untrusted import download_from_hub, exchange_at_open, make_secret, replace_by_link
 from tests.support.wording import refuses
@@ -20,7 +20,7 @@ PART = "model-00002-of-00004.safetensors"
 
 
 def built(base: Path) -> dict[str, torch.Tensor]:
-    return build(ModelConfig(base=str(base)), SIGNATURE, seed=0, empty=False).network.state_dict()
+    return build_model(ModelConfig(base=str(base)), SIGNATURE, seed=0, empty=False).network.state_dict()
 
 
 @pytest.mark.parametrize("name", [CONFIG, WHOLE, INDEX, PART])

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 
 LLAMA3 = {
@@ -33,7 +33,7 @@ BASES: dict[str, dict[str, Any]] = {
 
 
 def logits(directory: Path) -> torch.Tensor:
-    model = build(ModelConfig(base=str(directory)), SIGNATURE, seed=0).eval()
+    model = build_model(ModelConfig(base=str(directory)), SIGNATURE, seed=0).eval()
     with torch.no_grad():
         found: torch.Tensor = model(some_tokens())
     return found

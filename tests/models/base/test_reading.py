@@ -17,7 +17,7 @@ from slipstream.models.base.directory import BaseDirectory, read_pieces
 from slipstream.models.base.fingerprint import fingerprint_base
 from slipstream.models.base.tensors import OpenedBase
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.storage import StorageUnavailable, retry, storage_for
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 from tests.support.faulty_s3 import FaultyS3
@@ -119,7 +119,7 @@ def test_a_base_in_a_store(remote: Remote, tmp_path: Path) -> None:
     storage_for(f"{remote.base}/original").put("model.safetensors", b"\0" * 100)
     remote.proxy.requests.clear()
     remote.proxy.inject("GET", "503", "reset", "pass", "500", "truncate")
-    model = build(ModelConfig(base=f"{remote.base}/"), SIGNATURE, seed=0).eval()
+    model = build_model(ModelConfig(base=f"{remote.base}/"), SIGNATURE, seed=0).eval()
     assert not remote.proxy.plan
     with torch.no_grad():
         torch.testing.assert_close(model(some_tokens()), theirs(here, some_tokens()), rtol=0, atol=1e-5)

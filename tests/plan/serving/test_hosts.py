@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.plan.estimate import LARGEST_BY_OPERATIONS
-from slipstream.plan.serving.hosts import hosts, serving_time, why_not
-from slipstream.plan.serving.model import cpus, read_model, service_of
+from slipstream.plan.serving.hosts import serving_instances, serving_time, why_not
+from slipstream.plan.serving.model import cpu_peak_flops, read_model, service_times
 from slipstream.plan.serving.queueing import ServiceTimes
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
@@ -19,21 +19,21 @@ from tests.support.wording import same_wording
 
 def test_a_prediction_is_the_ratio_of_what_cores_compute(tmp_path: Path) -> None:
     read, prices = read_model(write_exported(tmp_path / "one", training=ON_CPU)), built_in_prices()
-    (there,) = hosts(prices, 1, ["c3d-highcpu-4"])
+    (there,) = serving_instances(prices, 1, ["c3d-highcpu-4"])
     for name in (FP32, INT8):
-        here = service_of(variant(read.report, name).latency_ms["1"])
+        here = service_times(variant(read.report, name).latency_ms["1"])
         time = serving_time(read, variant(read.report, name), there)
         assert here and not isinstance(time, str) and time.error == LARGEST_BY_OPERATIONS
-        assert time.service.mean == pytest.approx(here.mean * cpus()["8481C"] / cpus()["9B14"])
+        assert time.service.mean == pytest.approx(here.mean * cpu_peak_flops()["8481C"] / cpu_peak_flops()["9B14"])
         assert time.at_worst.mean == pytest.approx(1.85 * time.service.mean)
-    assert there.holds == 2 and hosts(prices, 2, ["c3d-highcpu-4"])[0].holds == 1
+    assert there.holds == 2 and serving_instances(prices, 2, ["c3d-highcpu-4"])[0].holds == 1
 
 
 def test_a_gpu_is_predicted_by_operations_and_takes_a_launch_at_least(tmp_path: Path) -> None:
     slow = figures(gpu="", speed={"flops_per_row": 3e9, "peak_flops": 100e9}, world=ON_CPU.world)
     read = read_model(write_exported(tmp_path / "slow", report(cpu="Unknown CPU"), slow))
     fp32 = variant(read.report, FP32)
-    (gpu,) = hosts(built_in_prices(), 1, ["g6.xlarge"])
+    (gpu,) = serving_instances(built_in_prices(), 1, ["g6.xlarge"])
     time = serving_time(read, fp32, gpu)
     assert not isinstance(time, str)
     same_wording(time.how)
@@ -46,7 +46,7 @@ def test_a_gpu_is_predicted_by_operations_and_takes_a_launch_at_least(tmp_path: 
 
 def test_a_model_measured_on_a_gpu_is_predicted_on_others_by_both_limits(tmp_path: Path) -> None:
     read = read_model(write_exported(tmp_path / "gpu", report(gpu="NVIDIA L4"), ON_CPU))
-    l4, h100, cpu = hosts(built_in_prices(), 1, ["g6.xlarge", "p5.48xlarge", "c3-highcpu-4"])
+    l4, h100, cpu = serving_instances(built_in_prices(), 1, ["g6.xlarge", "p5.48xlarge", "c3-highcpu-4"])
     fp32 = variant(read.report, FP32)
     times = [serving_time(read, fp32, place) for place in (l4, h100, cpu)]
     assert not isinstance(times[0], str) and times[0].how == "measured"
@@ -66,7 +66,7 @@ def test_the_training_says_what_the_exports_cpu_computes(tmp_path: Path) -> None
 
 def test_quantised_variants_are_not_predicted_from_a_cpu_that_sums_otherwise(tmp_path: Path) -> None:
     read = read_model(write_exported(tmp_path / "old", report(flags=["avx2"]), ON_CPU))
-    (there,) = hosts(built_in_prices(), 1, ["c3d-highcpu-4"])
+    (there,) = serving_instances(built_in_prices(), 1, ["c3d-highcpu-4"])
     same_wording(str(serving_time(read, variant(read.report, INT8), there)))
     assert not isinstance(serving_time(read, variant(read.report, FP32), there), str)
 
@@ -74,21 +74,21 @@ def test_quantised_variants_are_not_predicted_from_a_cpu_that_sums_otherwise(tmp
 def test_percentiles_make_a_distribution() -> None:
     figures_ = variant(report(), FP32).latency_ms["1"]
     assert figures_.p50 and figures_.p90 and figures_.p99 and figures_.mean is None
-    service = service_of(figures_)
+    service = service_times(figures_)
     assert service and (service.median, service.p99) == pytest.approx((0.12e-3, 0.24e-3))
     assert service.quantile(0.9) == pytest.approx(0.168e-3) and 0.12e-3 < service.mean < 0.168e-3
-    recorded = service_of(replace(figures_, mean=0.2, variation=0.5))
+    recorded = service_times(replace(figures_, mean=0.2, variation=0.5))
     assert recorded == ServiceTimes(service.times, service.shares, 0.2e-3, 0.25)
-    few = service_of(replace(figures_, p99=None))
+    few = service_times(replace(figures_, p99=None))
     assert few and few.p99 == pytest.approx(0.12e-3 * 1.4 ** (2.3263 / 1.2816))
-    assert service_of(replace(figures_, p90=None)) is None and service_of(None) is None
-    assert service_of(replace(figures_, p90=figures_.p50, p99=figures_.p50))
+    assert service_times(replace(figures_, p90=None)) is None and service_times(None) is None
+    assert service_times(replace(figures_, p90=figures_.p50, p99=figures_.p50))
 
 
 def test_an_instance_of_too_few_cores_or_an_unknown_cpu_is_not_planned_and_said(tmp_path: Path) -> None:
     read = read_model(write_exported(tmp_path / "wide", report(threads=4), ON_CPU))
     fp32, prices = variant(read.report, FP32), built_in_prices()
-    small, enough = hosts(prices, 4, ["c3-highcpu-4", "c3-highcpu-8"])
+    small, enough = serving_instances(prices, 4, ["c3-highcpu-4", "c3-highcpu-8"])
     same_wording(str(serving_time(read, fp32, small)))
     assert not isinstance(serving_time(read, fp32, enough), str)
     other = replace(enough, cpu="Z80")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99, servers_needed
+from slipstream.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99_seconds, servers_needed
 from tests.support.wording import refuses
 
 SHARES = (np.arange(2000) + 0.5) / 2000
@@ -38,7 +38,7 @@ def times_of(service: ServiceTimes, random: np.random.Generator) -> np.ndarray:
 def test_the_p99_is_that_of_a_simulated_queue_to_20_percent(service: ServiceTimes, servers: int, busy: float) -> None:
     rate, random = busy * servers / service.mean, np.random.default_rng(servers)
     found = simulated_p99(servers, random.exponential(1 / rate, (REQUESTS, QUEUES)), times_of(service, random))
-    assert p99(rate, service, servers, 1.0) == pytest.approx(found, rel=0.2)
+    assert p99_seconds(rate, service, servers, 1.0) == pytest.approx(found, rel=0.2)
 
 
 @pytest.mark.parametrize("servers", [1, 2, 5])
@@ -46,7 +46,7 @@ def test_without_the_variation_of_service_times_it_would_be_far_off(servers: int
     """M/M/c is for exponential times, which steady ones are not."""
     rate, random = 0.8 * servers / STEADY.mean, np.random.default_rng(0)
     found = simulated_p99(servers, random.exponential(1 / rate, (REQUESTS, QUEUES)), times_of(STEADY, random))
-    assert p99(rate, EXPONENTIAL, servers, 1.0) > 1.3 * found
+    assert p99_seconds(rate, EXPONENTIAL, servers, 1.0) > 1.3 * found
 
 
 @pytest.mark.parametrize("servers", [1, 4])
@@ -60,8 +60,12 @@ def test_uneven_arrivals_make_it_longer_and_even_ones_shorter(servers: int) -> N
     for gaps, cv2 in ((uneven, 4.0), (even, 0.25)):
         assert gaps.var() / gaps.mean() ** 2 == pytest.approx(cv2, rel=0.05)
         found = simulated_p99(servers, gaps, times_of(EXPONENTIAL, random))
-        assert p99(rate, EXPONENTIAL, servers, cv2) == pytest.approx(found, rel=0.2)
-    assert p99(rate, STEADY, servers, 0.25) < p99(rate, STEADY, servers, 1.0) < p99(rate, STEADY, servers, 4.0)
+        assert p99_seconds(rate, EXPONENTIAL, servers, cv2) == pytest.approx(found, rel=0.2)
+    assert (
+        p99_seconds(rate, STEADY, servers, 0.25)
+        < p99_seconds(rate, STEADY, servers, 1.0)
+        < p99_seconds(rate, STEADY, servers, 4.0)
+    )
 
 
 @pytest.mark.parametrize(("servers", "load", "waits"), [(1, 0.3, 0.3), (2, 1, 1 / 3), (5, 4, 0.5541), (3, 3, 1)])
@@ -70,18 +74,20 @@ def test_erlang_c_is_that_of_the_tables(servers: int, load: float, waits: float)
 
 
 def test_the_p99_of_m_m_1_is_known() -> None:
-    assert p99(50.0, EXPONENTIAL, 1, 1.0) == pytest.approx(np.log(100) / (100 - 50), rel=0.01)
-    assert p99(101.0, EXPONENTIAL, 1, 1.0) == np.inf
-    assert p99(1e-9, STEADY, 1, 1.0) == STEADY.p99 == 0.01
+    assert p99_seconds(50.0, EXPONENTIAL, 1, 1.0) == pytest.approx(np.log(100) / (100 - 50), rel=0.01)
+    assert p99_seconds(101.0, EXPONENTIAL, 1, 1.0) == np.inf
+    assert p99_seconds(1e-9, STEADY, 1, 1.0) == STEADY.p99 == 0.01
 
 
 @pytest.mark.parametrize("limit", [0.011, 0.02, 0.2])
 @pytest.mark.parametrize("rate", [0.0, 1.0, 95.0, 3_000.0])
 def test_replicas_are_the_fewest_that_keep_the_p99(rate: float, limit: float) -> None:
     servers = servers_needed(rate, STEADY, limit, 1.0)
-    assert p99(rate, STEADY, servers, 1.0) <= limit and rate * STEADY.mean <= MOST_BUSY * servers
+    assert p99_seconds(rate, STEADY, servers, 1.0) <= limit and rate * STEADY.mean <= MOST_BUSY * servers
     if servers > 1:
-        fewer_do = p99(rate, STEADY, servers - 1, 1.0) <= limit and rate * STEADY.mean <= MOST_BUSY * (servers - 1)
+        fewer_do = p99_seconds(rate, STEADY, servers - 1, 1.0) <= limit and rate * STEADY.mean <= MOST_BUSY * (
+            servers - 1
+        )
         assert not fewer_do
 
 

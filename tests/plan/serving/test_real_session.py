@@ -14,13 +14,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from slipstream.comparison.intervals import latency
+from slipstream.comparison.intervals import latency_figures
 from slipstream.comparison.latencies import TURN_CALLS
 from slipstream.export.session import onnx_predictor
 from slipstream.plan.estimate import MEASURED
 from slipstream.plan.serving.hosts import ServingTime
-from slipstream.plan.serving.model import service_of
-from slipstream.plan.serving.queueing import p99
+from slipstream.plan.serving.model import service_times
+from slipstream.plan.serving.queueing import p99_seconds
 
 WIDTH, LAYERS, ROWS = 256, 8, 32
 CALLS, ARRIVALS, RUNS = 3_000, 8_000, 10
@@ -54,7 +54,7 @@ def measured(call: Call) -> ServingTime:
             started = thread_time_ns()
             call()
             taken.append(thread_time_ns() - started)
-    service = service_of(latency(np.array(taken), None))
+    service = service_times(latency_figures(np.array(taken), None))
     assert service
     return ServingTime(service, 1.0, MEASURED, 0.0)
 
@@ -79,7 +79,7 @@ def test_the_planned_p99_is_not_too_short_in_8_of_10_runs(call: Call, busy: floa
         time = measured(call)
         rate = busy / time.service.mean
         found = observed_p99(call, random.exponential(1 / rate, ARRIVALS))
-        ratios.append(p99(rate, time.planned, 1, 1.0) / found)
+        ratios.append(p99_seconds(rate, time.planned, 1, 1.0) / found)
     print(f"{busy:.0%} busy: planned over observed p99:", *(f"{ratio:.2f}" for ratio in sorted(ratios)))
     assert sum(ratio >= 1 for ratio in ratios) >= 8, ratios
     assert np.median(ratios) < 2, "a plan that is always too careful shows nothing"

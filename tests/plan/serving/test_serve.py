@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from slipstream.plan.command import main
 from slipstream.plan.estimate import ONE_RUN
-from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS, ServingRequirements, p99_at_random, plan
-from slipstream.plan.serving.hosts import hosts
+from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS, ServingRequirements, p99_at_random, plan_serving_options
+from slipstream.plan.serving.hosts import serving_instances
 from slipstream.plan.serving.load import MONTH_S, read_load
-from slipstream.plan.serving.model import read_model, served, service_of
-from slipstream.plan.serving.queueing import p99
+from slipstream.plan.serving.model import read_model, servable_variants, service_times
+from slipstream.plan.serving.queueing import p99_seconds
 from slipstream.plan.times import milliseconds
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
@@ -105,15 +105,15 @@ def test_replicas_and_dollars_are_those_of_the_queue(model: str, load: Path, tmp
     (tmp_path / "prices.toml").write_text(DATED)
     found = planned(model, "--load", load, "--p99", "0.3ms", "--prices", tmp_path / "prices.toml")
     its = row(found, FP32, "mine")
-    service = service_of(variant(report(), FP32).latency_ms["1"])
+    service = service_times(variant(report(), FP32).latency_ms["1"])
     assert service and its["time"] == "measured" and its["replicas_of_each"] == 3
     service = service.times_as_long(1 + ONE_RUN)
     for hour, rate in ((0, 30.0), (8, 5_000.0), (12, 20_000.0), (20, 200.0)):
         replicas = its["planned"]["replicas"][hour]
-        assert p99(rate, service, replicas, 1.0) <= 0.3e-3
-        assert replicas == 1 or p99(rate, service, replicas - 1, 1.0) > 0.3e-3
+        assert p99_seconds(rate, service, replicas, 1.0) <= 0.3e-3
+        assert replicas == 1 or p99_seconds(rate, service, replicas - 1, 1.0) > 0.3e-3
     assert its["planned"]["p99"] == max(
-        p99(rate, service, its["planned"]["replicas"][hour], 1.0)
+        p99_seconds(rate, service, its["planned"]["replicas"][hour], 1.0)
         for hour, rate in ((0, 30.0), (8, 5_000.0), (12, 20_000.0), (20, 200.0))
     )
     instances = [-(-each // 3) for each in its["planned"]["replicas"]]
@@ -222,27 +222,27 @@ def test_requests_that_go_to_replicas_at_random_wait_longer(model: str, load: Pa
     (tmp_path / "prices.toml").write_text(DATED)
     asked = (model, "--load", load, "--p99", "0.3ms", "--prices", tmp_path / "prices.toml", "--instance", "mine")
     taken = planned(*asked)["rows"][0]
-    service = service_of(variant(report(), taken["variant"]).latency_ms["1"])
+    service = service_times(variant(report(), taken["variant"]).latency_ms["1"])
     assert service
     rates = read_load(load).rates
     longest = max(
-        p99(rate / replicas, service.times_as_long(1 + ONE_RUN), 1, 1.0)
+        p99_seconds(rate / replicas, service.times_as_long(1 + ONE_RUN), 1, 1.0)
         for rate, replicas in zip(rates, taken["planned"]["replicas"], strict=True)
     )
     assert longest > taken["planned"]["p99"]
     uneven = replace(read_load(load), cv2=5.0)
     read = read_model(model)
-    found = plan(
+    found = plan_serving_options(
         read,
-        served(read.report),
-        hosts(built_in_prices(), 1, ["c3-highcpu-4"]),
+        servable_variants(read.report),
+        serving_instances(built_in_prices(), 1, ["c3-highcpu-4"]),
         uneven,
         ServingRequirements(0.002, 120.0),
     )
     its = found[0].planned
     assert its and max(its.replicas) > 1
     assert p99_at_random(found[0], uneven) == max(
-        p99(rate / replicas, found[0].time.planned, 1, 1 + 4 / replicas)
+        p99_seconds(rate / replicas, found[0].time.planned, 1, 1 + 4 / replicas)
         for rate, replicas in zip(rates, its.replicas, strict=True)
     )
     assert f"to one of them at random, the p99 is {milliseconds(longest)}." in called(*asked).output

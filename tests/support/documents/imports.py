@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipstream.artifacts.versions import ROOT, syntax_of
+from slipstream.artifacts.versions import ROOT, cached_syntax
 
 FLOORS = ("workflows", "tasks", "slipstream")
 #: A module, or something in it, in a string: ``package.module`` or ``package.module:function``.
@@ -26,7 +26,7 @@ MODULES = {module_of(path): path for floor in FLOORS for path in sorted((ROOT / 
 
 def imports_of(path: Path) -> set[str]:
     """Return the modules of the project that a file imports; ``from package import name`` may name one."""
-    names = [(name, name.rpartition(".")[0]) for name in syntax_of(path).imports]
+    names = [(name, name.rpartition(".")[0]) for name in cached_syntax(path).imports]
     return {next(name for name in either if name in MODULES) for either in names if MODULES.keys() & set(either)}
 
 

@@ -23,7 +23,7 @@ from slipstream.train.checkpoint import publish
 from slipstream.train.checkpoint.home import CheckpointName, Retention, Superseded
 from slipstream.train.checkpoint.shards import FileWriter
 from slipstream.train.checkpoint.staging import assign_writers
-from slipstream.train.checkpoint.state import join, split
+from slipstream.train.checkpoint.state import join_tensors, split_tensors
 from tests.support.small_run import Run, names, same
 from tests.support.wording import refuses, same_wording
 
@@ -326,12 +326,12 @@ def test_any_state_survives_the_tree() -> None:
         "empty": {},
         "$key": [[], ()],
     }
-    tree, tensors = split(value)
-    back = join(json.loads(json.dumps(tree, allow_nan=False)), tensors)
+    tree, tensors = split_tensors(value)
+    back = join_tensors(json.loads(json.dumps(tree, allow_nan=False)), tensors)
     assert torch.equal(back[3].pop("deep"), value[3].pop("deep"))
     assert back == value
     with pytest.raises(TypeError, match="a/b: a set"):
-        split({"a": {"b": {1}}})
+        split_tensors({"a": {"b": {1}}})
 
 
 def test_ranks_write_about_the_same_amount_and_every_tensor_once() -> None:

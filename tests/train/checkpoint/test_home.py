@@ -18,9 +18,9 @@ from slipstream.train.checkpoint import home as home_module
 from slipstream.train.checkpoint import lease as leases
 from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName, Superseded
 from slipstream.train.checkpoint.lease import Heartbeat, Lease, wait_for_announced, wait_for_others
-from slipstream.train.checkpoint.unfinished import UnfinishedTraining, result_of
+from slipstream.train.checkpoint.unfinished import UnfinishedTraining, finished_result
 from slipstream.train.config import TrainingConfig
-from tasks.flyte.homes import base_of
+from tasks.flyte.homes import raw_output_base
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run, names, same
 from tests.support.wording import refuses, same_wording
@@ -62,9 +62,9 @@ def put_checkpoint(home: CheckpointDirectory, name: CheckpointName) -> None:
 
 def test_the_address_is_the_same_whatever_shard_and_attempt() -> None:
     prefixes = ["s3://bucket/data/kt/f5c8-n0-0", "s3://bucket/data/a9/f5c8-n0-3/", "s3://bucket/data/zz/fother-n0-0"]
-    homes = {home_below(base_of(prefix), "key", "project", "development") for prefix in prefixes}
+    homes = {home_below(raw_output_base(prefix), "key", "project", "development") for prefix in prefixes}
     assert homes == {"s3://bucket/data/checkpoints/project/development/key"}
-    assert base_of("s3://bucket/kt/f5c8-n0-0") == "s3://bucket"
+    assert raw_output_base("s3://bucket/kt/f5c8-n0-0") == "s3://bucket"
 
 
 def test_who_is_known_to_be_over() -> None:
@@ -279,7 +279,7 @@ def test_what_is_finished_but_not_yet_delivered_is_waited_for_and_taken(
     other.join(5)
     assert waited == [True]
     assert home.storage.list() == ["claims/0001", "finished.json"]
-    found = result_of(home.storage.base, OTHER, waited=True)
+    found = finished_result(home.storage.base, OTHER, waited=True)
     assert found is not None and found.artifact == "model"
 
 
@@ -345,11 +345,11 @@ def test_who_may_take_the_result_of_a_finished_training(
 ) -> None:
     home.claim(FIRST)
     address = home.storage.base
-    assert result_of(address, FIRST, waited=False) is None
+    assert finished_result(address, FIRST, waited=False) is None
     home.finish(FIRST, "model", code_version("train"))
-    assert result_of(address, RETRY, waited=False) is not None, "Flyte did not learn of the result"
-    assert result_of(address, OTHER, waited=True) is not None, "it finished while the other one waited"
-    assert result_of(address, OTHER, waited=False) is None, "the cache is to be overwritten"
+    assert finished_result(address, RETRY, waited=False) is not None, "Flyte did not learn of the result"
+    assert finished_result(address, OTHER, waited=True) is not None, "it finished while the other one waited"
+    assert finished_result(address, OTHER, waited=False) is None, "the cache is to be overwritten"
     same_wording(capsys.readouterr().err)
     assert home.finished() is None and home.claim(OTHER) == 2
 
@@ -360,7 +360,7 @@ def test_the_result_of_other_code_is_never_taken(
 ) -> None:
     home.claim(FIRST)
     home.finish(FIRST, "model", "another code version")
-    assert result_of(home.storage.base, holder, waited=waited) is None
+    assert finished_result(home.storage.base, holder, waited=waited) is None
     assert home.finished() is None
     same_wording(capsys.readouterr().err)
 

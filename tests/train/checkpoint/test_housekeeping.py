@@ -13,7 +13,7 @@ import pytest
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName, complete
+from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName, complete_checkpoints
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run, names
 from tests.support.wording import refuses, same_wording
@@ -35,7 +35,7 @@ def test_expired_checkpoints_that_may_not_be_deleted_are_a_warning_now_and_then(
         run.steps(1)
         run.save(step)
     assert not store.plan
-    assert [name.step for name in complete(storage.list())] == list(range(8, 0, -1))
+    assert [name.step for name in complete_checkpoints(storage.list())] == list(range(8, 0, -1))
     warnings = [line for line in capsys.readouterr().err.splitlines() if "training continues" in line]
     # Of one to six that stay: whenever they have more than doubled.
     assert [line.partition("; ")[0].partition("home: ")[2] for line in warnings] == [
@@ -45,7 +45,7 @@ def test_expired_checkpoints_that_may_not_be_deleted_are_a_warning_now_and_then(
     assert all("1 of 1 files were not deleted (AccessDenied)" in line for line in warnings)
     assert all("needs s3:DeleteObject on bucket 'bucket'" in line for line in warnings)
     run.save(9)
-    assert [name.step for name in complete(storage.list())] == [9, 8]
+    assert [name.step for name in complete_checkpoints(storage.list())] == [9, 8]
     assert {CheckpointName.parse(key.partition("/")[0]) for key in storage.list("step-")} == {
         CheckpointName(1, 9),
         CheckpointName(1, 8),

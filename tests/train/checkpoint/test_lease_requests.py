@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.homes import Holder
-from slipstream.storage import StorageUnavailable, storage_for, within
+from slipstream.storage import StorageUnavailable, call_within, storage_for
 from slipstream.sweep.slots import OccupiedSlots
 from slipstream.sweep.store import SweepStore
 from slipstream.train.checkpoint import lease as leases
 from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
-from slipstream.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, sign_of
+from slipstream.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, last_heartbeat
 from tests.support.faulty_s3 import FaultyS3
 
 HOLDER = Holder("f1", 0, "s3://b/raw/aa/f1-n0-0")
@@ -29,7 +29,7 @@ def home(store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ch
     monkeypatch.setattr(leases, "HASTE_S", 0.5)
     monkeypatch.setattr(leases, "SILENT_IN_HASTE", 8)
     home = CheckpointDirectory(storage_for(f"s3://bucket/{tmp_path.name}/home"))
-    within(60, lambda: home.storage.list())  # makes the client
+    call_within(60, lambda: home.storage.list())  # makes the client
     return home
 
 
@@ -90,6 +90,6 @@ def test_an_announcement_is_repeated_while_others_do_not_apply_a_short_timeout(
     lease = Lease.take(home, HOLDER, lambda: False, lambda why: None)
     silence(store, 2.5)  # longer than one heartbeat is tried
     lease.announce(CheckpointName(lease.attempt, 10))
-    sign = sign_of(home, lease.attempt)
+    sign = last_heartbeat(home, lease.attempt)
     assert sign is not None and sign.announced == str(CheckpointName(lease.attempt, 10))
     lease.end()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream.artifacts.format import FileRecord
 from slipstream.train.checkpoint import shards
-from slipstream.train.checkpoint.restore import blocks_of, share
+from slipstream.train.checkpoint.restore import blocks_to_fetch, needed_blocks
 from slipstream.train.checkpoint.shards import ByteRange, block_bytes, read_into
 
 BEFORE = 24
@@ -62,8 +62,8 @@ def test_the_ranks_of_a_machine_bring_each_block_that_they_need_once(data: st.Da
     starts = st.tuples(st.sampled_from(sorted(files)), st.integers(0, size - 1))
     drawn = data.draw(st.lists(st.lists(starts, max_size=5), min_size=1, max_size=4))
     pieces = [[ByteRange(file, start, data.draw(st.integers(0, size - start))) for file, start in of] for of in drawn]
-    needed = [blocks_of(of_rank, files) for of_rank in pieces]
-    brought = [share(needed, rank, len(needed)) for rank in range(len(needed))]
+    needed = [needed_blocks(of_rank, files) for of_rank in pieces]
+    brought = [blocks_to_fetch(needed, rank, len(needed)) for rank in range(len(needed))]
     blocks = [(run.file, block) for of_rank in brought for run in of_rank for block in range(run.first, run.end)]
     assert len(blocks) == len(set(blocks))
     wanted = {(p.file, byte // step) for of in pieces for p in of for byte in range(p.start, p.start + p.size)}

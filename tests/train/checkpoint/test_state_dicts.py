@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.train.checkpoint.state import AppState, split
+from slipstream.train.checkpoint.state import AppState, split_tensors
 
 Optimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -38,7 +38,7 @@ class Tied(nn.Module):
 
 def flat(state: Any) -> tuple[Any, dict[str, tuple[torch.Size, int]]]:
     """The tree, and of each tensor its shape and the memory that it shares."""
-    tree, tensors = split(state)
+    tree, tensors = split_tensors(state)
     return tree, {name: (tensor.shape, tensor.data_ptr()) for name, tensor in tensors.items()}
 
 

@@ -18,7 +18,7 @@ from slipstream.artifacts.results.ledger import (
     STEPS,
     AttemptRecord,
     read_attempts,
-    summarise,
+    summarise_goodput,
 )
 from slipstream.distributed.child_processes import end_with_parent
 from slipstream.proofs.processes import FORK
@@ -37,7 +37,7 @@ def page(attempt: int, first: int, last: int, step_s: float = 0.5) -> AttemptRec
 
 def test_steps_that_were_done_again_are_lost() -> None:
     # 0-100, back to 80; 80-130, back to 120; 120-200.
-    found = summarise([page(3, 120, 200), page(1, 0, 100), page(2, 80, 130)])
+    found = summarise_goodput([page(3, 120, 200), page(1, 0, 100), page(2, 80, 130)])
     assert (found.executed, found.kept) == (100 + 50 + 80, 200)
     assert found.useful_steps == 200 / 230
     assert found.lost == pytest.approx(30 * 0.5)
@@ -46,7 +46,7 @@ def test_steps_that_were_done_again_are_lost() -> None:
 
 def test_an_attempt_that_falls_back_further_makes_more_than_its_predecessor_lose() -> None:
     # The newest checkpoint of attempt 2 was damaged: attempt 3 begins before attempt 2 did.
-    found = summarise([page(1, 0, 100), page(2, 80, 130), page(3, 60, 200)])
+    found = summarise_goodput([page(1, 0, 100), page(2, 80, 130), page(3, 60, 200)])
     assert (found.executed, found.kept) == (290, 200)
 
 
@@ -82,7 +82,7 @@ def test_saves_are_counted_though_not_every_one_is_marked(tmp_path: Path) -> Non
             recorder.event(goodput.SAVED)
         recorder.event(goodput.EVALUATED)
     assert len(recorders[0].record.events[goodput.SAVED]) <= goodput.MOST_EVENTS
-    assert summarise([each.record for each in recorders]).saves == 3 * goodput.MOST_EVENTS + 5
+    assert summarise_goodput([each.record for each in recorders]).saves == 3 * goodput.MOST_EVENTS + 5
 
 
 def write_until_killed(home: str) -> None:
@@ -107,7 +107,7 @@ def test_a_killed_attempt_leaves_its_record_and_the_next_one_counts_it(tmp_path:
     second.begin(40)
     second.record.last_step = 100
     second.end("finished")
-    found = summarise(read_attempts(storage))
+    found = summarise_goodput(read_attempts(storage))
     assert (found.executed, found.kept, found.ends) == (110, 100, (KILLED, "finished"))
     (tmp_path / "ledger/0003.json").write_text('{"attempt": 3')
     assert len(read_attempts(storage)) == 2
@@ -143,6 +143,6 @@ def test_a_worker_ends_with_its_agent(tmp_path: Path) -> None:
 
 def test_a_killed_attempts_stale_record_counts_up_to_where_the_next_went_on() -> None:
     stale = AttemptRecord(1, 2, first_step=0, last_step=3)
-    found = summarise([stale, AttemptRecord(2, 2, first_step=10, last_step=20, ended="finished")])
+    found = summarise_goodput([stale, AttemptRecord(2, 2, first_step=10, last_step=20, ended="finished")])
     assert (found.executed, found.kept) == (20, 20)
     assert stale.last_step == 3, "the pages themselves are left alone"

@@ -58,7 +58,7 @@ def test_a_server_that_misbehaves_is_no_notice_and_is_asked_again(
     cloud: str, mood: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notices, "TIMEOUT_S", 0.1)
-    monkeypatch.setattr(notices.request, "__kwdefaults__", {"method": "GET", "timeout": 0.1})
+    monkeypatch.setattr(notices.http_request, "__kwdefaults__", {"method": "GET", "timeout": 0.1})
     monkeypatch.setattr(notices, "AwsMetadata", partial(AwsMetadata, timeout=0.1))
     monkeypatch.setattr(AzureNotices, "FIRST_TIMEOUT_S", 0.1)
     with metadata_server(cloud) as server:

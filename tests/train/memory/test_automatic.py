@@ -25,7 +25,7 @@ from slipstream.train.memory.automatic import fewest_that_fit
 from slipstream.train.memory.choices import TracedJob, TraceJob
 from slipstream.train.memory.command import rows_of_tokens
 from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, data_and_model
-from slipstream.train.memory.numbers import doubled, legal_numbers
+from slipstream.train.memory.numbers import at_least_doubled, legal_numbers
 from slipstream.train.memory.processes import TraceFailure
 from slipstream.train.memory.trace import Footprint
 from slipstream.train.memory.tracker import KINDS
@@ -129,8 +129,8 @@ def test_batch_statistics_need_two_rows() -> None:
 
 def test_twice_as_many_or_the_next_that_are_possible() -> None:
     numbers = [1, 2, 3, 4, 5, 6, 8, 12, 24]
-    assert [doubled(number, numbers) for number in (1, 2, 3, 5, 8, 12, 24)] == [2, 4, 6, 12, 24, 24, 0]
-    assert [doubled(number, numbers) for number in (7, 13)] == [24, 24]
+    assert [at_least_doubled(number, numbers) for number in (1, 2, 3, 5, 8, 12, 24)] == [2, 4, 6, 12, 24, 24, 0]
+    assert [at_least_doubled(number, numbers) for number in (7, 13)] == [24, 24]
 
 
 MADE_FOR = DecisionConditions(2, "none", "none", "fp32", 24, 5, "data", "model")

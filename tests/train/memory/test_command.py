@@ -14,13 +14,13 @@ import yaml
 from click.testing import CliRunner, Result
 
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.source.config import DataConfig
 from slipstream.subcommands import slipstream
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory.choices import TraceJob, numbers_to_try
 from slipstream.train.memory.command import rows_of_text, rows_of_tokens
-from slipstream.train.memory.processes import TraceFailure, footprints
+from slipstream.train.memory.processes import TraceFailure, trace_footprints
 from slipstream.train.memory.trace import Footprint, TracedStep
 from tests.support.training import table_of_numbers
 
@@ -139,7 +139,7 @@ def test_of_a_base_its_config_says_it_all(
         asked_for.extend(steps)
         return [TraceFailure("not tried")] * len(steps)
 
-    monkeypatch.setattr("slipstream.train.memory.choices.largest", noted)
+    monkeypatch.setattr("slipstream.train.memory.choices.largest_footprints", noted)
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "max_position_embeddings": 64}))
@@ -154,7 +154,7 @@ def test_of_a_base_its_config_says_it_all(
     assert found.exit_code == 0, found.output
     step = asked_for[0]
     assert step.model.arguments.items() >= SMALL.items() and step.signature.outputs == 64
-    model = build(step.model, step.signature, 0, shapes_alone=True)
+    model = build_model(step.model, step.signature, 0, shapes_alone=True)
     layer = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32
     assert sum(parameter.numel() for parameter in model.parameters()) == 2 * layer + 32 + 2 * 64 * 32
     (base / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "max_position_embeddings": 8}))
@@ -177,7 +177,7 @@ def test_a_model_of_billions_of_parameters_takes_no_memory(layers: int, paramete
     model = ModelConfig("transformer", {**LARGE, "num_hidden_layers": layers})
     training = TrainingConfig.from_dict({"precision": "bf16", "parallel": {"shard": "weights"}, "batch_size": 8})
     job = TraceJob(model, rows_of_tokens(model, 4096), training, 8)
-    (found,) = footprints([job.step])
+    (found,) = trace_footprints([job.step])
     assert isinstance(found, Footprint), found
     assert found.at_peak["parameters"] == pytest.approx(parameters * 4 / 8, rel=0.01)
     assert found.at_peak["optimizer"] == pytest.approx(parameters * 8 / 8, rel=0.01)

@@ -18,7 +18,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory.choices import TraceJob
 from slipstream.train.memory.cuda_operators import cuda_operators
-from slipstream.train.memory.processes import TraceFailure, footprints
+from slipstream.train.memory.processes import TraceFailure, trace_footprints
 from slipstream.train.memory.trace import TracedStep
 
 GIB = 2**30
@@ -134,7 +134,7 @@ def step_of(model: dict[str, Any], rows: int, document_end: int = -1, **settings
 def peaks(steps: list[TracedStep]) -> list[tuple[float, float]]:
     """Of each step the peak and the weights, in GiB."""
     found = []
-    for one in footprints(steps):
+    for one in trace_footprints(steps):
         assert not isinstance(one, TraceFailure), one.reason
         found.append((one.peak / GIB, one.at_peak["parameters"] / GIB))
     return found

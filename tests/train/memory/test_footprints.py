@@ -12,7 +12,7 @@ import pytest
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.processes import TraceFailure, footprints
+from slipstream.train.memory.processes import TraceFailure, trace_footprints
 from slipstream.train.memory.trace import TracedStep
 from tests.support.bases import make_base
 from tests.support.footprints import real
@@ -82,7 +82,7 @@ def check(steps: Sequence[TracedStep], place: Path, limit: float, *, onednn: boo
         model = replace(model, lora=replace(model.lora, rank=1))
     found = real(steps, replace(first, model=model, rows=2), place, onednn=onednn)
     ranks = [(step, rank) for step in steps for rank in range(step.world)]
-    traced = iter(footprints([step.of_rank(rank) for step, rank in ranks]))
+    traced = iter(trace_footprints([step.of_rank(rank) for step, rank in ranks]))
     for step, of_ranks in zip(steps, found, strict=True):
         for rank, one in enumerate(of_ranks):
             ours = next(traced)
@@ -172,6 +172,6 @@ def test_pipelines(tmp_path: Path, parallel: dict[str, Any]) -> None:
 
 def test_what_cannot_be_traced_is_said() -> None:
     offload = training(parallel={"shard": "weights", "offload": True})
-    (found,) = footprints([TracedStep(TRANSFORMER, TOKENS, offload, 1, 4, 2)])
+    (found,) = trace_footprints([TracedStep(TRANSFORMER, TOKENS, offload, 1, 4, 2)])
     assert isinstance(found, TraceFailure) and found.reason.startswith("training.parallel.offload:")
     same_wording(found.reason)

@@ -13,7 +13,7 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.machine import limits
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.profiles.profile import Placement
 from slipstream.telemetry.preflight import GpuMemory
 from slipstream.train.config import TrainingConfig
@@ -32,7 +32,7 @@ STATE = ModelState(weights=800, trained=240)
 
 
 def test_the_state_is_counted_by_hand() -> None:
-    model = build(ModelConfig(arguments={"hidden": [7]}), SIGNATURE, 0)
+    model = build_model(ModelConfig(arguments={"hidden": [7]}), SIGNATURE, 0)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     assert ModelState.of(model, TrainingConfig()) == ModelState(4 * numbers, 4 * numbers)
     assert ModelState.of(model, TrainingConfig(ema=0.9)).averaged == 4 * numbers
@@ -74,7 +74,7 @@ def test_a_traced_step_takes_more_and_not_many_times_as_much() -> None:
         {"pipeline": 2},
         {"pipeline": 2, "shard": "weights"},
     ]
-    state = ModelState.of(build(model, signature, 0, shapes_alone=True), TrainingConfig())
+    state = ModelState.of(build_model(model, signature, 0, shapes_alone=True), TrainingConfig())
     jobs = [
         TraceJob(model, signature, TrainingConfig(batch_size=8, accumulation=2, precision=kind, parallel=parallel), 4)
         for parallel in (ParallelConfig(**layout) for layout in layouts)
@@ -116,14 +116,14 @@ def test_a_gpu_is_known_by_its_driver(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_flytes_task_asks_before_it_starts_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.train import check
+    from tasks.train import check_before_training
 
     data, placement = table_of_numbers(tmp_path / "data", 30), Placement(memory="100Mi")
     inputs = {"prepared": FlyteDirectory(str(data)), "training": TrainingConfig(), "model": SMALL}
     monkeypatch.setenv(limits.MEMORY, placement.memory)
-    check(inputs, placement)
+    check_before_training(inputs, placement)
     with refuses(UserError):
-        check({**inputs, "model": ModelConfig("mlp", {"hidden": [4096, 4096]})}, placement)
+        check_before_training({**inputs, "model": ModelConfig("mlp", {"hidden": [4096, 4096]})}, placement)
 
 
 class OnTheHost(nn.Module):

@@ -185,7 +185,7 @@ def test_a_refusal_is_recorded_before_one_rank_of_a_machine_traces(
         before.append(known.refused if known else "")
         raise error
 
-    monkeypatch.setattr(automatic, "leaner", leaner)
+    monkeypatch.setattr(automatic, "suggest_remedies", leaner)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     ending, left = ended(home, monkeypatch, most=4, rank=rank), read_decision(home)
     start = f"training.accumulation: rank {rank} ran out of memory at 4 micro-batches, the most that are possible "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.adapters.layers import is_adapter
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.train.parallel.divide import JoinedParts
 from slipstream.train.parallel.pipeline import cut_stage
 from tests.support.adapted_runs import SIGNATURE, SIZES, Case, Held, alone, distance, each_in_turn, kept_between_passes
@@ -90,7 +90,7 @@ def test_between_passes_fsdp_holds_neither_what_it_gathered_nor_what_was_dequant
 
 def test_stages_that_a_process_holds_know_that_they_are_adapted(base: Path) -> None:
     model = Case(base).model
-    stages = [cut_stage(build(model, SIGNATURE, 0, empty=True), stage, 2) for stage in range(2)]
-    joined, whole = JoinedParts(stages), build(model, SIGNATURE, 0, empty=True)
+    stages = [cut_stage(build_model(model, SIGNATURE, 0, empty=True), stage, 2) for stage in range(2)]
+    joined, whole = JoinedParts(stages), build_model(model, SIGNATURE, 0, empty=True)
     assert joined.own_state().keys() == whole.own_state().keys() and all(map(is_adapter, joined.own_state()))
     assert joined.state_dict().keys() == whole.state_dict().keys()

@@ -10,9 +10,9 @@ import torch
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.plan import blocks_of, plan_of
-from slipstream.profiles.profile import load
+from slipstream.models.factory import build_model
+from slipstream.models.plan import block_names, model_plan
+from slipstream.profiles.profile import load_profile
 from slipstream.proofs.gpu.layouts import SIGNATURE, SIZES
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.probe import ModelTraits
@@ -65,37 +65,37 @@ def test_sizes_that_do_not_multiply(settings: dict[str, Any], world: int) -> Non
     ],
 )
 def test_a_model_that_cannot_be_divided_so(settings: dict[str, Any], micro_batches: int, message: str) -> None:
-    network = build(ModelConfig("transformer", SIZES), SIGNATURE, 0, empty=True).network
+    network = build_model(ModelConfig("transformer", SIZES), SIGNATURE, 0, empty=True).network
     with refuses(UserError, match=message):
-        check_plan(ParallelConfig(**settings), plan_of(network), micro_batches)
+        check_plan(ParallelConfig(**settings), model_plan(network), micro_batches)
 
 
 def test_a_sequence_that_cannot_be_divided() -> None:
     odd = Signature((TensorSpec("tokens", "int64", (15,)),), "next token", "next token", buckets=256)
-    network = build(ModelConfig("transformer", SIZES), odd, 0, empty=True).network
+    network = build_model(ModelConfig("transformer", SIZES), odd, 0, empty=True).network
     with refuses(UserError):
-        check_plan(ParallelConfig(tensor=2), plan_of(network), 1)
-    check_plan(ParallelConfig(tensor=2, sequence=False), plan_of(network), 1)
+        check_plan(ParallelConfig(tensor=2), model_plan(network), 1)
+    check_plan(ParallelConfig(tensor=2, sequence=False), model_plan(network), 1)
 
 
 def test_a_model_without_a_plan_is_only_sharded() -> None:
     images = Signature(
         (TensorSpec("image", "uint8", (1, 8, 8)),), "classification", "y", ("a", "b"), (), (0.0,), (1.0,)
     )
-    resnet = build(ModelConfig("resnet", {"depth": 2}), images, 0).network
+    resnet = build_model(ModelConfig("resnet", {"depth": 2}), images, 0).network
     for setting in ("tensor", "pipeline"):
         settings: dict[str, Any] = {setting: 2}
         with refuses(UserError, match=f"training.parallel.{setting}:"):
-            check_plan(ParallelConfig(**settings), plan_of(resnet), 4)
-    check_plan(ParallelConfig(shard="weights"), plan_of(resnet), 1)
-    assert blocks_of(resnet) == tuple(f"blocks.{number}" for number in range(6))
+            check_plan(ParallelConfig(**settings), model_plan(resnet), 4)
+    check_plan(ParallelConfig(shard="weights"), model_plan(resnet), 1)
+    assert block_names(resnet) == tuple(f"blocks.{number}" for number in range(6))
 
 
 def test_a_layout_that_does_not_fit_the_profile_ends_before_any_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     from slipstream.config import RunConfig
     from tasks.config import read_config
 
-    monkeypatch.setattr("tasks.config.current_profile", lambda: load("a100-spot"))
+    monkeypatch.setattr("tasks.config.current_profile", lambda: load_profile("a100-spot"))
     fits = RunConfig(training=TrainingConfig(parallel=ParallelConfig(shard="weights", tensor=8)))
     assert read_config.task_function(config=fits).training.parallel.tensor == 8
     wrong = RunConfig(training=TrainingConfig(parallel=ParallelConfig(tensor=3)))

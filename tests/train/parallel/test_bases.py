@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build, initial_values
+from slipstream.models.factory import build_model, initial_values
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 from tests.support.layout_runs import on_ranks
 
@@ -55,24 +55,24 @@ def begun(jobs: list[tuple[str, dict[str, Any]]], rows: int) -> list[Found]:
 
 def begin(model: ModelConfig, parallel: dict[str, Any], rows: int) -> Found:
     from slipstream.models.base.shape import shaped_for
-    from slipstream.train.checkpoint.staging import local
+    from slipstream.train.checkpoint.staging import local_tensor
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide, fill
+    from slipstream.train.parallel.divide import divide_model, fill_part
     from slipstream.train.parallel.layout import Layout
 
     cpu = torch.device("cpu")
     model = shaped_for(model, SIGNATURE)
-    whole = build(model, SIGNATURE, 0, empty=True).eval()
+    whole = build_model(model, SIGNATURE, 0, empty=True).eval()
     values: Any = initial_values(model, whole.network, 0)
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), cpu)
     if not layout.config.divides:
-        fill(whole, cpu, values)
+        fill_part(whole, cpu, values)
         held, logits = list(whole.parameters()), whole(some_tokens(rows))
     else:
-        divided = divide(whole, layout, cpu, values, micro_batches=ROWS, rows=rows // ROWS, precision="fp32")
+        divided = divide_model(whole, layout, cpu, values, micro_batches=ROWS, rows=rows // ROWS, precision="fp32")
         held, logits = list(divided.model.parameters()), divided.forward(some_tokens(rows))
     size = next(iter(values.base.tensors.values())).dtype
-    elements = sum(local(parameter).numel() for parameter in held)
+    elements = sum(local_tensor(parameter).numel() for parameter in held)
     found = None if logits is None else logits.detach()
     return Found(found, values.base.bytes_read, elements * {"F32": 4, "BF16": 2}[size])
 

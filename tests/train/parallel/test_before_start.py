@@ -12,10 +12,10 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.errors import UserError
-from slipstream.models.arithmetic import precision_of
+from slipstream.models.arithmetic import choose_precision
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.profiles.profile import Profile, load
+from slipstream.models.factory import build_model
+from slipstream.profiles.profile import Profile, load_profile
 from slipstream.proofs.gpu.layouts import SIZES, token_rows
 from slipstream.train import checks
 from slipstream.train.config import TrainingConfig
@@ -53,7 +53,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def on_processes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Place the training in ``number`` processes of this machine."""
-    place = replace(load("local").placement("train"), nodes=1, processes=number)
+    place = replace(load_profile("local").placement("train"), nodes=1, processes=number)
     monkeypatch.setattr(Profile, "placement", lambda self, stage: place)
 
 
@@ -196,7 +196,7 @@ def test_a_model_that_is_too_large_for_its_export(
 ) -> None:
     on_processes(monkeypatch, 1)
     signature = open_prepared(data["table"]).signature
-    count = sum(weight.numel() for weight in build(model, signature, seed=0).network.parameters())
+    count = sum(weight.numel() for weight in build_model(model, signature, seed=0).network.parameters())
     with pytest.raises(UserError) as error:
         begin(data["table"], model, BATCH, most_parameters=count - 1)
     expected = f"export.most_parameters: {count - 1:,} is too small for {model.name}, which has {count:,} parameters"
@@ -221,8 +221,8 @@ def test_the_limit_of_the_export_is_part_of_no_key(data: dict[str, Path], monkey
         return name
 
     with monkeypatch.context() as patched:
-        patched.setattr(stage, "key_of", key)
-        patched.setattr(elastic, "home_of", key)
+        patched.setattr(stage, "result_key", key)
+        patched.setattr(elastic, "checkpoint_address", key)
         for most in (10**6, 10**7):
             with pytest.raises(Started):
                 begin(data["table"], MLP, BATCH, most_parameters=most)
@@ -273,7 +273,7 @@ def test_bf16_on_a_gpu_without_it(data: dict[str, Path], monkeypatch: pytest.Mon
     ],
 )
 def test_what_is_computed_in(wanted: str, gpu: bool, bf16: bool, found: str) -> None:
-    assert precision_of(wanted, gpu=gpu, bf16=bf16) == found
+    assert choose_precision(wanted, gpu=gpu, bf16=bf16) == found
 
 
 def test_compile_without_a_compiler(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

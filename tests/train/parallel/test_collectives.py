@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slipstream.models.arithmetic import autocast
+from slipstream.models.arithmetic import autocast_context
 from slipstream.models.initial.drawn import DrawnValues
 from slipstream.proofs.gpu.layouts import LENGTH, SEED, SIZES, LayoutCase, model_of, row_losses, token_rows
 from tests.support.layout_runs import on_ranks
@@ -43,13 +43,13 @@ class Collectives(TorchDispatchMode):
 
 def sharded(shard: str, precision: str = "fp32") -> Any:
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.divide import divide_model
     from slipstream.train.parallel.layout import Layout
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
     model = model_of(LayoutCase(2, {}, double=False), empty=True)
-    return divide(
+    return divide_model(
         model,
         layout,
         device,
@@ -96,20 +96,22 @@ def saved_weights(shard: str) -> tuple[int, int, set[torch.dtype]]:
         return row_losses(outputs.float(), rows).sum()
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.accumulate((rows[:, :LENGTH],), [slice(0, 2)], loss_of, partial(autocast, "bf16", torch.device("cpu")))
+        model.accumulate(
+            (rows[:, :LENGTH],), [slice(0, 2)], loss_of, partial(autocast_context, "bf16", torch.device("cpu"))
+        )
     return left[0], sum(2 * p.numel() for p in blocks), {p.grad.dtype for p in model.model.parameters()}
 
 
 def sent_between_stages(precision: str) -> int:
     """The bytes that this stage of two sends in the second step; in the first torch connects them."""
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.divide import divide_model
     from slipstream.train.parallel.layout import Layout
 
     device, rows = torch.device("cpu"), token_rows(2 * MICRO_BATCHES)
     layout = Layout.connect(ParallelConfig(pipeline=2), dist.get_rank(), 2, device)
     part = model_of(LayoutCase(2, {}, double=False), empty=True)
-    model = divide(
+    model = divide_model(
         part, layout, device, DrawnValues(part.network, SEED), micro_batches=MICRO_BATCHES, rows=2, precision=precision
     )
     pieces = [slice(start, start + 2) for start in range(0, len(rows), 2)]
@@ -119,7 +121,7 @@ def sent_between_stages(precision: str) -> int:
 
     for _ in range(2):
         with Collectives() as collectives:
-            model.accumulate((rows[:, :LENGTH],), pieces, loss_of, partial(autocast, precision, device))
+            model.accumulate((rows[:, :LENGTH],), pieces, loss_of, partial(autocast_context, precision, device))
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.model.parameters())
     return collectives.bytes["send"]
 

@@ -22,7 +22,7 @@ from slipstream.models.tables_and_images import MLP, ResNet
 from slipstream.proofs.gpu.layouts import LENGTH, SIZES, LayoutCase, distance, model_of, token_rows
 from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.parallel.compiled import CompiledBlocks, compile_blocks, compiled_modules
-from slipstream.train.parallel.replicas import ReplicatedModel, replicate
+from slipstream.train.parallel.replicas import ReplicatedModel, replicate_model
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import divided, on_ranks
 
@@ -47,7 +47,7 @@ def backward_pass(compiled: bool) -> tuple[list[str], dict[str, Tensor]]:
     found = None
     if compiled:
         found = compile_blocks(ReplicatedModel(model), (tokens,), [slice(0, 4)], nullcontext)
-    replicated = replicate(model, ModelTraits(), on_cpu(dist.get_rank(), 2), compiled=found)
+    replicated = replicate_model(model, ModelTraits(), on_cpu(dist.get_rank(), 2), compiled=found)
     assert replicated.ddp
     for name in BLOCKS:
         block = model.network.get_submodule(name)

@@ -17,19 +17,19 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.distributed.process_group import RankContext
-from slipstream.distributed.user_errors import backend_of, check_gpus
+from slipstream.distributed.user_errors import check_gpus, resolve_backend
 from slipstream.errors import UserError
 from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.proofs.gpu.layouts import LENGTH, LayoutCase, model_of, token_rows
 from slipstream.proofs.gpu.trainings import write_table
 from slipstream.settings import to_dict, with_defaults
 from slipstream.train.checkpoint.restore import first_difference
-from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, lasting
+from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, resume_settings
 from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.parallel import powersgd
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.powersgd import PowerSGD
-from slipstream.train.parallel.replicas import check_exchange, replicate
+from slipstream.train.parallel.replicas import check_exchange, replicate_model
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import on_ranks
 from tests.support.wording import refuses
@@ -114,7 +114,7 @@ def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.Mon
         yield
         events.append("ends")
 
-    original = powersgd.finished
+    original = powersgd.completed_future
 
     def noted(flat: Tensor) -> Future[Tensor]:
         events.append("result")
@@ -124,7 +124,7 @@ def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "stream", used)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the backward pass")
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: events.append("all-reduce"))
-    monkeypatch.setattr(powersgd, "finished", noted)
+    monkeypatch.setattr(powersgd, "completed_future", noted)
     own = ["begins", "all-reduce", "all-reduce", "result", "ends"]
     for device, expected in (("cuda", ["waits for the backward pass", *own]), ("cpu", ["no stream", *own[1:]])):
         hook, bucket = PowerSGD(2, 0, RankContext(0, 1, torch.device(device), "gloo")), Bucket()
@@ -190,13 +190,13 @@ def settings_of_ddp() -> dict[str, list[object]]:
     from slipstream.artifacts.prepared.data import Signature, TensorSpec
     from slipstream.models.factory import Predictor
     from slipstream.models.tables_and_images import MLP
-    from slipstream.train.loop.probe import probe
+    from slipstream.train.loop.probe import probe_model
 
     signature = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
     group, found = on_cpu(dist.get_rank(), dist.get_world_size()), dict[str, list[object]]()
     for name, exchange in {"default": {}, **EXCHANGES}.items():
         model = Predictor(signature, MLP(signature))
-        ddp = replicate(model, probe(model, CPU), group, GradientsConfig(**exchange)).ddp
+        ddp = replicate_model(model, probe_model(model, CPU), group, GradientsConfig(**exchange)).ddp
         hooks = [(hook.__name__, type(state).__name__) for hook, state in ddp._comm_hooks] if ddp else []
         found[name] = [ddp.bucket_bytes_cap, ddp.gradient_as_bucket_view, ddp.static_graph, hooks] if ddp else []
     return found
@@ -246,8 +246,8 @@ def test_what_the_machine_cannot_do_is_one_line() -> None:
         check_exchange(GradientsConfig(hook="powersgd"), "nccl", "fp16")
     check_exchange(GradientsConfig(hook="bf16"), "nccl", "fp16")
     with refuses(UserError, match=r"training\.backend:"):
-        backend_of("nccl", 0)
-    found = [backend_of(wanted, gpus) for wanted, gpus in (("auto", 0), ("auto", 2), ("gloo", 2), ("nccl", 1))]
+        resolve_backend("nccl", 0)
+    found = [resolve_backend(wanted, gpus) for wanted, gpus in (("auto", 0), ("auto", 2), ("gloo", 2), ("nccl", 1))]
     assert found == ["gloo", "nccl", "gloo", "nccl"]
 
 
@@ -262,7 +262,7 @@ def gradients_of(view: bool) -> dict[str, Tensor]:
     """Of two accumulated micro-batches, over DDP."""
     model = model_of(LayoutCase(1, {}, double=False), empty=False)
     group = on_cpu(dist.get_rank(), dist.get_world_size())
-    replicated = replicate(model, ModelTraits(), group, GradientsConfig(gradient_as_bucket_view=view))
+    replicated = replicate_model(model, ModelTraits(), group, GradientsConfig(gradient_as_bucket_view=view))
     rows = token_rows(8)[4 * group.rank : 4 * group.rank + 4, :LENGTH]
     replicated.accumulate((rows,), [slice(0, 2), slice(2, 4)], lambda outputs, _: outputs.square().mean())
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -283,13 +283,17 @@ def test_where_gradients_lie_changes_no_bit_and_no_checkpoint(tmp_path: Path) ->
     assert config.gradients.gradient_as_bucket_view
     older = replace(config, gradients=GradientsConfig(gradient_as_bucket_view=False))
     TrainingConfig.from_dict({"gradients": to_dict(older.gradients), "parallel": {"shard": "weights"}})
-    assert lasting(older) == lasting(config) == {**lasting(config), "gradients": to_dict(older.gradients)}
+    assert (
+        resume_settings(older)
+        == resume_settings(config)
+        == {**resume_settings(config), "gradients": to_dict(older.gradients)}
+    )
 
 
 @pytest.mark.parametrize("said", [None, True, False])
 def test_where_gradients_lie_is_nothing_that_a_checkpoint_is_refused_for(said: bool | None) -> None:
     """Neither what it says of it, nor that it knows no such setting."""
-    now, older = lasting(TrainingConfig()), lasting(TrainingConfig())
+    now, older = resume_settings(TrainingConfig()), resume_settings(TrainingConfig())
     gradients = to_dict(GradientsConfig())
     older["gradients"] = {**gradients, "gradient_as_bucket_view": said}
     if said is None:
@@ -297,7 +301,9 @@ def test_where_gradients_lie_is_nothing_that_a_checkpoint_is_refused_for(said: b
     defaults = {"training": to_dict(TrainingConfig())}
     then, ours = (with_defaults(defaults, {"training": each}) for each in (older, now))
     assert first_difference(then, ours, ignored=NO_LONGER_LASTING) is None
-    other = with_defaults(defaults, {"training": lasting(TrainingConfig(gradients=GradientsConfig(hook="fp16")))})
+    other = with_defaults(
+        defaults, {"training": resume_settings(TrainingConfig(gradients=GradientsConfig(hook="fp16")))}
+    )
     found = first_difference(then, other, ignored=NO_LONGER_LASTING)
     assert found == ("training.gradients.hook", "none", "fp16")
 

@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build_model
 from slipstream.models.initial.drawn import DrawnValues
-from slipstream.train.checkpoint.staging import local
-from slipstream.train.config import TrainingConfig, lasting
+from slipstream.train.checkpoint.staging import local_tensor
+from slipstream.train.config import TrainingConfig, resume_settings
 from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.parallel.compiled import compile_blocks
 from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.parallel.divide import divide
+from slipstream.train.parallel.divide import divide_model
 from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import recompute_blocks
-from slipstream.train.parallel.replicas import ReplicatedModel, replicate
+from slipstream.train.parallel.replicas import ReplicatedModel, replicate_model
 from tests.support.allocations import allocated
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import on_ranks
@@ -69,12 +69,12 @@ class Found(NamedTuple):
 def made(parallel: dict[str, Any], recompute: bool) -> ParallelModel:
     config = ParallelConfig(**parallel)
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = build(DROPPING, TOKENS, 0, empty=config.divides)
+    model = build_model(DROPPING, TOKENS, 0, empty=config.divides)
     if recompute:
         recompute_blocks(model.network)
     if config.divides:
         layout = Layout.connect(config, rank, world, CPU)
-        return divide(
+        return divide_model(
             model,
             layout,
             CPU,
@@ -83,7 +83,7 @@ def made(parallel: dict[str, Any], recompute: bool) -> ParallelModel:
             rows=ROWS,
             precision="fp32",
         )
-    return replicate(model, ModelTraits(), on_cpu(rank, world)) if world > 1 else ReplicatedModel(model)
+    return replicate_model(model, ModelTraits(), on_cpu(rank, world)) if world > 1 else ReplicatedModel(model)
 
 
 def accumulation(parallel: dict[str, Any]) -> int:
@@ -105,7 +105,7 @@ def passes(parallel: dict[str, Any], recompute: bool) -> Found:
         parameter.grad = None
     torch.manual_seed(7 + dist.get_rank())
     peak = max(allocated(step))
-    gradients = {name: local(p.grad).clone() for name, p in model.model.named_parameters() if p.grad is not None}
+    gradients = {name: local_tensor(p.grad).clone() for name, p in model.model.named_parameters() if p.grad is not None}
     return Found(gradients, torch.rand(4), peak)
 
 
@@ -152,7 +152,7 @@ def test_a_step_takes_less_beyond_its_state(found: dict[str, list[list[Found]]])
 def test_a_batchs_statistics_count_once() -> None:
     shape = TensorSpec("image", "uint8", (3, 8, 8))
     images = Signature((shape,), "classification", "y", ("a", "b"), (), (9.0,) * 3, (2.0,) * 3)
-    models: list[Predictor] = [build(ModelConfig("resnet", {"norm": "batch"}), images, 0) for _ in range(2)]
+    models: list[Predictor] = [build_model(ModelConfig("resnet", {"norm": "batch"}), images, 0) for _ in range(2)]
     recompute_blocks(models[1].network)
     for model in models:
         model(torch.arange(4 * 3 * 64).view(4, 3, 8, 8).remainder(251).float()).square().sum().backward()
@@ -164,12 +164,12 @@ def test_a_batchs_statistics_count_once() -> None:
 
 def test_it_may_be_another_on_resume() -> None:
     """As no number depends on it: neither the key of a home nor the identity of a checkpoint has it."""
-    assert lasting(TrainingConfig(recompute="full")) == lasting(TrainingConfig())
+    assert resume_settings(TrainingConfig(recompute="full")) == resume_settings(TrainingConfig())
 
 
 def compiled_passes(recompute: bool) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    model = build(DROPPING, TOKENS, 0)
+    model = build_model(DROPPING, TOKENS, 0)
     if recompute:
         recompute_blocks(model.network)
     tokens = torch.randint(64, (ROWS, LENGTH))

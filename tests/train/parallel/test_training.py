@@ -75,7 +75,7 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
         return original(state, *rest)
 
     train_loop.train_step = step  # type: ignore[assignment]
-    engine.run(
+    engine.run_attempt(
         TrainingRequest(
             prepared=prepared,
             model=ModelConfig("transformer", {**SIZES, "tie_word_embeddings": True}),

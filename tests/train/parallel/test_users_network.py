@@ -15,7 +15,7 @@ from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.models.initial.drawn import DrawnValues
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
@@ -89,13 +89,13 @@ IMAGES = Signature((TensorSpec("image", "uint8", (1, 8, 8)),), "classification",
 @pytest.mark.parametrize("empty", [False, True])
 def test_pictures_may_be_its_input(empty: bool) -> None:
     """Mean and deviation of the pixels are values, though the network has none yet."""
-    made = build(ModelConfig("tests.support.nets:PlannedForPictures"), IMAGES, 0, empty=empty)
+    made = build_model(ModelConfig("tests.support.nets:PlannedForPictures"), IMAGES, 0, empty=empty)
     assert made.image_mean.item() == 9.0 and all(p.is_meta is empty for p in made.parameters())
 
 
 def test_a_function_may_make_it() -> None:
     by_class, by_function = (
-        build(ModelConfig(f"tests.support.nets:{name}"), SIGNATURE, 7) for name in ("Planned", "planned")
+        build_model(ModelConfig(f"tests.support.nets:{name}"), SIGNATURE, 7) for name in ("Planned", "planned")
     )
     for (name, one), other in zip(by_class.named_parameters(), by_function.parameters(), strict=True):
         assert torch.equal(one, other), name
@@ -106,7 +106,7 @@ def test_a_function_may_make_it() -> None:
 def test_a_constant_that_would_have_no_value_is_one_line(constant: str) -> None:
     """A network that states its deviations is built without memory, its constants, too."""
     with refuses(UserError):
-        build(ModelConfig(PLANNED, {"constant": constant}), SIGNATURE, 0)
+        build_model(ModelConfig(PLANNED, {"constant": constant}), SIGNATURE, 0)
 
 
 @pytest.mark.parametrize("size", [(), (6,), (6, 4), (6, 4, 3), (6, 2, 3, 3)])

@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from harness.dispatch import counted
 from slipstream.models.initial.drawn import DrawnValues
 from slipstream.proofs.gpu.layouts import LENGTH, SEED, LayoutCase, model_of, row_losses, token_rows, whole
-from slipstream.train.parallel.divide import clip
+from slipstream.train.parallel.divide import clip_gradients
 from tests.support.layout_runs import on_ranks
 
 
 def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
     """The norms before and after the last rank spoils an element of its gradient, and whether a weight changes."""
-    from slipstream.train.checkpoint.staging import local
+    from slipstream.train.checkpoint.staging import local_tensor
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.divide import divide_model
     from slipstream.train.parallel.layout import Layout
 
     device, rows = torch.device("cpu"), token_rows(4)
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
     undivided = model_of(LayoutCase(2, {}), empty=True)
     values = DrawnValues(undivided.network, SEED)
-    model = divide(undivided, layout, device, values, micro_batches=2, rows=2, precision="fp32")
+    model = divide_model(undivided, layout, device, values, micro_batches=2, rows=2, precision="fp32")
 
     def loss_of(outputs: Tensor, first: int) -> Tensor:
         return row_losses(outputs, rows[first : first + 2]).sum()
@@ -39,7 +39,7 @@ def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
     if layout.rank == layout.world - 1:
         gradient = list(model.model.parameters())[-1].grad
         assert gradient is not None
-        local(gradient).view(-1)[0] = torch.inf
+        local_tensor(gradient).view(-1)[0] = torch.inf
     norm = model.norm()
     before = whole(dict(model.model.named_parameters()))
     optimizer: Any = torch.optim.AdamW(model.model.parameters(), lr=0.1, fused=True)
@@ -69,7 +69,7 @@ def test_gradients_are_scaled_down_at_once_by_type() -> None:
         norm = torch.tensor(7.3, dtype=torch.float64)
         factor = 0.5 / (norm + 1e-6)
         expected = [p.grad * factor.to(p.dtype) for p in parameters if p.grad is not None]
-        kernels = counted(partial(clip, parameters, norm, 0.5)).kernels
+        kernels = counted(partial(clip_gradients, parameters, norm, 0.5)).kernels
         assert all(
             torch.equal(grad, p.grad) for grad, p in zip(expected, parameters, strict=True) if p.grad is not None
         )

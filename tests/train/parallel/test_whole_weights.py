@@ -23,7 +23,7 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
 
     from slipstream.models.trained import in_file_order
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.divide import divide_model
     from slipstream.train.parallel.layout import Layout
 
     device = torch.device("cpu")
@@ -31,7 +31,7 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     case = LayoutCase(layout.world, parallel, {"tie_word_embeddings": True})
     undivided = model_of(case, empty=True)
     values = DrawnValues(undivided.network, SEED)
-    model = divide(undivided, layout, device, values, micro_batches=2, rows=2, precision="fp32")
+    model = divide_model(undivided, layout, device, values, micro_batches=2, rows=2, precision="fp32")
     parts = model.model.state_dict()
     own = {id(part) for part in parts.values()}
     weights = model.whole(parts)
@@ -57,12 +57,12 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     ],
 )
 def test_rank_0_gets_one_whole_tensor_after_the_other(world: int, parallel: dict[str, Any], tmp_path: Path) -> None:
-    from slipstream.train.parallel.divide import fill
+    from slipstream.train.parallel.divide import fill_part
 
     (mine, most), *others = on_ranks(world, partial(taken, parallel), tmp_path)
     assert most == 1 and all(got == ({}, 0) for got in others)
     expected = model_of(LayoutCase(1, {}, {"tie_word_embeddings": True}), empty=True)
-    fill(expected, torch.device("cpu"), DrawnValues(expected.network, SEED))
+    fill_part(expected, torch.device("cpu"), DrawnValues(expected.network, SEED))
     state = expected.state_dict()
     assert mine.keys() == state.keys() and len(state) > SIZES["num_hidden_layers"]
     assert all(torch.equal(tensor, state[name]) for name, tensor in mine.items())

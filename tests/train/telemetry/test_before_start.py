@@ -17,7 +17,7 @@ from slipstream.artifacts.results.training import read_attempt
 from slipstream.distributed.process_group import RankContext
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import build_model
 from slipstream.telemetry import preflight
 from slipstream.telemetry.preflight import GpuMemory
 from slipstream.telemetry.records import WAITED_FOR_PODS
@@ -34,7 +34,7 @@ GPU = RankContext(0, 1, torch.device("cuda", 0), "nccl")
 
 
 def test_a_gpu_that_others_hold_is_refused_before_anything_is_copied_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(ModelConfig(arguments={"hidden": [7]}), SIGNATURE, 0)
+    model = build_model(ModelConfig(arguments={"hidden": [7]}), SIGNATURE, 0)
     needed = ModelState.of(model, TrainingConfig()).of_process(ParallelConfig(), 1, 1, "fp32")
     room = GpuMemory("GPU 0 (NVIDIA L4)", 24 << 30, needed - 1, 20 << 30, ("python (process 41)",), 1)
     uuids = ["mine", "other"]

@@ -22,7 +22,7 @@ from slipstream.train.checkpoint.home import CheckpointDirectory
 from slipstream.train.config import TrainingConfig
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.telemetry.around import verdict
+from slipstream.train.telemetry.around import safe_diagnosis
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
 from slipstream.train.telemetry.step_times import GROUPS, StepPhases, StepTimes
 from tests.support.training import table_of_numbers, trained
@@ -217,5 +217,5 @@ def test_a_diagnosis_that_fails_costs_neither_the_record_nor_the_training(
     assert [(each.last_step, each.ended) for each in read_attempts(home.storage)] == [(7, "finished")]
     assert capsys.readouterr().err.count("could not be recorded (ZeroDivisionError") == 1
     broken = {"seconds": 1.0, "steps": 1, "phases": {"compute": -5.0}, "lost": {}, "evidence": {}}
-    assert verdict([AttemptRecord(1, 1, observed={**broken, "waited_for_processor": 0.0})]) is None
+    assert safe_diagnosis([AttemptRecord(1, 1, observed={**broken, "waited_for_processor": 0.0})]) is None
     assert "bottleneck analysis failed (ValueError" in capsys.readouterr().err

@@ -25,17 +25,17 @@ import pytest
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.devices import DEVICES, TrainingDevices
 from slipstream.artifacts.results.ledger import read_attempts
-from slipstream.profiles.profile import load
+from slipstream.profiles.profile import load_profile
 from slipstream.proofs.processes import FORK, free_port
-from slipstream.report.costs import costs_of
+from slipstream.report.costs import stage_costs
 from slipstream.stages import StageRun
 from slipstream.storage import storage_for
 from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.node import NodeFacts, write_facts
-from slipstream.telemetry.ring import read
+from slipstream.telemetry.ring import read_samples
 from slipstream.telemetry.totals import read_totals
-from slipstream.telemetry.watch import watching
-from slipstream.train.checkpoint.home import CHECKPOINTS, complete
+from slipstream.telemetry.watch import telemetry_sampled
+from slipstream.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.step import StepResult
 from slipstream.train.telemetry import pods
@@ -73,12 +73,12 @@ def watched(directory: Path, nvml: FakeNvml, metrics: str = "") -> Iterator[None
             for name, value in (nvml.environment() | {"SLIPSTREAM_METRICS": metrics}).items():
                 patch.setenv(name, value)
             patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-            kept.enter_context(watching(directory, LABELS, {"paid": 2.0, "on_demand": 3.0}))
+            kept.enter_context(telemetry_sampled(directory, LABELS, {"paid": 2.0, "on_demand": 3.0}))
         yield
 
 
 def ups(directory: Path) -> list[bool]:
-    samples = read(directory)
+    samples = read_samples(directory)
     return [device.up for device in samples[-1].devices] if samples else []
 
 
@@ -122,7 +122,7 @@ def test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends(
 ) -> None:
     sampled = tmp_path / "telemetry"
     with watched(sampled, nvml):
-        until(lambda: ups(sampled) == [True, True] and len(read(sampled)) > 2)
+        until(lambda: ups(sampled) == [True, True] and len(read_samples(sampled)) > 2)
         environment = ON_CPU | {"STEP_S": "0.05"}
         fault = threading.Thread(target=play_amid_training, args=(nvml, behaviour, sampled), daemon=True)
         fault.start()
@@ -202,7 +202,7 @@ def pod_of(node: str, place: Path, settings: dict[str, Any], step_s: float) -> N
     sampled.mkdir(parents=True)
     write_facts(sampled, NodeFacts(time.time(), node, "", "", spot=True, spot_is_certain=True))
     environment = ON_CPU | {"STEP_S": str(step_s)}
-    with watching(sampled, LABELS):
+    with telemetry_sampled(sampled, LABELS):
         slow_rank(0, 1, free_port(), settings | {"sampled": sampled}, environment)
 
 
@@ -220,7 +220,7 @@ def begin(node: str, place: Path, table: Path, step_s: float) -> multiprocessing
 def test_a_kill_costs_little_of_what_was_sampled_and_no_cent(table: Path, tmp_path: Path) -> None:
     storage = storage_for(str(tmp_path / "checkpoints"))
     first = begin("node-1", tmp_path, table, 0.15)
-    until(lambda: complete(storage.list(CHECKPOINTS)) and storage.list("devices/"), 60)
+    until(lambda: complete_checkpoints(storage.list(CHECKPOINTS)) and storage.list("devices/"), 60)
     # Steps are known, every 5 s, that no checkpoint has, nor will before the kill.
     until(lambda: 3 < read_attempts(storage)[0].last_step % 25 < 20, 60)
     os.kill(first.pid or 0, signal.SIGKILL)
@@ -240,10 +240,10 @@ def test_a_kill_costs_little_of_what_was_sampled_and_no_cent(table: Path, tmp_pa
     assert (one.ended == "finished", two.ended) == (False, "finished")
     assert one.lost > 0 and one.spot and two.spot
     # A dollar a second, so that cents are hundredths of seconds.
-    profile = load("local")
+    profile = load_profile("local")
     placement = replace(profile.placement("train"), price_per_hour=7200.0, spot_price_per_hour=3600.0)
     priced = replace(profile, stages={**profile.stages, "train": placement})
-    train, total = costs_of([StageRun("train", two.seconds, reused=False)], found, priced)
+    train, total = stage_costs([StageRun("train", two.seconds, reused=False)], found, priced)
     seconds = Fraction(one.seconds) + Fraction(two.seconds)
     assert cents(train.paid) == cents(total.paid) == round(100 * seconds)
     assert cents(train.on_demand) == round(200 * seconds)

@@ -12,7 +12,7 @@ from slipstream.collectives.launch.measurements import measure_group
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.other_benchmarks import compare_with_installed
-from slipstream.interconnect.profile import merged
+from slipstream.interconnect.profile import merge_profiles
 from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.proofs.gpu.layouts import PATIENCE_S, LayoutCase, distance, train_divided
 
@@ -36,7 +36,7 @@ def collectives(context: CheckContext) -> Iterator[CheckFigure]:
     # The CPU also runs what a machine with one GPU would.
     for processes in (1, context.devices) if context.small else (context.devices,):
         group = WorkerGroup.local(processes, timeout=60)
-        profile = merged([group.launch(measure_group, config) for _ in range(config.launches)])
+        profile = merge_profiles([group.launch(measure_group, config) for _ in range(config.launches)])
         assert profile.measurements, "nothing was measured"
         yield CheckFigure("backend", profile.fingerprint.backend)
         yield CheckFigure("processes", float(processes))

@@ -12,8 +12,8 @@ from slipstream.export.config import ExportConfig
 from slipstream.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
 from slipstream.export.session import PROVIDERS, onnx_predictor
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.predict import inputs_of, model_function
+from slipstream.models.factory import build_model
+from slipstream.models.predict import model_function, record_inputs
 from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.proofs.gpu.trainings import write_table
 
@@ -28,8 +28,8 @@ def parity(context: CheckContext) -> Sequence[CheckFigure]:
     if find_spec("onnxscript") is None:
         raise CannotRun("torch's exporter needs onnxscript: pip install onnxscript")
     data = write_table(context.directory / "table", "classification")
-    model, rows = build(ModelConfig("mlp"), data.signature, seed=0).eval(), data.split("test")[:ROWS]
-    inputs, path = inputs_of(data.signature, rows), context.directory / "model.onnx"
+    model, rows = build_model(ModelConfig("mlp"), data.signature, seed=0).eval(), data.split("test")[:ROWS]
+    inputs, path = record_inputs(data.signature, rows), context.directory / "model.onnx"
     to_onnx(model, data.signature, [x[:EXAMPLE_ROWS] for x in inputs], ExportConfig().opset, path)
     on_device, reference = onnx_predictor(path, 1, provider), model_function(model)
     check_parity(reference, on_device, inputs)

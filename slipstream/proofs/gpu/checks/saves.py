@@ -17,8 +17,8 @@ from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.checkpoint.restore import ResumePolicy
 from slipstream.train.checkpoint.staging import SnapshotBuffers
 from slipstream.train.checkpoint.state import AppState
-from slipstream.train.device_clock import clock_of
-from slipstream.train.throughput import synchronise
+from slipstream.train.device_clock import device_clock
+from slipstream.train.throughput import synchronise_device
 
 MIB = 1 << 20
 Snapshot = dict[str, Tensor]
@@ -81,7 +81,7 @@ def under_load(context: CheckContext) -> Sequence[CheckFigure]:
             state,
             ResumePolicy({}),
             retention=Retention(last=1),
-            clock=clock_of(context.device),
+            clock=device_clock(context.device),
         ) as checkpoints,
     ):
         checkpoints.prepare({})
@@ -119,7 +119,7 @@ def copied_at_once(context: CheckContext, tensors: Snapshot) -> float:
     """Return the median seconds of a copy to newly allocated memory of the host."""
     took = []
     for _ in range(5):
-        synchronise(context.device)
+        synchronise_device(context.device)
         started = time.perf_counter()
         for tensor in tensors.values():
             tensor.to("cpu", copy=True)

@@ -27,9 +27,9 @@ from slipstream.proofs.gpu.waits import NoWaits
 from slipstream.telemetry import ring
 from slipstream.telemetry.metrics import MetricLabels
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.series import energy, mean
+from slipstream.telemetry.series import energy_joules, mean_of_known
 from slipstream.telemetry.totals import read_totals
-from slipstream.telemetry.watch import watching
+from slipstream.telemetry.watch import telemetry_sampled
 from slipstream.train.data_loader import DeviceBuffer, HostBuffer, StoredRows
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.loop import optimizer, train_loop
@@ -108,7 +108,7 @@ def beside_tool(
     from threading import Thread
 
     worker, told = Thread(target=load, args=(settling + seconds,), daemon=True), list[ToolReading]()
-    with watching(directory, LABELS):
+    with telemetry_sampled(directory, LABELS):
         worker.start()
         time.sleep(settling)
         until = time.monotonic() + seconds - 1
@@ -116,7 +116,7 @@ def beside_tool(
             told.append(ask_tool(uuid))
             time.sleep(0.5)
     worker.join()
-    samples = [each for each in ring.read(directory) if told[0].at - 0.5 <= each.at <= told[-1].at + 0.5]
+    samples = [each for each in ring.read_samples(directory) if told[0].at - 0.5 <= each.at <= told[-1].at + 0.5]
     ours = [device for sample in samples for device in sample.devices if device.uuid == uuid and device.up]
     if not ours and any(device.uuid.startswith("MIG-") for sample in samples for device in sample.devices):
         raise CannotRun(f"{TOOL} does not say what parts of a GPU do")
@@ -133,12 +133,17 @@ def samples_of(samples: list[Sample], uuid: str) -> list[Sample]:
 
 def compared(ours: list[DeviceReading], samples: list[Sample], told: list[ToolReading]) -> Iterator[CheckFigure]:
     """Fail if a reading is too far from the tool's, or if only one of both has it."""
-    watts, passed = mean(each.watts for each in told), samples[-1].at - samples[0].at
+    watts, passed = mean_of_known(each.watts for each in told), samples[-1].at - samples[0].at
     pairs: Mapping[str, tuple[float | None, float | None, float, str]] = {
-        "utilisation": (mean(each.busy for each in ours), mean(each.busy for each in told), 100, "%"),
-        "memory": (mean(each.memory_used_bytes for each in ours), mean(each.memory for each in told), 2**-30, "GiB"),
-        "power": (mean(each.power_watts for each in ours), watts, 1, "W"),
-        "energy": (energy(samples), scaled(watts, passed), 1, "J"),
+        "utilisation": (mean_of_known(each.busy for each in ours), mean_of_known(each.busy for each in told), 100, "%"),
+        "memory": (
+            mean_of_known(each.memory_used_bytes for each in ours),
+            mean_of_known(each.memory for each in told),
+            2**-30,
+            "GiB",
+        ),
+        "power": (mean_of_known(each.power_watts for each in ours), watts, 1, "W"),
+        "energy": (energy_joules(samples), scaled(watts, passed), 1, "J"),
     }
     for name, (own, its, factor, unit) in pairs.items():
         if own is None and its is None:
@@ -160,13 +165,13 @@ def compared(ours: list[DeviceReading], samples: list[Sample], told: list[ToolRe
 def beside_proc(directory: Path) -> Iterator[CheckFigure]:
     """Compute: the sampler must count at least this process's CPU time, and at most the machine's."""
     moments = list[tuple[float, float, float]]()
-    with watching(directory, LABELS):
+    with telemetry_sampled(directory, LABELS):
         ballast = np.ones(32 * MIB)  # 256 MiB
         until = time.monotonic() + REHEARSAL_S
         while time.monotonic() < until:
             float(ballast[:MIB].sum())
             moments.append((time.time(), time.process_time(), machine_s()))
-    samples = [each for each in ring.read(directory) if moments[0][0] <= each.at <= moments[-1][0]]
+    samples = [each for each in ring.read_samples(directory) if moments[0][0] <= each.at <= moments[-1][0]]
     assert len(samples) >= 3, f"{len(samples)} samples in {REHEARSAL_S:g} s"
     at, own, machine = np.array(moments).T
     first, last = samples[0], samples[-1]
@@ -288,7 +293,7 @@ def no_waits(context: CheckContext) -> Iterator[CheckFigure]:
     """Watch steps with telemetry: with torch's detector on a GPU, with ``NoWaits`` on a CPU."""
     directory = context.directory / "watched"
     sampled = directory / "samples"
-    with watching(sampled, LABELS), marks_are_watched(context) as watched:
+    with telemetry_sampled(sampled, LABELS), marks_are_watched(context) as watched:
         trained_on(directory, 64, (32, 32), sampled)
     (totals,) = read_totals(sampled)
     assert totals.steps == EPOCHS * STEPS - 1 and totals.phase_seconds, totals  # without the first

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from slipstream.artifacts.results.training import History, read_attempt, read_history
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build, zeros
+from slipstream.models.factory import build_model, zero_inputs
 from slipstream.models.trained import TrainedModel
 from slipstream.proofs.gpu.attempts import TrainingJob, end_of_log, run_attempt
 from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
@@ -26,7 +26,7 @@ from slipstream.proofs.gpu.trainings import train_transformer, write_table, writ
 from slipstream.train.checks import check_compiler
 from slipstream.train.loop.optimizer import EARLY, AveragedWeights
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
-from slipstream.train.throughput import synchronise
+from slipstream.train.throughput import synchronise_device
 
 ROWS, BATCH = 192, 8
 STEPS = ROWS // BATCH
@@ -109,8 +109,8 @@ def graphs(context: CheckContext) -> Iterator[CheckFigure]:
     if context.device.type == "cpu":
         raise CannotRun("a CPU has no graphs")
     data = write_table(context.directory / "table", "classification")
-    model = build(ModelConfig("mlp", {"dropout": 0.0}), data.signature, seed=0).to(context.device)
-    inputs = tuple(zeros(data.signature, 256, context.device))
+    model = build_model(ModelConfig("mlp", {"dropout": 0.0}), data.signature, seed=0).to(context.device)
+    inputs = tuple(zero_inputs(data.signature, 256, context.device))
     # A copy, because it replaces the module's forward.
     captured = cast(nn.Module, torch.cuda.make_graphed_callables(copy.deepcopy(model), inputs))
     for one, other in zip(gradients(captured, inputs), gradients(model, inputs), strict=True):
@@ -130,11 +130,11 @@ def seconds(work: Callable[[], object], context: CheckContext) -> float:
     """Return the seconds of 20 passes, the best of 5 measurements."""
     best = math.inf
     for _ in range(5):
-        synchronise(context.device)
+        synchronise_device(context.device)
         started = time.perf_counter()
         for _ in range(20):
             work()
-        synchronise(context.device)
+        synchronise_device(context.device)
         best = min(best, time.perf_counter() - started)
     return best
 
