@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,16 @@ def test_the_glue_knows_no_stage(module: str) -> None:
     imported = {name.split(".")[1] for name in IMPORTS[module] if name.startswith("slipstream.")}
     assert imported <= FOUNDATIONS
     assert {name for name in IMPORTS[module] if name.startswith("tasks.")} <= {m for m in MODULES if "tasks.flyte" in m}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    defined = [
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert not [name for name, times in Counter(defined).items() if times > 1]
 
 
 def test_there_is_no_circle() -> None:
