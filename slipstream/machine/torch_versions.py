@@ -109,7 +109,7 @@ def divide_by_fsdp(module: nn.Module, **settings: Any) -> None:
         return
     with IntegersWithoutGradients():
         fully_shard(module, **settings)
-    group = module._get_fsdp_state()._fsdp_param_group  # type: ignore[operator, union-attr]
+    group = module._get_fsdp_state()._fsdp_param_group  # type: ignore[operator]
     for parameter in group.fsdp_params if group else ():
         if not parameter.sharded_param.is_floating_point():
             parameter.init_dtype_attrs = lambda _, uncast=parameter.init_dtype_attrs: uncast(MixedPrecisionPolicy())

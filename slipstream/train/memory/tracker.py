@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -136,7 +136,7 @@ class MemoryTracker(TorchDispatchMode):
                 held.bytes, held.kind = size, "communication"
                 tracker._change(held, size)
 
-        def derive_uncounted(propagator: ShardingPropagator, schema: OpSchema) -> object:
+        def derive_uncounted(propagator: ShardingPropagator, schema: OpSchema) -> Any:
             tracker._derives_shapes = True
             try:
                 return derive(propagator, schema)
@@ -144,7 +144,7 @@ class MemoryTracker(TorchDispatchMode):
                 tracker._derives_shapes = False
 
         self._resize, self._derive = plain, derive
-        ShardingPropagator._propagate_tensor_meta_non_cached = derive_uncounted  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = derive_uncounted  # type: ignore[method-assign, assignment]
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         super().__enter__()
         return self

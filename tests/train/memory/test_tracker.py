@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,7 +30,7 @@ def one_of_four() -> Iterator[None]:
 def test_of_divided_tensors_only_this_process_shard_counts(one_of_four: None) -> None:
     """So an operator's first call, and any call of fused AdamW in torch 2.11, counts like every other."""
     mesh, derive = init_device_mesh("cpu", (WORLD,)), ShardingPropagator._propagate_tensor_meta_non_cached
-    settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    settings: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
     tracker = MemoryTracker()
     with FakeTensorMode(), tracker:
         weight, gradient, mean, square = (
