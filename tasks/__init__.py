@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from tasks.flyte.lazy_modules import stay_lazy
+from slipstream.flyte.lazy_modules import stay_lazy
 
 # pyflyte removes the project's root from the path after importing a workflow. Worker processes start later, inherit the
 # path and import the tasks again.

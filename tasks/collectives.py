@@ -10,12 +10,12 @@ from flytekit import task
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
+from slipstream.flyte.artifact_types import MadeByElement, Prepared
+from slipstream.flyte.elastic import Distributed, TaskInputs, Workspace, distributed
+from slipstream.flyte.metadata import stage_metadata
 from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.profile import current_profile
 from tasks.config import with_lasting_history
-from tasks.flyte.artifact_types import MadeByElement, Prepared
-from tasks.flyte.elastic import Distributed, TaskInputs, Workspace, distributed
-from tasks.flyte.metadata import stage_metadata
 
 if TYPE_CHECKING:
     from slipstream.collectives.launch.worker_group import WorkerGroup

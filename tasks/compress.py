@@ -11,11 +11,11 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.artifacts.results.compression import Compression, CompressionTrial
 from slipstream.artifacts.versions import code_version
 from slipstream.compress.config import CompressionConfig
+from slipstream.flyte.artifact_types import Prepared, Trained, artifact_uri
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
 from slipstream.logs import logger
 from slipstream.stages import StageRun
-from tasks.flyte.artifact_types import Prepared, Trained, artifact_uri
-from tasks.flyte.metadata import stage_metadata
-from tasks.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
 
 if TYPE_CHECKING:
     from slipstream.compress.engine import CompressionRun

@@ -12,14 +12,14 @@ from slipstream.compress.config import CompressionConfig
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
+from slipstream.flyte.homes import shared_address
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import BY_VALUE, map_errors, runs_locally
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
 from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
-from tasks.flyte.homes import shared_address
-from tasks.flyte.metadata import stage_metadata
-from tasks.flyte.stage import BY_VALUE, map_errors, runs_locally
 
 
 def with_lasting_history(config: CollectivesConfig) -> CollectivesConfig:

@@ -10,8 +10,8 @@ from datetime import timedelta
 from flytekit import Deck, task
 
 from slipstream.doctor.findings import NodeReading, readings_text
-from tasks.flyte.metadata import WITH_DECK, stage_metadata
-from tasks.flyte.stage import map_errors
+from slipstream.flyte.metadata import WITH_DECK, stage_metadata
+from slipstream.flyte.stage import map_errors
 
 #: Task settings: a node as for training, never cached, no retries.
 PLACED = {**stage_metadata("train"), "cache": False, "retries": 0, "timeout": timedelta(hours=1)}

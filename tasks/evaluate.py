@@ -6,8 +6,8 @@ from pathlib import Path
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.versions import code_version
-from tasks.flyte.artifact_types import Made
-from tasks.flyte.stage import run_stage
+from slipstream.flyte.artifact_types import Made
+from slipstream.flyte.stage import run_stage
 from tasks.model_and_data import ModelAndData
 
 

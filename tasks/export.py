@@ -10,12 +10,12 @@ from flytekit import task
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.versions import code_version
 from slipstream.export.config import ExportConfig
+from slipstream.flyte.artifact_types import Evaluated, Exported, Made, MadeExported, Prepared, Trained
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import map_errors, run_stage
 from slipstream.settings import to_dict
 from slipstream.stages import StageRun
 from tasks.evaluate import evaluate_model
-from tasks.flyte.artifact_types import Evaluated, Exported, Made, MadeExported, Prepared, Trained
-from tasks.flyte.metadata import stage_metadata
-from tasks.flyte.stage import map_errors, run_stage
 from tasks.model_and_data import ModelAndData
 
 

@@ -18,15 +18,15 @@ from slipstream.compress.config import CompressionConfig
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
+from slipstream.flyte.artifact_types import Part, Prepared, Trained
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import BY_VALUE, local_path, map_errors, rows_path, runs_locally
 from slipstream.machine.description import measuring_machine
 from slipstream.models.config import BuiltIn, ModelConfig, TeachingConfig
 from slipstream.source.config import DataConfig
 from slipstream.storage import STORES
 from slipstream.train.config import TrainingConfig
 from tasks.config import config_sections
-from tasks.flyte.artifact_types import Part, Prepared, Trained
-from tasks.flyte.metadata import stage_metadata
-from tasks.flyte.stage import BY_VALUE, local_path, map_errors, rows_path, runs_locally
 from tasks.prepare import list_and_divide, resolved_source
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.flyte.stage import local_path, rows_path
+from slipstream.flyte.stage import local_path, rows_path
 
 if TYPE_CHECKING:
     from slipstream.artifacts.prepared.data import PreparedData

@@ -15,13 +15,13 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.store import STORE, ArtifactStore
 from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
+from slipstream.flyte.artifact_types import MadePrepared, Part
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
 from slipstream.source.config import DataConfig
 from slipstream.storage import S3
-from tasks.flyte.artifact_types import MadePrepared, Part
-from tasks.flyte.metadata import stage_metadata
-from tasks.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
 
 if TYPE_CHECKING:
     from slipstream.prepare.resolve import SourceToPrepare

@@ -10,9 +10,9 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.results.promotion import Promotion, PromotionDecision, PromotionRequest
 from slipstream.config import RunConfig
-from tasks.flyte.artifact_types import Exported, Prepared, artifact_uri
-from tasks.flyte.metadata import stage_metadata
-from tasks.flyte.stage import local_path, map_errors, rows_path
+from slipstream.flyte.artifact_types import Exported, Prepared, artifact_uri
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import local_path, map_errors, rows_path
 
 
 @task(**stage_metadata("promote"))

@@ -15,6 +15,9 @@ from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.sweep import Sweep
 from slipstream.artifacts.store import STORE, ArtifactStore
 from slipstream.config import RunConfig
+from slipstream.flyte.artifact_types import Evaluated, Exported, MadeByElement, Prepared, Trained
+from slipstream.flyte.metadata import WITH_DECK, stage_metadata
+from slipstream.flyte.stage import local_path, map_errors, rows_path, runs_locally
 from slipstream.report.summary import (
     CompressionSummary,
     DataSummary,
@@ -25,9 +28,6 @@ from slipstream.report.summary import (
 )
 from slipstream.settings import to_dict
 from slipstream.stages import StageRun
-from tasks.flyte.artifact_types import Evaluated, Exported, MadeByElement, Prepared, Trained
-from tasks.flyte.metadata import WITH_DECK, stage_metadata
-from tasks.flyte.stage import local_path, map_errors, rows_path, runs_locally
 
 RUNS = Path("runs")
 Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSummary, TuningSummary)

@@ -14,13 +14,13 @@ from flytekit.core.promise import Promise
 
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
+from slipstream.flyte.artifact_types import Part
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import fresh_directory, local_path, map_errors, runs_locally
 from slipstream.profiles.profile import current_profile
 from slipstream.report.scoring_summary import ScoringSummary
 from slipstream.report.summary import RunSummary
 from slipstream.storage import STORES
-from tasks.flyte.artifact_types import Part
-from tasks.flyte.metadata import stage_metadata
-from tasks.flyte.stage import fresh_directory, local_path, map_errors, runs_locally
 from tasks.prepare import SHARES_OF_A_POD, flyte_directory
 
 

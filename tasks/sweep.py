@@ -18,13 +18,13 @@ from slipstream.artifacts.records import to_tree
 from slipstream.artifacts.results.sweep import Sweep
 from slipstream.config import RunConfig
 from slipstream.errors import Preempted, UserError
+from slipstream.flyte.artifact_types import Prepared, Trained
+from slipstream.flyte.forked_workers import start_server
+from slipstream.flyte.homes import checkpoint_address, this_attempt
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
 from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import current_profile
-from tasks.flyte.artifact_types import Prepared, Trained
-from tasks.flyte.forked_workers import start_server
-from tasks.flyte.homes import checkpoint_address, this_attempt
-from tasks.flyte.metadata import stage_metadata
-from tasks.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
 from tasks.train import ENDING_S, fetch_prepared
 
 if TYPE_CHECKING:

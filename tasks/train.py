@@ -11,6 +11,10 @@ from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.versions import code_version
+from slipstream.flyte.artifact_types import MadeTrained, Prepared, Trained, artifact_fingerprint, artifact_uri
+from slipstream.flyte.elastic import TaskInputs, Workspace, distributed
+from slipstream.flyte.metadata import WITH_DECK, stage_metadata
+from slipstream.flyte.stage import local_path
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.profiles.placement import Placement
@@ -19,10 +23,6 @@ from slipstream.settings import to_dict
 from slipstream.storage import STORES
 from slipstream.train.checkpoint.unfinished import UnfinishedTraining
 from slipstream.train.config import TrainingConfig
-from tasks.flyte.artifact_types import MadeTrained, Prepared, Trained, artifact_fingerprint, artifact_uri
-from tasks.flyte.elastic import TaskInputs, Workspace, distributed
-from tasks.flyte.metadata import WITH_DECK, stage_metadata
-from tasks.flyte.stage import local_path
 
 LOG = logger("train")
 #: Seconds of the grace period (between SIGTERM and SIGKILL) that are reserved for shutdown after the last save.

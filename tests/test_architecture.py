@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
     "plan": FOUNDATIONS,
     "manifests": FOUNDATIONS,
-    "flyte": ERRORS | {"artifacts"},
+    "flyte": FOUNDATIONS,
     "proofs": FOUNDATIONS | {"config", "flyte", "doctor", "plan", "report", *STAGES},
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
@@ -138,13 +138,6 @@ def test_inside_the_lowest_floor_imports_point_down(module: str) -> None:
     loaded = LOADED[module] - (COMMANDS if module == "slipstream.subcommands" else set())
     found = {package_of(imported) for imported in loaded} - {""}
     assert found <= allowed, f"{module} imports {sorted(found - allowed)}"
-
-
-@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("tasks.flyte.")])
-def test_the_glue_knows_no_stage(module: str) -> None:
-    imported = {name.split(".")[1] for name in IMPORTS[module] if name.startswith("slipstream.")}
-    assert imported <= FOUNDATIONS
-    assert {name for name in IMPORTS[module] if name.startswith("tasks.")} <= {m for m in MODULES if "tasks.flyte" in m}
 
 
 def test_a_class_name_has_one_meaning() -> None:

@@ -21,7 +21,7 @@ from flytekit.interaction import click_types
 from flytekit.models.types import LiteralType
 
 from slipstream.errors import UserError
-from slipstream.flyte.backend_errors import line_about
+from slipstream.flyte.remote.backend_errors import line_about
 from slipstream.settings import Settings
 from workflows.nested_conditions import allow_nested_conditions
 from workflows.versions import version_by_structure

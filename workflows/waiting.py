@@ -13,7 +13,7 @@ from slipstream.errors import UserError
 
 #: Prefix that propeller adds to the error message of a task's last attempt.
 LAST_ATTEMPT = re.compile(r"^\[\d+/\d+\] currentAttempt done\. Last Error: \w+::")
-#: Separator after the first line of messages by ``tasks/flyte/last_line.py``.
+#: Separator after the first line of messages by ``slipstream/flyte/last_line.py``.
 TRACE = "\n\nTrace:\n"
 
 flytekits_run = run.run_remote

@@ -1,1 +1,1 @@
-"""Flytekit's place in this package: no other folder of ``slipstream/`` imports it."""
+"""The only folder of this package that imports flytekit."""

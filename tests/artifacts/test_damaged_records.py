@@ -44,6 +44,8 @@ from slipstream.artifacts.versions import ROOT
 from slipstream.errors import UserError
 from slipstream.export import check
 from slipstream.export.package.opened import OpenedPackage
+from slipstream.flyte.failures import FailureReport, WorkerExit, read_reports
+from slipstream.flyte.memory_notes import MemoryNote, read_note
 from slipstream.plan.measured import figures_of_run
 from slipstream.promote.store import PromotionPointer, Registry
 from slipstream.score.publish import list_publications
@@ -85,8 +87,6 @@ from slipstream.train.checkpoint.restore import newest_identity
 from slipstream.train.checkpoint.shards import check_index, read_index
 from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
 from slipstream.train.telemetry.pods import read_device_series
-from tasks.flyte.failures import FailureReport, WorkerExit, read_reports
-from tasks.flyte.memory_notes import MemoryNote, read_note
 from tests.support.damaged_records import JSON, damages
 from tests.support.measured_trainings import FIGURES
 from tests.support.sampler_process import LABELS, device, sample, totals
@@ -401,8 +401,8 @@ READERS: dict[str, Reader] = {
     "slipstream/sweep/records.py started": Reader(
         to_json(ExecutionStarted("f1a2", 3.0)), sealed(ExecutionStarted, "sweep/0001")
     ),
-    "tasks/flyte/memory_notes.py note": Reader(to_json(MemoryNote(1, 3 << 30, 4.0 * (1 << 30), "20", 2)), note),
-    "tasks/flyte/failures.py report": Reader(to_json(FailureReport(0, WorkerExit.FAILED, "a bug")), report),
+    "slipstream/flyte/memory_notes.py note": Reader(to_json(MemoryNote(1, 3 << 30, 4.0 * (1 << 30), "20", 2)), note),
+    "slipstream/flyte/failures.py report": Reader(to_json(FailureReport(0, WorkerExit.FAILED, "a bug")), report),
     "slipstream/train/so_far.py progress": Reader(
         to_json(LiveProgress(1, 2, 0, [LossPoint(1, 1.0, 0.5, 1e-3)], [POINT], POINT)), progress
     ),

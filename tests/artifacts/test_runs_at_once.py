@@ -14,7 +14,7 @@ from tests.support.tables import table_text
 
 
 def prepare_and_report(place: Path, number: int, begin: Any) -> None:
-    """What ``tasks.flyte.stage`` does about a stage on one machine, and the end of a run."""
+    """What ``slipstream.flyte.stage`` does about a stage on one machine, and the end of a run."""
     from slipstream.prepare.engine import prepare
     from slipstream.report.run_directory import link_artifact, new_run
     from slipstream.source.config import DataConfig

@@ -12,12 +12,12 @@ import pytest
 
 from slipstream.artifacts import syntax, versions
 from slipstream.artifacts.store import content_key
+from slipstream.flyte.homes import checkpoint_address
+from slipstream.flyte.stage import describe_input
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import fingerprint_model
 from slipstream.profiles.profile import current_profile
 from slipstream.stages import STAGES
-from tasks.flyte.homes import checkpoint_address
-from tasks.flyte.stage import describe_input
 from tests.support.wording import refuses
 
 CACHES = (

@@ -18,7 +18,7 @@ from flyteidl.admin import project_pb2, version_pb2
 from slipstream.doctor.archive import RegistrationArchive
 from slipstream.doctor.kubectl import KubectlError
 from slipstream.errors import UserError
-from slipstream.flyte.backend import FlyteBackend
+from slipstream.flyte.remote.backend import FlyteBackend
 from slipstream.proofs.cluster import command, proof
 from slipstream.proofs.cluster.kubernetes import Kubernetes
 from slipstream.proofs.cluster.proof import ActResult, ClusterProof

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flyteidl.core.execution_pb2 import WorkflowExecution
 
-from slipstream.flyte.backend import FlyteBackend
+from slipstream.flyte.remote.backend import FlyteBackend
 from slipstream.proofs.cluster import command, proof
 from slipstream.proofs.cluster.kubernetes import Kubernetes
 from slipstream.proofs.cluster.proof import CONFIG, ClusterProof

@@ -12,9 +12,9 @@ from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.worker import WorkerProcess
 from slipstream.distributed import fork_server
+from slipstream.flyte.stage import local_path
 from slipstream.interconnect.profile import read_profile
 from slipstream.profiles.profile import current_profile
-from tasks.flyte.stage import local_path
 from tests.support import REPOSITORY
 from tests.support.command_line import invoke
 from tests.support.quick_config import NETWORK

@@ -41,7 +41,7 @@ EQUAL = """
 from mashumaro.jsonschema import build_json_schema
 from slipstream.config import RunConfig
 from slipstream.report.summary import RunSummary
-from tasks.flyte.literal_types import describe_once
+from slipstream.flyte.literal_types import describe_once
 before, _, after = [build_json_schema(RunConfig).to_json(), build_json_schema(RunSummary).to_json()], describe_once(), [
     build_json_schema(RunConfig).to_json(), build_json_schema(RunSummary).to_json()]
 print(before == after, "default" in after[0], len(after[1]) > 5000)
@@ -59,7 +59,7 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
     from flytekit.core.type_engine import TypeEngine
 
     from slipstream.artifacts.results.compression import ModelSize
-    from tasks.flyte.metadata import stage_metadata
+    from slipstream.flyte.metadata import stage_metadata
 
     assert stage_metadata("report")
     described = TypeEngine.to_literal_type(Annotated[ModelSize, {"unit": "parameters"}])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.flyte.metadata import pod_environment
 from slipstream.profiles.profile import current_profile
-from tasks.flyte.metadata import pod_environment
 from tests.support.command_line import PYFLYTE, TERMINAL, TRAINING
 from tests.support.dockerfile import REPOSITORY, instructions
 from tests.support.recorded_network import impossible, recorded

@@ -15,12 +15,12 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.collectives.launch.worker import call_and_report
 from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
 from slipstream.errors import Interrupted, UserError
+from slipstream.flyte.failures import as_seen_by_flyte
 from slipstream.models.factory import Predictor
 from slipstream.models.tables_and_images import MLP
 from slipstream.train import setup
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.probe import probe_model
-from tasks.flyte.failures import as_seen_by_flyte
 from tests.support import training
 from tests.support.training import refusal, table_of_numbers, trained
 from tests.support.wording import same_wording

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from slipstream.errors import UserError
+from slipstream.flyte import before_start, elastic
 from slipstream.machine import asked_gpus
 from slipstream.machine.asked_gpus import check_asked_gpus
 from slipstream.profiles.placement import Placement
-from tasks.flyte import before_start, elastic
 from tasks.train import train
 from tests.support.wording import refuses
 

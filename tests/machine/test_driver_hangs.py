@@ -12,9 +12,9 @@ import pytest
 from slipstream.artifacts.versions import ROOT
 from slipstream.doctor import node
 from slipstream.errors import UserError
+from slipstream.flyte import stage
 from slipstream.machine import nvml
 from slipstream.machine.nvml import DriverHangs, in_time
-from tasks.flyte import stage
 from tests.support.fake_nvml import FakeNvml
 from tests.support.wording import line_with, same_wording
 

@@ -28,7 +28,7 @@ step.train_step = train_step
 #: The agent of this pod is slow to do what follows the end of its workers.
 SLOW_AGENT = """
 import time
-from tasks.flyte import departure
+from slipstream.flyte import departure
 real = departure.outlive_sigterm
 def outlive_sigterm():
     real()
@@ -38,7 +38,7 @@ departure.outlive_sigterm = outlive_sigterm
 
 
 def slow_agent(directory: Path, seconds: float) -> dict[str, str]:
-    return python_path(directory, SLOW_AGENT.format(seconds=seconds), before="tasks.flyte.elastic")
+    return python_path(directory, SLOW_AGENT.format(seconds=seconds), before="slipstream.flyte.elastic")
 
 
 def said(pods: list[PodProcess]) -> str:

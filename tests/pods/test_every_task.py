@@ -10,8 +10,8 @@ from flytekit import PythonFunctionTask
 
 import tasks
 import workflows
-from tasks.flyte.elastic import DistributedTask
-from tasks.flyte.stage import map_errors
+from slipstream.flyte.elastic import DistributedTask
+from slipstream.flyte.stage import map_errors
 
 
 def all_tasks() -> dict[str, PythonFunctionTask]:

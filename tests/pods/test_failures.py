@@ -14,8 +14,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
-from tasks.flyte.elastic import DistributedTask, Workspace
-from tasks.flyte.failures import (
+from slipstream.flyte.elastic import DistributedTask, Workspace
+from slipstream.flyte.failures import (
     FailureReport,
     PodPreempted,
     SmallerMicroBatches,

@@ -19,11 +19,11 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from slipstream.config import RunConfig
 from slipstream.doctor.archive import RegistrationArchive
 from slipstream.errors import UserError
+from slipstream.flyte.failures import WorkerFailed
+from slipstream.flyte.last_line import error_line
 from slipstream.proofs.rehearsal.bucket import S3Bucket
 from slipstream.proofs.rehearsal.pods import PodProcess
 from slipstream.proofs.rehearsal.rendering import primary_container, rendered, values_of
-from tasks.flyte.failures import WorkerFailed
-from tasks.flyte.last_line import error_line
 from tests.support.faulty_s3 import FaultyS3
 
 LIST_DATA = "tasks.prepare.list_data"

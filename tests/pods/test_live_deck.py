@@ -9,7 +9,7 @@ import pytest
 from flytekit import Deck, FlyteContextManager
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from tasks.flyte.watching import live_deck
+from slipstream.flyte.watching import live_deck
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
+from slipstream.flyte.failures import WorkerExit, collect_reports
+from slipstream.flyte.forked_workers import forked_workers
 from slipstream.proofs.processes import FORK, free_port
-from tasks.flyte.failures import WorkerExit, collect_reports
-from tasks.flyte.forked_workers import forked_workers
 from tests.support import alone
 
 REPORTED = {

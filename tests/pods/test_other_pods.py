@@ -15,17 +15,17 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
 from slipstream.collectives.config import CollectivesConfig
+from slipstream.flyte import other_pods
+from slipstream.flyte.other_pods import WaitingForPods, rendezvous_timeouts, waiting_for_pods
 from slipstream.proofs.processes import free_port
 from slipstream.proofs.rehearsal.pods import PodProcess
 from tasks.collectives import rendezvous_timeout
-from tasks.flyte import other_pods
-from tasks.flyte.other_pods import WaitingForPods, rendezvous_timeouts, waiting_for_pods
 from tests.support.job_pods import run_job
 from tests.support.scheduler import Scheduler, SchedulerNode
 from tests.support.training_pods import Cluster, python_path
 
 #: In place of half a minute.
-SOON = "import tasks.flyte.other_pods as other_pods; other_pods.SAY_AFTER_S = 1.0"
+SOON = "import slipstream.flyte.other_pods as other_pods; other_pods.SAY_AFTER_S = 1.0"
 
 
 def job(number: int, name: str, port: int) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def job(number: int, name: str, port: int) -> dict[str, Any]:
 
 @pytest.mark.prove
 def test_a_training_says_for_whom_it_waits_and_then_trains(cluster: Cluster, tmp_path: Path) -> None:
-    port, own = free_port(), python_path(tmp_path, SOON, before="tasks.flyte.elastic")
+    port, own = free_port(), python_path(tmp_path, SOON, before="slipstream.flyte.elastic")
     first = cluster.pod(2, "waits", number=0, **{**job(0, "waits", port), **own})
     deadline = time.monotonic() + 60
     while "this pod has waited" not in first.said():

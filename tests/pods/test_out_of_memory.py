@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from slipstream.flyte.memory_notes import MemoryNote
 from slipstream.proofs.rehearsal.operator import demystified
 from slipstream.proofs.rehearsal.outcomes import AttemptOutcome
 from slipstream.proofs.rehearsal.pods import OOM_KILLED, PodProcess
-from tasks.flyte.memory_notes import MemoryNote
 from tests.support.control_groups import memory_group, put
 from tests.support.job_pods import run_job
 from tests.support.training_pods import Cluster, pods_of_job, python_path

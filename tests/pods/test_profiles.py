@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from slipstream.errors import UserError
+from slipstream.flyte.before_start import refuse_other_shape
+from slipstream.flyte.elastic import DistributedTask, distributed
 from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.command import main
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import Profile, load_profile, parse_profile, profile_names
 from slipstream.stages import STAGES
-from tasks.flyte.before_start import refuse_other_shape
-from tasks.flyte.elastic import DistributedTask, distributed
 
 SHIPPED = ["a100-mig", "a100-spot", "cpu-cluster", "h100-efa-spot", "l4-spot", "local", "mi300x", "t4-shared"]
 

@@ -13,12 +13,12 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
+from slipstream.flyte import elastic, stage
 from slipstream.models.config import ModelConfig
 from slipstream.source.config import DataConfig
 from slipstream.storage import retry
 from slipstream.train.config import TrainingConfig
 from tasks.export import evaluate_and_export, export
-from tasks.flyte import elastic, stage
 from tasks.inputs import resolve_inputs
 from tasks.prepare import list_data, prepare
 from tasks.report import report, report_data

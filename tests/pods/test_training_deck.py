@@ -13,7 +13,7 @@ from tests.support.training_pods import BUG, Cluster, python_path, until_saved
 
 #: Shorter periods, in the agent and in its workers.
 SOON = """
-from tasks.flyte.watching import live_deck
+from slipstream.flyte.watching import live_deck
 from slipstream.train import so_far
 from slipstream.train.fault_tolerance import goodput
 live_deck.PERIOD_S, so_far.PERIOD_S, goodput.PERIOD_S = 0.5, 0.2, 0.2

@@ -10,9 +10,9 @@ import sys
 import pytest
 from kubernetes.client import ApiClient
 
+from slipstream.flyte.metadata import needs_template, pod_accelerator, pod_environment, pod_metadata, pod_template
 from slipstream.profiles.placement import Placement, Toleration
 from slipstream.profiles.profile import Profile
-from tasks.flyte.metadata import needs_template, pod_accelerator, pod_environment, pod_metadata, pod_template
 
 AFFINITY = {
     "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}

@@ -13,7 +13,7 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.doctor.archive import RegistrationArchive, workflow_nodes
-from tasks.flyte.artifact_types import Evaluated, Prepared, Trained
+from slipstream.flyte.artifact_types import Evaluated, Prepared, Trained
 
 
 @task

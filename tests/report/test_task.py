@@ -12,10 +12,10 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.config import RunConfig
+from slipstream.flyte.artifact_types import MadeByElement
 from slipstream.report.engine import run_summary
 from slipstream.report.summary import RunSummary
 from slipstream.stages import StageRun
-from tasks.flyte.artifact_types import MadeByElement
 from tasks.report import report
 from tests.support.report_runs import INT8, STAGES, compression, results
 

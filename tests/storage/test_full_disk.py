@@ -12,11 +12,11 @@ import pytest
 from safetensors import SafetensorError
 
 from slipstream.errors import UserError
+from slipstream.flyte import stage
+from slipstream.flyte.failures import FailureReport
+from slipstream.flyte.stage import mapped_errors
 from slipstream.storage import out_of_space, storage_for
 from slipstream.storage.object_store import write_at
-from tasks.flyte import stage
-from tasks.flyte.failures import FailureReport
-from tasks.flyte.stage import mapped_errors
 from tests.support.wording import refuses
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

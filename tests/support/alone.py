@@ -48,7 +48,7 @@ def fail_on_rank_1(kind: str, note: Path) -> None:
 
 def worker(directory: str, kind: str) -> object:
     """What the plugin runs in a worker of a pod."""
-    from tasks.flyte.elastic import Workspace
+    from slipstream.flyte.elastic import Workspace
 
     workspace = Workspace("train", directory, "none", "", Holder())
     return workspace.work(lambda: fail_on_rank_1(kind, Path(f"{directory}.failed")))

@@ -10,9 +10,9 @@ import pytest
 
 from slipstream.artifacts.store import content_key
 from slipstream.artifacts.syntax import analyse_source
+from slipstream.flyte.stage import describe_input
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import fingerprint_model, model_code
-from tasks.flyte.stage import describe_input
 
 LIBRARIES = ".venv/lib/python3.11/site-packages"
 #: Every module of a project, and two that were put among the installed packages without being one; each would

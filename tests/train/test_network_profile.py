@@ -18,6 +18,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.tune.tuner import tuning_candidates
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
+from slipstream.flyte.stage import section_digest
 from slipstream.interconnect.history import TuningHistory, tuning_at
 from slipstream.interconnect.profile import Fingerprint
 from slipstream.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
@@ -27,7 +28,6 @@ from slipstream.proofs.gpu.trainings import write_table
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning, allowed_part
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
-from tasks.flyte.stage import section_digest
 from tests.support.layout_runs import on_ranks
 from tests.support.network_profiles import network_profile
 from tests.support.wording import refuses

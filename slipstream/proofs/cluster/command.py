@@ -15,7 +15,7 @@ import click
 from slipstream.doctor.cluster import check_operator, check_priorities, unschedulable
 from slipstream.doctor.kubectl import KubectlError, kubectl, list_objects
 from slipstream.errors import UserError
-from slipstream.flyte.backend import FlyteBackend
+from slipstream.flyte.remote.backend import FlyteBackend
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import load_profile
 from slipstream.proofs.cluster.kubernetes import Kubernetes

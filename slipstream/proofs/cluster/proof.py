@@ -18,7 +18,7 @@ from slipstream.artifacts.prepared.card import CARD
 from slipstream.config import RunConfig
 from slipstream.doctor.kubectl import KubectlError, KubeObject
 from slipstream.errors import UserError
-from slipstream.flyte.backend import FlyteBackend, ObservedNode
+from slipstream.flyte.remote.backend import FlyteBackend, ObservedNode
 from slipstream.one_line import one_line
 from slipstream.prepare.engine import prepare
 from slipstream.profiles.profile import CHOICE

@@ -12,6 +12,8 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.errors import UserError
+from slipstream.flyte import elastic, stage
+from slipstream.flyte.elastic import DistributedTask
 from slipstream.models.arithmetic import choose_precision
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build_model
@@ -19,8 +21,6 @@ from slipstream.profiles.profile import Profile, load_profile
 from slipstream.proofs.gpu.layouts import SIZES, token_rows
 from slipstream.train import checks
 from slipstream.train.config import TrainingConfig
-from tasks.flyte import elastic, stage
-from tasks.flyte.elastic import DistributedTask
 from tasks.train import train
 from tests.support.training import table_of_numbers
 from tests.support.wording import refuses

@@ -16,6 +16,7 @@ from slipstream.artifacts.results import bottleneck as causes
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.distributed.process_group import RankContext
 from slipstream.errors import UserError
+from slipstream.flyte.other_pods import waiting_for_pods
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build_model
 from slipstream.telemetry import preflight
@@ -25,7 +26,6 @@ from slipstream.train.checks import check_memory
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory.lasting import ModelState
 from slipstream.train.parallel.config import ParallelConfig
-from tasks.flyte.other_pods import waiting_for_pods
 from tests.support.training import table_of_numbers, trained
 from tests.support.wording import refuses
 

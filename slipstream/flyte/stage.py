@@ -21,17 +21,17 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.artifacts.format import Artifact, DamagedArtifact
 from slipstream.artifacts.store import STORE, ArtifactStore, content_key
 from slipstream.errors import UserError
+from slipstream.flyte.artifact_types import Made, artifact_fingerprint, artifact_uri
+from slipstream.flyte.memory_notes import noted_memory
+from slipstream.flyte.metadata import cache_version
+from slipstream.flyte.out_of_memory import named_out_of_memory
+from slipstream.flyte.watching.telemetry import stage_sampled
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
 from slipstream.machine.nvml import DriverHangs
 from slipstream.settings import Settings, to_dict
 from slipstream.stages import STAGES, StageRun, StageUsage
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
-from tasks.flyte.artifact_types import Made, artifact_fingerprint, artifact_uri
-from tasks.flyte.memory_notes import noted_memory
-from tasks.flyte.metadata import cache_version
-from tasks.flyte.out_of_memory import named_out_of_memory
-from tasks.flyte.watching.telemetry import stage_sampled
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 

@@ -31,9 +31,9 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntime
 from flytekit.extend import IgnoreOutputs
 
 from slipstream.errors import UserError
+from slipstream.flyte.failures import PodPreempted, SmallerMicroBatches
 from slipstream.logs import logger
 from slipstream.storage import MissingObject, StorageUnavailable, open_reader, storage_for, try_create
-from tasks.flyte.failures import PodPreempted, SmallerMicroBatches
 
 ERROR, OUTPUTS = "error.pb", "outputs.pb"
 

@@ -11,14 +11,14 @@ from flytekit import Cache, PodTemplate, Resources
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
 from slipstream.artifacts.versions import code_version
+from slipstream.flyte.last_line import cause_first
+from slipstream.flyte.literal_types import describe_once
+from slipstream.flyte.out_of_memory import STAGE
 from slipstream.machine.limits import CPU, MEMORY
 from slipstream.profiles.placement import NVIDIA, Placement
 from slipstream.profiles.profile import RESOLVED, Profile, current_profile
 from slipstream.settings import to_dict
 from slipstream.stages import STAGES
-from tasks.flyte.last_line import cause_first
-from tasks.flyte.literal_types import describe_once
-from tasks.flyte.out_of_memory import STAGE
 
 #: Keyword arguments of flytekit's ``task``.
 Metadata: TypeAlias = dict[str, Any]

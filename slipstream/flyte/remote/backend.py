@@ -19,7 +19,7 @@ from flytekit.remote import FlyteRemote
 
 from slipstream.artifacts.format import MANIFEST, Manifest
 from slipstream.errors import UserError
-from slipstream.flyte.backend_errors import line_about
+from slipstream.flyte.remote.backend_errors import line_about
 
 #: Size of a page of a listing; a main job has far fewer nodes.
 PAGE = 100

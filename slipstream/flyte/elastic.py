@@ -5,7 +5,7 @@
 - The agent (the parent process) checks the store, downloads the inputs once and publishes the result. The workers get a
   :class:`Workspace` and only compute.
 - If all workers agree on a user's mistake, they *return* it and the agent raises it once, so torch logs no tracebacks.
-- The pods of a job shut down together with one result (:mod:`tasks.flyte.departure`).
+- The pods of a job shut down together with one result (:mod:`slipstream.flyte.departure`).
 - A preemption with a notice uses the same retry budget as one without. For a single pod this is the platform's, whose
   last attempt runs on demand. For a job it is the task's own ``retries``, with which it stays on spot
   (:mod:`slipstream.profiles.retries`).
@@ -36,15 +36,10 @@ from slipstream.artifacts.homes import Holder
 from slipstream.distributed.leaving import group_stands
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.errors import Interrupted, Preempted, UserError
-from slipstream.logs import logger
-from slipstream.machine.limits import usable_cores
-from slipstream.profiles.profile import Placement, Profile, current_profile
-from slipstream.stages import StageRun
-from slipstream.storage import StorageUnavailable
-from tasks.flyte.artifact_types import Made
-from tasks.flyte.before_start import check_pod
-from tasks.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
-from tasks.flyte.failures import (
+from slipstream.flyte.artifact_types import Made
+from slipstream.flyte.before_start import check_pod
+from slipstream.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
+from slipstream.flyte.failures import (
     GROUP_ENDED,
     FailureReport,
     PodPreempted,
@@ -58,13 +53,18 @@ from tasks.flyte.failures import (
     read_reports,
     this_rank,
 )
-from tasks.flyte.forked_workers import LOOK, forked_workers, start_server
-from tasks.flyte.homes import checkpoint_address, this_attempt
-from tasks.flyte.memory_notes import noted_memory
-from tasks.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, rendezvous_timeouts, waiting_for_pods
-from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
-from tasks.flyte.watching.live_deck import live_deck
-from tasks.flyte.watching.telemetry import sampled_directory
+from slipstream.flyte.forked_workers import LOOK, forked_workers, start_server
+from slipstream.flyte.homes import checkpoint_address, this_attempt
+from slipstream.flyte.memory_notes import noted_memory
+from slipstream.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, rendezvous_timeouts, waiting_for_pods
+from slipstream.flyte.stage import local_path, map_errors, run_stage, runs_locally
+from slipstream.flyte.watching.live_deck import live_deck
+from slipstream.flyte.watching.telemetry import sampled_directory
+from slipstream.logs import logger
+from slipstream.machine.limits import usable_cores
+from slipstream.profiles.profile import Placement, Profile, current_profile
+from slipstream.stages import StageRun
+from slipstream.storage import StorageUnavailable
 
 LOG = logger("flyte")
 #: Inputs of a Flyte task by name.
