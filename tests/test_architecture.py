@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
     "plan": FOUNDATIONS,
     "manifests": FOUNDATIONS,
-    "flyte": FOUNDATIONS,
+    "flyte": FOUNDATIONS | {"doctor"},
     "proofs": FOUNDATIONS | {"config", "flyte", "doctor", "plan", "report", *STAGES},
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},

@@ -6,13 +6,13 @@ from flytekit import workflow
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
+from slipstream.flyte.compat import patch_command_line
 from slipstream.report.summary import NetworkSummary, TuningSummary
 from tasks.collectives import compare_collectives, measure_collectives, tune_collectives
 from tasks.prepare import list_data, prepare_listed
 from tasks.report import report_network, report_tuning
-from workflows.command_line import prepare_pyflyte
 
-prepare_pyflyte()
+patch_command_line()
 
 
 @workflow

@@ -13,15 +13,15 @@ from flytekit.core.promise import Promise
 from slipstream.artifacts.results.compression import Compression
 from slipstream.compress.config import ROUNDS, CompressionConfig
 from slipstream.flyte.artifact_types import Prepared, Trained
+from slipstream.flyte.compat import patch_command_line
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.stages import StageRun
 from slipstream.train.config import TrainingConfig
 from tasks.compress import Compressed, choose, propose
 from tasks.config import Sections
 from tasks.train import fine_tune, train
-from workflows.command_line import prepare_pyflyte
 
-prepare_pyflyte()
+patch_command_line()
 
 
 class ChosenModel(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from flytekit import conditional, workflow
 
 from slipstream.config import RunConfig
+from slipstream.flyte.compat import patch_command_line
 from slipstream.report.scoring_summary import ScoringSummary
 from tasks.score import after_training, score_rows, without_training
-from workflows.command_line import prepare_pyflyte
 from workflows.training import train_and_promote
 
-prepare_pyflyte()
+patch_command_line()
 
 
 @workflow

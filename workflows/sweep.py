@@ -8,16 +8,16 @@ from typing import Any
 from flytekit import map_task, workflow
 
 from slipstream.config import RunConfig
+from slipstream.flyte.compat import patch_command_line
 from slipstream.report.summary import RunSummary
 from tasks.config import read_config
 from tasks.inputs import resolve_inputs
 from tasks.prepare import prepare_listed
 from tasks.report import report
 from tasks.sweep import begin_sweep, choose_settings, compare_with_given, search
-from workflows.command_line import prepare_pyflyte
 from workflows.training import stages_after_preparation
 
-prepare_pyflyte()
+patch_command_line()
 
 
 @workflow

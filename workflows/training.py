@@ -8,6 +8,7 @@ from flytekit import StructuredDataset, conditional, map_task, workflow
 from flytekit.core.promise import Promise
 
 from slipstream.config import RunConfig
+from slipstream.flyte.compat import patch_command_line
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
 from slipstream.train.config import TrainingConfig
@@ -18,10 +19,9 @@ from tasks.inputs import open_inputs, resolve_inputs
 from tasks.prepare import address_of, list_data, prepare_listed
 from tasks.promote import judge, leave_in_service, open_registry, put_in_service
 from tasks.report import report, report_compression, report_data, report_export
-from workflows.command_line import prepare_pyflyte
 from workflows.compression import compress, how_to_compress, train_as_asked
 
-prepare_pyflyte()
+patch_command_line()
 
 #: Default configuration for fine-tuning a language model.
 BY_ADAPTERS = RunConfig(

@@ -16,6 +16,7 @@ from torch.distributed.launcher import api
 from slipstream.distributed import fork_server
 from slipstream.distributed.child_processes import no_main_module
 from slipstream.distributed.leaving import exit_at_once, group_stands
+from slipstream.flyte.compat import LAUNCHER
 from slipstream.flyte.other_pods import with_timeouts
 from slipstream.flyte.stage import runs_locally
 from slipstream.stages import DISTRIBUTED, STAGES
@@ -63,22 +64,19 @@ class AnnouncedCall(fork_server.ForkedCall):
 
 @contextmanager
 def forked_workers(stage: str, patience_s: float, started: Callable[[], None]) -> Iterator[None]:
-    """Patch the plugin to fork workers in the block.
+    """Fork the workers that the plugin starts in the block.
 
-    The plugin looks up torch's launcher at every start, so replacing the launcher suffices. Agents wait ``patience_s``
-    seconds for each other; ``started`` is called after their rendezvous.
+    Agents wait ``patience_s`` seconds for each other; ``started`` is called after their rendezvous.
     """
-    launch = api.elastic_launch
 
-    def forking_launch(config: api.LaunchConfig, entrypoint: Callable[..., object]) -> api.elastic_launch:
-        start_server(stage)
-        patience = with_timeouts(config.rdzv_configs, patience_s)
-        forking = replace(config, start_method="forkserver", monitor_interval=LOOK, rdzv_configs=patience)
-        return launch(forking, AnnouncedCall(entrypoint, started))
+    def forking(launch: type[api.elastic_launch]) -> Callable[..., api.elastic_launch]:
+        def forking_launch(config: api.LaunchConfig, entrypoint: Callable[..., object]) -> api.elastic_launch:
+            start_server(stage)
+            patience = with_timeouts(config.rdzv_configs, patience_s)
+            changed = replace(config, start_method="forkserver", monitor_interval=LOOK, rdzv_configs=patience)
+            return launch(changed, AnnouncedCall(entrypoint, started))
 
-    api.elastic_launch = forking_launch  # type: ignore[misc, assignment]
-    try:
-        with no_main_module():
-            yield
-    finally:
-        api.elastic_launch = launch  # type: ignore[misc]
+        return forking_launch
+
+    with LAUNCHER.applied(forking), no_main_module():
+        yield

@@ -7,29 +7,33 @@ continues after them.
 from __future__ import annotations
 
 import atexit
+import re
+from typing import TYPE_CHECKING
 
-from flytekit.bin import entrypoint
 from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteUserRuntimeException
+from flytekit.models.core.execution import WorkflowExecutionPhase
 
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.one_line import one_line
 
+if TYPE_CHECKING:
+    from flytekit.remote import FlyteWorkflowExecution
+
 FRAMES = "Traceback (most recent call last)"
+#: Start of flytekit's text, after the line of the cause.
+TRACE = "\n\nTrace:\n"
+#: Prefix that propeller adds to the error message of a task's last attempt.
+LAST_ATTEMPT = re.compile(r"^\[\d+/\d+\] currentAttempt done\. Last Error: \w+::")
 
-flytekits_message = entrypoint.get_traceback_str
 
-
-def message_of(error: Exception) -> str:
-    """Return the text for ``error.pb``, the cause followed by flytekit's traceback; log the cause at exit.
-
-    flytekit calls this when a task has failed.
-    """
+def message_of(error: Exception, text: str) -> str:
+    """Return the text for ``error.pb``: the cause, then flytekit's ``text`` about it; log the cause at exit."""
     line = error_line(error.value if isinstance(error, FlyteUserRuntimeException) else error)
     atexit.unregister(print_last_line)
     atexit.register(print_last_line, line)
-    return f"{line}\n\n{flytekits_message(error)}"
+    return f"{line}\n\n{text}"
 
 
 def error_line(error: BaseException) -> str:
@@ -54,6 +58,10 @@ def print_last_line(line: str) -> None:
     logger("flyte").error("%s", line)
 
 
-def cause_first() -> None:
-    """Patch flytekit to use :func:`message_of` in pods."""
-    entrypoint.get_traceback_str = message_of
+def cause_of(execution: FlyteWorkflowExecution) -> str:
+    """Return why the execution failed; "" if it did not fail, or if no task of this project gave a reason."""
+    error = execution.closure.error
+    if execution.closure.phase != WorkflowExecutionPhase.FAILED or error is None:
+        return ""
+    line, trace, _ = error.message.partition(TRACE)
+    return LAST_ATTEMPT.sub("", line) if trace else ""

@@ -11,8 +11,6 @@ from flytekit import Cache, PodTemplate, Resources
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
 from slipstream.artifacts.versions import code_version
-from slipstream.flyte.last_line import cause_first
-from slipstream.flyte.literal_types import describe_once
 from slipstream.flyte.out_of_memory import STAGE
 from slipstream.machine.limits import CPU, MEMORY
 from slipstream.profiles.placement import NVIDIA, Placement
@@ -32,9 +30,6 @@ NO_SYSTEM_FONTS = {"MPL_IGNORE_SYSTEM_FONTS": "1"}
 #: Show only the task's own deck. flytekit's deck of dependencies runs pip in the pod, which takes seconds and looks for
 #: a newer pip on the network.
 WITH_DECK: Metadata = {"enable_deck": True, "deck_fields": ()}
-
-describe_once()
-cause_first()
 
 
 def stage_metadata(

@@ -25,6 +25,7 @@ from slipstream.errors import UserError
 from slipstream.flyte import departure, last_line
 from slipstream.flyte.departure import JobResult, OutputPrefix, error_document, one_verdict
 from slipstream.flyte.failures import PodPreempted
+from slipstream.flyte.out_of_memory import STAGE
 from slipstream.proofs.processes import FORK
 from slipstream.proofs.rehearsal.bucket import S3Bucket
 from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
@@ -186,6 +187,7 @@ def test_a_cause_replaces_a_consequence_and_nothing_replaces_a_cause(
 
 def test_the_document_is_flytekits_own_and_begins_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_F_WN", "worker-1")
+    monkeypatch.setenv(STAGE, "train")
     error = error_document(UserError("training.accumulation: out of memory")).error
     assert (error.kind, error.code, error.worker) == (ContainerError.NON_RECOVERABLE, "USER:RuntimeError", "worker-1")
     assert error.message.startswith("training.accumulation: out of memory\n\nTrace:\n")

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from traceback import walk_tb
 
+import click
 import grpc
 import requests
 from flytekit.clients.auth.exceptions import AccessTokenNotFoundError, AuthenticationError, AuthenticationPending
+from flytekit.clis.sdk_in_container import constants
+from flytekit.configuration import Config
 
 from slipstream.errors import UserError
 
 LOGIN = (AccessTokenNotFoundError, AuthenticationError, AuthenticationPending)
 FIX_LOGIN = "log in again, or fix `authType` and its settings in the configuration file"
+
+#: Module of flytekit that makes all calls to the backend.
+REMOTE = "flytekit.remote.remote"
+
+
+def explain_remote_error(error: Exception, context: click.Context | None) -> UserError | None:
+    """Return a one-line error if a call of ``pyflyte`` to the backend caused ``error``, else None."""
+    if not any(frame.f_globals.get("__name__") == REMOTE for frame, _ in walk_tb(error.__traceback__)):
+        return None
+    file = (context.obj or {}).get(constants.CTX_CONFIG_FILE) if context else None
+    return line_about(error, Config.auto(file).platform.endpoint)
 
 
 def line_about(error: Exception, endpoint: str) -> UserError | None:

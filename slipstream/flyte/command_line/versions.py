@@ -1,4 +1,4 @@
-"""Versions of registered entities that depend on the entities, not only on the code.
+"""Digest of the structure of registered entities, for their version.
 
 flytekit's version is a hash of the code, the image and its own settings. The same code creates other tasks and launch
 plans under another profile or other schedules, on a machine with GPUs or with another torch, and Flyte refuses those
@@ -9,25 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flytekit import FlyteContextManager
 from flytekit.configuration import SerializationSettings
-from flytekit.remote import FlyteRemote
 from flytekit.tools.serialize_helpers import get_registrable_entities
 from google.protobuf.message import Message
 
 from slipstream.doctor.archive import workflow_nodes
-
-flytekits_version = FlyteRemote._version_from_hash
-
-
-def version_of(
-    code: bytes, settings: SerializationSettings, default_inputs: dict[str, Any] | None = None, *context: str
-) -> str:
-    """Return flytekit's version, with the structure of all loaded entities added to the hash."""
-    return flytekits_version(code, settings, default_inputs, *context, structure_digest(settings))
 
 
 def structure_digest(settings: SerializationSettings) -> str:
@@ -45,8 +34,3 @@ def canonical_bytes(spec: Message) -> bytes:
             for _, node in workflow_nodes(template):
                 node.upstream_node_ids.sort()
     return spec.SerializeToString(deterministic=True)
-
-
-def version_by_structure() -> None:
-    """Patch ``pyflyte`` to use :func:`version_of`; calling it again changes nothing."""
-    FlyteRemote._version_from_hash = staticmethod(version_of)

@@ -1,0 +1,216 @@
+"""Every patch is for the installed versions, is needed by them, and leaves the types and tasks of others alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from slipstream.flyte import compat
+from slipstream.flyte.compat import Patch
+from tests.support import REPOSITORY
+
+PATCHES = {name: value for name, value in vars(compat).items() if isinstance(value, Patch)}
+#: Python without the patches: this project is not imported.
+PLAIN = {**os.environ, "PYTHONPATH": ""}
+
+
+def plainly(code: str, script: Path) -> str:
+    """Run code under flytekit alone, and return its last line."""
+    script.write_text(code)
+    ended = subprocess.run([sys.executable, str(script)], env=PLAIN, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
+def test_it_is_for_the_installed_versions(patch: Patch) -> None:
+    for each in map(Requirement, patch.versions):
+        assert version(each.name) in each.specifier, f"{patch.place}: check whether {each.name} still needs it"
+
+
+# Upstream needs them. Each code prints True as long as it does; the rest is the interpreter's own work.
+
+DATACLASSES = """
+from dataclasses import dataclass, field
+@dataclass
+class Inner:
+    x: int = 1
+@dataclass
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+    a: int = 2
+    b: str = "b"
+"""
+NEEDS = {
+    "DESCRIPTIONS": DATACLASSES
+    + """
+import mashumaro.jsonschema as schema
+counts, build = [], schema.build_json_schema
+schema.build_json_schema = lambda of: counts.append(of) or build(of)
+from flytekit.core.type_engine import TypeEngine
+TypeEngine.to_literal_type(Outer), TypeEngine.to_literal_type(Outer)
+print(counts.count(Outer) == 2)
+""",
+    "DEFAULTS": DATACLASSES
+    + """
+import mashumaro.core.meta.code.builder as builder
+from mashumaro.jsonschema import build_json_schema
+made, compile_ = [], builder.CodeBuilder.compile
+builder.CodeBuilder.compile = lambda self: made.append(self.cls) or compile_(self)
+build_json_schema(Outer)
+print(len(made) >= 3)
+""",
+    "ANNOTATIONS": DATACLASSES
+    + """
+import mashumaro.core.meta.code.builder as builder
+from mashumaro.jsonschema import build_json_schema
+made, original = [], builder.get_annotations
+builder.get_annotations = lambda of, **how: made.append(of) or original(of, **how)
+build_json_schema(Outer)
+print(made.count(Outer) > 1)
+""",
+    "ERROR_TEXT": """
+from flytekit.bin.entrypoint import get_traceback_str
+print(not get_traceback_str(ValueError("the cause")).startswith(("the cause", "ValueError")))
+""",
+    "OPTIONS": """
+import json
+from dataclasses import dataclass
+from flytekit.interaction.click_types import JsonParamType
+@dataclass
+class Mine:
+    x: int = 1
+print(JsonParamType(Mine).convert(json.dumps({"x": 2, "unknown": 3}), None, None) == Mine(2))
+""",
+    "BACKEND_ERRORS": """
+import inspect
+from flytekit.clis.sdk_in_container import utils
+print("requests" not in inspect.getsource(utils.pretty_print_exception))
+""",
+    "VERSION": """
+import inspect
+from flytekit.remote import FlyteRemote
+print(list(inspect.signature(FlyteRemote._version_from_hash).parameters)[:3] ==
+      ["md5_bytes", "serialization_settings", "default_inputs"])
+""",
+    "WAITING": """
+import inspect
+from flytekit.clis.sdk_in_container import run
+print("execution.closure.error.message" in inspect.getsource(run.run_remote))
+""",
+    "NESTED_CONDITIONS": """
+from flytekit import conditional, task, workflow
+ran = []
+@task
+def say(word: str) -> str:
+    ran.append(word)
+    return word
+@workflow
+def inner(size: str) -> str:
+    return conditional("size").if_(size == "given").then(say(word="given")).else_().then(say(word="searched"))
+@workflow
+def outer(method: str, size: str) -> str:
+    return conditional("method").if_(method == "none").then(say(word="none")).else_().then(inner(size=size))
+try:
+    for method, size in (("none", "given"), ("prune", "given"), ("prune", "searched")):
+        outer(method=method, size=size)
+except Exception as error:
+    ran.append(error)
+print(ran != ["none", "given", "searched"])
+""",
+    "LAUNCHER": """
+import inspect
+from flytekitplugins.kfpytorch import Elastic
+from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
+print("forkserver" not in inspect.getsource(PytorchElasticFunctionTask) and "start_method" in
+      inspect.signature(Elastic).parameters)
+""",
+}
+
+
+def test_there_is_a_proof_for_every_patch() -> None:
+    assert NEEDS.keys() == PATCHES.keys()
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_upstream_still_needs_it(name: str, tmp_path: Path) -> None:
+    assert plainly(NEEDS[name], tmp_path / "alone.py") == "True", (
+        f"{PATCHES[name].place}: upstream has changed; drop the patch"
+    )
+
+
+# Patching
+
+
+def test_it_is_applied_once_and_a_block_restores_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = Patch("json:dumps", (), "")
+
+    def wrapper(original: Callable[..., str]) -> Callable[..., str]:
+        return lambda *values: f"<{original(*values)}>"
+
+    with patch.applied(wrapper):
+        patch.apply(wrapper)
+        with patch.applied(wrapper):
+            assert json.dumps(1) == "<1>"
+        assert json.dumps(1) == "<1>"
+    assert json.dumps(1) == "1"
+
+
+def test_no_other_module_patches_what_is_listed() -> None:
+    places = {patch.place.rpartition(":")[2].rpartition(".")[2] for patch in PATCHES.values()}
+    for folder in ("slipstream", "tasks", "workflows"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert path.name == "compat.py" or not [name for name in places if f".{name} = " in text], path
+
+
+@pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
+def test_its_place_is_there(patch: Patch) -> None:
+    owner, name = patch._owner()
+    assert callable(getattr(owner, name)) and patch.upstream
+
+
+# Others
+
+STRANGER = DATACLASSES + (
+    """
+import hashlib, json, sys
+for name in sys.argv[1:]:
+    __import__(name)
+import flytekit.bin.entrypoint as entrypoint, mashumaro.jsonschema.schema as schema
+from flytekit import FlyteContextManager, task
+from flytekit.core.type_engine import TypeEngine
+from torch.distributed.launcher import api
+
+@task
+def count(outer: Outer) -> int:
+    return outer.a
+
+context, kind = FlyteContextManager.current_context(), TypeEngine.to_literal_type(Outer)
+interface = count.interface.to_flyte_idl().SerializeToString(deterministic=True)
+literal = TypeEngine.to_literal(context, Outer(), Outer, kind).to_flyte_idl()
+print(json.dumps([interface.hex(), literal.SerializeToString(deterministic=True).hex(),
+    entrypoint.get_traceback_str(ValueError("wrong\\nin two lines")),
+    schema._default.__module__, api.elastic_launch.__module__]))
+"""
+)
+
+
+@pytest.mark.parametrize("imported", [("slipstream",), ("slipstream.flyte.elastic",), ("tasks.export",)], ids=str)
+def test_types_and_errors_of_others_are_flytekits(imported: tuple[str, ...], tmp_path: Path) -> None:
+    script = tmp_path / "stranger.py"
+    script.write_text(STRANGER)
+
+    def said(*modules: str, path: str) -> str:
+        command, environment = [sys.executable, str(script), *modules], {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert said(*imported, path=str(REPOSITORY)) == said(path="")
