@@ -4,12 +4,14 @@ flytekit opens sessions of s3fs, gcsfs and adlfs in its own event loop, where no
 aiohttp then prints "Unclosed client session", in two lines that Flyte shows as the reason of a failure. flytekit
 imports this module wherever it is itself imported, as a plugin declared in ``pyproject.toml``. This includes the
 process that unpacks registered code and then starts the task's process, and that loads nothing else of this project.
+Outside of this project's pods it does nothing.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 import threading
 from typing import Any
@@ -47,4 +49,5 @@ def close(session: Any) -> None:
         close_connections()
 
 
-atexit.register(close_sessions)
+if "SLIPSTREAM_STAGE" in os.environ:  # set for the pods of this project's tasks
+    atexit.register(close_sessions)

@@ -12,8 +12,9 @@ when an installed version is another, or when upstream no longer needs a patch.
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,17 @@ ERROR_TEXT = Patch(
     (FLYTEKIT,),
     "puts stack frames first into error.pb, whose start Flyte's console shows, and logs further lines after it",
 )
+HITS = Patch(
+    "flytekit.core.local_cache:LocalTaskCache.get",
+    (FLYTEKIT,),
+    "a hit of the local cache runs no code of the task, so nothing verifies the files or reports the reuse; local runs "
+    "of this project use slipstream/artifacts/store.py",
+)
+RESULTS = Patch(
+    "flytekit.core.local_cache:LocalTaskCache.set",
+    (FLYTEKIT,),
+    "keeps the address of a directory, not its files",
+)
 LAUNCHER = Patch(
     "torch.distributed.launcher.api:elastic_launch",
     (TORCH, PLUGIN),
@@ -134,6 +146,9 @@ def patch_tasks() -> None:
     """Apply the patches that tasks need in every process, once."""
     DESCRIPTIONS.apply(described_once)
     ERROR_TEXT.apply(cause_first)
+    HITS.apply(no_local_hits)
+    RESULTS.apply(no_local_results)
+    keep_lazy()
 
 
 def patch_command_line() -> None:
@@ -235,6 +250,46 @@ def cause_first(original: Any) -> Any:
         return message_of(error, original(error)) if STAGE in os.environ else original(error)
 
     return get_traceback_str
+
+
+def no_local_hits(original: Any) -> Any:
+    def get(task_name: str, *key: Any) -> Any:
+        return None if in_ours(task_name) else original(task_name, *key)
+
+    return staticmethod(get)
+
+
+def no_local_results(original: Any) -> Any:
+    def keep(task_name: str, *entry: Any) -> None:
+        if not in_ours(task_name):
+            original(task_name, *entry)
+
+    return staticmethod(keep)
+
+
+Lazy: Any = importlib.util._LazyModule  # type: ignore[attr-defined]
+#: Libraries that flytekit imports at the first access to any attribute. torch reads the ``__file__`` of every module
+#: while it registers operators, which loads them: half a second and 35 MB per process.
+LAZY = ("joblib", "pandas", "pyarrow")
+#: Attributes that can be read without loading the module.
+KNOWN = ("__class__", "__file__", "__loader__", "__name__", "__spec__")
+
+
+class _LazyModule(Lazy):  # flytekit knows lazy modules by the name of their class
+    """Module proxy that exposes the attributes ``KNOWN`` without loading."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in KNOWN:
+            return object.__getattribute__(self, name)
+        object.__setattr__(self, "__class__", Lazy)
+        return getattr(self, name)
+
+
+def keep_lazy() -> None:
+    """Convert flytekit's lazy modules to the proxy."""
+    for module in map(sys.modules.get, LAZY):
+        if type(module) is Lazy:
+            object.__setattr__(module, "__class__", _LazyModule)
 
 
 # The command line

@@ -57,7 +57,7 @@ from slipstream.flyte.forked_workers import LOOK, forked_workers, start_server
 from slipstream.flyte.homes import checkpoint_address, this_attempt
 from slipstream.flyte.memory_notes import noted_memory
 from slipstream.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, rendezvous_timeouts, waiting_for_pods
-from slipstream.flyte.stage import local_path, map_errors, run_stage, runs_locally
+from slipstream.flyte.stage import importable, local_path, map_errors, run_stage, runs_locally
 from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
 from slipstream.logs import logger
@@ -277,9 +277,9 @@ class DistributedTask(PytorchElasticFunctionTask):
 
     @map_errors
     def execute(self, **inputs: Any) -> object:
-        if runs_locally() or self.task_config.nnodes == 1:
-            return self._attempt(**inputs)
-        with one_verdict(OutputPrefix(current_context().output_metadata_prefix)):
+        alone = runs_locally() or self.task_config.nnodes == 1
+        verdict = nullcontext() if alone else one_verdict(OutputPrefix(current_context().output_metadata_prefix))
+        with importable(self._task_function.__module__), verdict:
             return self._attempt(**inputs)
 
     @map_errors

@@ -82,7 +82,7 @@ def map_errors(work: Work) -> Work:
 
     @functools.wraps(work)
     def mapped(*arguments: Any, **named: Any) -> Any:
-        with mapped_errors():
+        with importable(work.__module__), mapped_errors():
             if "torch" in sys.modules:  # Other tasks' pods load it later, or not at all.
                 from slipstream.machine.torch_versions import warn_if_untested
 
@@ -90,6 +90,24 @@ def map_errors(work: Work) -> Work:
             return work(*arguments, **named)
 
     return cast(Work, mapped)
+
+
+@contextmanager
+def importable(module: str) -> Iterator[None]:
+    """Keep the directory of a module's top package on ``sys.path`` in the block.
+
+    pyflyte removes the project's root after importing a workflow. Worker processes start later, inherit the path and
+    import the tasks again.
+    """
+    root = str(Path(sys.modules[module.partition(".")[0]].__file__ or "").parents[1])
+    added = root not in sys.path
+    if added:
+        sys.path.append(root)
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(root)
 
 
 def local_path(directory: FlyteDirectory) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -18,14 +19,14 @@ from slipstream.flyte.compat import Patch
 from tests.support import REPOSITORY
 
 PATCHES = {name: value for name, value in vars(compat).items() if isinstance(value, Patch)}
-#: Python without the patches: this project is not imported.
-PLAIN = {**os.environ, "PYTHONPATH": ""}
 
 
 def plainly(code: str, script: Path) -> str:
     """Run code under flytekit alone, and return its last line."""
     script.write_text(code)
-    ended = subprocess.run([sys.executable, str(script)], env=PLAIN, capture_output=True, text=True)
+    # Flytekit's local cache is below the home directory.
+    environment = {**os.environ, "PYTHONPATH": "", "HOME": str(script.parent)}
+    ended = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()[-1]
 
@@ -126,6 +127,21 @@ except Exception as error:
     ran.append(error)
 print(ran != ["none", "given", "searched"])
 """,
+    "HITS": """
+from flytekit import task
+ran = []
+@task(cache=True, cache_version="1")
+def count(x: int) -> int:
+    ran.append(x)
+    return x
+count(x=1), count(x=1)
+print(ran == [1])
+""",
+    "RESULTS": """
+import inspect
+from flytekit.core.base_task import Task
+print("LocalTaskCache.set(" in inspect.getsource(Task.local_execute))
+""",
     "LAUNCHER": """
 import inspect
 from flytekitplugins.kfpytorch import Elastic
@@ -145,6 +161,17 @@ def test_upstream_still_needs_it(name: str, tmp_path: Path) -> None:
     assert plainly(NEEDS[name], tmp_path / "alone.py") == "True", (
         f"{PATCHES[name].place}: upstream has changed; drop the patch"
     )
+
+
+def test_torch_still_loads_lazy_modules(tmp_path: Path) -> None:
+    code = "import sys, flytekit, torch; print('pandas._libs' in sys.modules)"
+    assert plainly(code, tmp_path / "alone.py") == "True"
+
+
+def test_the_lazy_modules_are_flytekits(tmp_path: Path) -> None:
+    code = "import sys, flytekit; print([n for n, m in sys.modules.items() if type(m).__name__ == '_LazyModule'])"
+    lazy = ast.literal_eval(plainly(code, tmp_path / "alone.py"))
+    assert set(compat.LAZY) == set(lazy)
 
 
 # Patching
