@@ -18,7 +18,7 @@ class Stage:
     libraries: tuple[str, ...] = ()
     #: Files of its artifact that only describe how the result was made; excluded from the artifact's content digest.
     figures: tuple[str, ...] = ()
-    #: Stage in whose pods it runs, because both have the same inputs; "" if it has its own pods.
+    #: Stage whose placement its pods have, because both have the same inputs; "" if a profile places it.
     pod_of: str = ""
     #: True if it is one process group, which ends if any of its pods is preempted. Pods of other stages with several
     #: nodes are preempted individually.

@@ -1,17 +1,29 @@
-"""Evaluation of the trained model, run in the pod of the export."""
+"""Flyte task that evaluates the trained model on the test split."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from flytekit import task
+
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.versions import code_version
-from slipstream.flyte.artifact_types import Made
-from slipstream.flyte.stage import run_stage
+from slipstream.flyte.artifact_types import MadeEvaluated, Prepared, Trained
+from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.stage import map_errors, run_stage
 from tasks.model_and_data import ModelAndData
 
 
-def evaluate_model(given: ModelAndData) -> Made:
+@task(**stage_metadata("evaluate"))
+@map_errors
+def evaluate(trained: Trained, prepared: Prepared, factory: str = "", code: str = "") -> MadeEvaluated:
+    """Evaluate the trained model.
+
+    ``factory`` is the user's own model factory, or "". ``code`` (digest of the user's model code) is only part of the
+    cache key.
+    """
+    given = ModelAndData(trained, prepared, factory)
+
     def make(directory: Path, key: str) -> Artifact:
         from slipstream.evaluate import engine
 
@@ -23,5 +35,4 @@ def evaluate_model(given: ModelAndData) -> Made:
         }
         return engine.evaluate(directory, model, data, made_by)
 
-    inputs = {"trained": given.trained, "prepared": given.prepared, "factory": given.factory}
-    return run_stage("evaluate", inputs, make)
+    return MadeEvaluated(*run_stage("evaluate", {"trained": trained, "prepared": prepared, "factory": factory}, make))

@@ -14,7 +14,8 @@ from slipstream.report.summary import CompressionSummary, DataSummary, ExportSum
 from slipstream.train.config import TrainingConfig
 from tasks.collectives import benchmark_collectives
 from tasks.config import read_config, with_base
-from tasks.export import evaluate_and_export, export
+from tasks.evaluate import evaluate
+from tasks.export import export
 from tasks.inputs import open_inputs, resolve_inputs
 from tasks.prepare import address_of, list_data, prepare_listed
 from tasks.promote import judge, leave_in_service, open_registry, put_in_service
@@ -80,7 +81,10 @@ def stages_after_preparation(prepared: Promise, sections: Promise, machine: Prom
         most_parameters=sections.most_parameters,
         **how_to_compress(sections),
     )
-    judged = evaluate_and_export(
+    evaluated = evaluate(
+        trained=trained.artifact, prepared=prepared.artifact, factory=sections.factory, code=sections.model_code
+    )
+    exported = export(
         trained=trained.artifact,
         prepared=prepared.artifact,
         config=sections.export,
@@ -95,10 +99,10 @@ def stages_after_preparation(prepared: Promise, sections: Promise, machine: Prom
     return {
         "prepared": prepared.artifact,
         "trained": trained.artifact,
-        "evaluated": judged.evaluated,
-        "exported": judged.exported,
+        "evaluated": evaluated.artifact,
+        "exported": exported.artifact,
         "networks": networks,
-        "stages": [prepared.run, trained.run, judged.evaluation, judged.export],
+        "stages": [prepared.run, trained.run, evaluated.run, exported.run],
         "compression": trained.compression,
     }
 

@@ -32,13 +32,10 @@ NO_SYSTEM_FONTS = {"MPL_IGNORE_SYSTEM_FONTS": "1"}
 WITH_DECK: Metadata = {"enable_deck": True, "deck_fields": ()}
 
 
-def stage_metadata(
-    stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...] = (), cached: bool = True
-) -> Metadata:
+def stage_metadata(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> Metadata:
     """Return the keyword arguments of ``task`` for a stage, from the current profile.
 
-    The cache key ignores the inputs ``besides``. ``in_its_pod`` names further stages that the task runs, whose code is
-    part of the cache version. Stages without engines are never cached.
+    The cache key ignores the inputs ``besides``. Stages without engines are never cached.
     """
     profile = current_profile()
     placement = profile.asked(stage)
@@ -46,13 +43,12 @@ def stage_metadata(
         "interruptible": placement.interruptible,
         "retries": placement.retries,
         "timeout": timedelta(minutes=placement.timeout_minutes),
-        "environment": {STAGE: stage, **pod_environment(profile, placement)},
+        "environment": {STAGE: STAGES[stage].pod_of or stage, **pod_environment(profile, placement)},
         **pod_metadata(placement),
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
         # Serialised: a second execution waits for the result of the first.
-        version = "-".join(map(cache_version, (*in_its_pod, stage)))
-        metadata["cache"] = Cache(version=version, serialize=True, ignored_inputs=besides)
+        metadata["cache"] = Cache(version=cache_version(stage), serialize=True, ignored_inputs=besides)
     if placement.accelerator:
         metadata["accelerator"] = pod_accelerator(placement)
     if placement.shared_memory:

@@ -17,7 +17,7 @@ from slipstream.doctor.findings import Finding
 from slipstream.doctor.package import SaveTime, check_package
 from tests.support.wording import same_wording
 
-TRAIN, EVALUATE = "tasks.train.train", "tasks.export.evaluate_and_export"
+TRAIN, EVALUATE = "tasks.train.train", "tasks.evaluate.evaluate"
 NIGHTLY = "nightly_training"
 MAIN = "workflows.training.train_and_export"
 UNITS = "tasks.prepare.prepare_by_units"
@@ -156,7 +156,7 @@ def test_what_was_broken_is_found_and_nothing_else(
 
 
 def test_a_single_pod_on_spot_needs_no_retries(healthy: RegistrationArchive) -> None:
-    evaluate = healthy.tasks["tasks.export.evaluate_and_export"]
+    evaluate = healthy.tasks["tasks.evaluate.evaluate"]
     evaluate.metadata.retries.retries = 0
     assert evaluate.metadata.interruptible and not found(healthy)
 

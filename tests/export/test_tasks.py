@@ -11,7 +11,8 @@ from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from slipstream.proofs.gpu.trainings import write_table
-from tasks.export import evaluate_and_export, export
+from tasks.evaluate import evaluate
+from tasks.export import export
 from tests.support.toys import untrained
 
 
@@ -32,15 +33,11 @@ def test_tasks_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return artifact.fingerprint
 
     config, other = (ExportConfig(calibration_rows=rows, seconds=2.0) for rows in (50, 60))
-    first, second = evaluate_and_export(**inputs, config=config), evaluate_and_export(**inputs, config=config)
-    assert [run.name for run in (first.evaluation, first.export)] == ["evaluate", "export"]
-    assert not first.evaluation.reused and not first.export.reused
-    assert second.evaluation.reused and second.export.reused
-    assert fingerprint(first.evaluated, "evaluate") == fingerprint(second.evaluated, "evaluate")
-    alone = export(**inputs, config=config)
-    assert alone.run.reused and fingerprint(first.exported, "export") == fingerprint(alone.artifact, "export")
-    third = evaluate_and_export(**inputs, config=other)
-    assert third.evaluation.reused and not third.export.reused
+    for make, settings in ((evaluate, {}), (export, {"config": config})):
+        first, second = make(**inputs, **settings), make(**inputs, **settings)
+        assert not first.run.reused and second.run.reused
+        assert fingerprint(first.artifact, first.run.name) == fingerprint(second.artifact, first.run.name)
+    assert not export(**inputs, config=other).run.reused
 
 
 def test_the_same_weights_with_other_code_are_another_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ STAGES = {
     "tasks.promote.judge": "promote",
     "tasks.promote.put_in_service": "promote",
     "tasks.export.export": "export",
-    "tasks.export.evaluate_and_export": "export",
+    "tasks.evaluate.evaluate": "evaluate",
     "tasks.collectives.benchmark_collectives": "collectives",
     "tasks.collectives.measure_collectives": "collectives",
     "tasks.collectives.compare_collectives": "collectives",
@@ -53,7 +53,7 @@ STAGES = {
     "tasks.report.report_network": "report",
     "tasks.report.report_tuning": "report",
 }
-CACHED = {"prepare", "train", "export"}
+CACHED = {"prepare", "train", "evaluate", "export"}
 NEVER_CACHED = {"tasks.inputs.resolve_inputs", "tasks.inputs.open_inputs"}
 DISTRIBUTED = {"train", "collectives"}
 WORKFLOW = "workflows.training.train_and_export"
@@ -116,13 +116,14 @@ def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(
         assert not template.metadata.discoverable and "machine" in template.interface.outputs.variables
         primary = pod_of(template)["containers"][0]
         assert primary["resources"]["limits"] == asked.resources
-    for last in ("export", "evaluate_and_export"):
-        export = tasks[f"tasks.export.{last}"]
-        assert export.metadata.discoverable and "machine" in export.interface.inputs.variables
-        assert "machine" not in export.metadata.cache_ignore_input_vars
+    export = tasks["tasks.export.export"]
+    assert export.metadata.discoverable and "machine" in export.interface.inputs.variables
+    assert "machine" not in export.metadata.cache_ignore_input_vars
 
 
-def test_a_main_job_has_six_pods_and_three_if_nothing_is_new(package_for: Callable[[str], RegistrationArchive]) -> None:
+def test_a_main_job_has_seven_pods_and_three_the_second_time(
+    package_for: Callable[[str], RegistrationArchive],
+) -> None:
     """Counted in what is registered; ``tests/pods/test_whole_workflow.py`` counts the pods that run."""
     made = package_for("local")
     names = [
@@ -132,7 +133,7 @@ def test_a_main_job_has_six_pods_and_three_if_nothing_is_new(package_for: Callab
         if node.HasField("task_node")
     ]
     never = ["benchmark_collectives", "report", "resolve_inputs"]
-    assert sorted(map(short, names)) == sorted([*never, "evaluate_and_export", "prepare", "train"])
+    assert sorted(map(short, names)) == sorted([*never, "evaluate", "export", "prepare", "train"])
     assert sorted(short(name) for name in names if not made.tasks[name].metadata.discoverable) == never
 
 

@@ -104,7 +104,7 @@ def test_a_pod_of_the_report_asks_for_no_rows(
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("task", ["export", "evaluate_and_export"])
+@pytest.mark.parametrize("task", ["export", "evaluate"])
 def test_a_pod_asks_for_the_blocks_that_it_reads(
     task: str, packaged: RegistrationArchive, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
 ) -> None:
@@ -113,11 +113,11 @@ def test_a_pod_asks_for_the_blocks_that_it_reads(
     run_pod(
         packaged,
         bucket,
-        f"tasks.export.{task}",
+        f"tasks.{task}.{task}",
         tmp_path,
         trained=(FlyteDirectory(bucket.uri("trained"), remote_directory=False), FlyteDirectory),
         prepared=(FlyteDirectory(bucket.uri("prepared"), remote_directory=False), FlyteDirectory),
-        config=(ExportConfig(calibration_rows=50, seconds=2.0), ExportConfig),
+        **({"config": (ExportConfig(calibration_rows=50, seconds=2.0), ExportConfig)} if task == "export" else {}),
     )
     rows = {split: prepared.segment_rows(split)[0] for split in SPLITS}
     # The sample for the baseline has all rows of so small a split; that for calibration has its last block, too.

@@ -18,7 +18,8 @@ from slipstream.models.config import ModelConfig
 from slipstream.source.config import DataConfig
 from slipstream.storage import retry
 from slipstream.train.config import TrainingConfig
-from tasks.export import evaluate_and_export, export
+from tasks.evaluate import evaluate
+from tasks.export import export
 from tasks.inputs import resolve_inputs
 from tasks.prepare import list_data, prepare
 from tasks.report import report, report_data
@@ -41,10 +42,7 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         train,
         {**inputs("prepared"), "model": ModelConfig(), "training": TrainingConfig(), "code": ""},
     ),
-    "evaluate_and_export": lambda: (
-        evaluate_and_export,
-        {**inputs("trained", "prepared"), "config": ExportConfig()},
-    ),
+    "evaluate": lambda: (evaluate, inputs("trained", "prepared")),
     "export": lambda: (export, {**inputs("trained", "prepared"), "config": ExportConfig()}),
     "report": lambda: (
         report,

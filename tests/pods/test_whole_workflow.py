@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from flyteidl.core.literals_pb2 import Literal
@@ -13,9 +14,9 @@ from slipstream.proofs.rehearsal.bucket import SECRET
 from slipstream.proofs.rehearsal.propeller import Execution, NodeFailed
 from slipstream.proofs.rehearsal.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, shrunk, write_table
 
-PREPARE = "workflows.training.prepare"
+MAIN, PREPARE = "workflows.training.train_and_export", "workflows.training.prepare"
 #: The pods of a main job: those whose results are found again, and those of every run.
-CACHED = {"prepare", "train", "evaluate_and_export"}
+CACHED = {"prepare", "train", "evaluate", "export"}
 ALWAYS = {"resolve_inputs", "benchmark_collectives", "report"}
 
 
@@ -79,6 +80,17 @@ def test_every_cached_node_hits_the_second_time_and_the_rest_are_three_pods(loca
         for pod in attempt.pods
     ]
     assert len(ran) == 1 and "is reused" in ran[0]
+
+
+@pytest.mark.prove
+def test_a_changed_export_setting_repeats_only_the_export(local: Rehearsal) -> None:
+    inputs = inputs_of(local)
+    Acts(local, inputs, print).undisturbed()
+    other = replace(CONFIG, export=replace(CONFIG.export, calibration_rows=CONFIG.export.calibration_rows + 1))
+    changed = local.execution("changed", seed=3)
+    changed.run(MAIN, {**inputs, "config": literal(other)})
+    assert set(changed.record.hits.values()) == CACHED - {"export"}
+    assert sorted(pods_of(changed)) == sorted([*ALWAYS, "export"])
 
 
 @pytest.mark.prove
