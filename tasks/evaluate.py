@@ -1,38 +1,7 @@
-"""Flyte task that evaluates the trained model on the test split."""
+"""Flyte task of this project: evaluate."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-from flytekit import task
-
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.versions import code_version
-from slipstream.flyte.artifact_types import MadeEvaluated, Prepared, Trained
+from slipstream.flyte.functions import evaluate as functions
 from slipstream.flyte.metadata import stage_metadata
-from slipstream.flyte.stage import map_errors, run_stage
-from tasks.model_and_data import ModelAndData
+from slipstream.flyte.registered import registered
 
-
-@task(**stage_metadata("evaluate"))
-@map_errors
-def evaluate(trained: Trained, prepared: Prepared, factory: str = "", code: str = "") -> MadeEvaluated:
-    """Evaluate the trained model.
-
-    ``factory`` is the user's own model factory, or "". ``code`` (digest of the user's model code) is only part of the
-    cache key.
-    """
-    given = ModelAndData(trained, prepared, factory)
-
-    def make(directory: Path, key: str) -> Artifact:
-        from slipstream.evaluate import engine
-
-        model, data = given.open()
-        made_by = {
-            "code": code_version("evaluate"),
-            "trained": model.artifact.fingerprint,
-            "prepared": data.artifact.fingerprint,
-        }
-        return engine.evaluate(directory, model, data, made_by)
-
-    return MadeEvaluated(*run_stage("evaluate", {"trained": trained, "prepared": prepared, "factory": factory}, make))
+evaluate = registered(functions.evaluate, __name__, **stage_metadata("evaluate"))

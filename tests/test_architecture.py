@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
     "plan": FOUNDATIONS,
     "manifests": FOUNDATIONS,
-    "flyte": FOUNDATIONS | {"doctor"},
+    "flyte": FOUNDATIONS | {"doctor", "evaluate", "export"},
     "proofs": FOUNDATIONS | {"config", "flyte", "doctor", "plan", "report", *STAGES},
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},

@@ -107,3 +107,39 @@ def test_the_script_runs(site: Path, tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, "-S", site / "bin/slipstream", "profiles", "a100-spot"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0 and "train" in ended.stdout, ended.stderr
+
+
+#: Another project: its workflow calls a task of this one. Prints the tasks that would be registered.
+STRANGER = """
+import flytekit, json
+from flytekit import FlyteContextManager, workflow
+from flytekit.configuration import ImageConfig, SerializationSettings
+from flytekit.tools.serialize_helpers import get_registrable_entities
+from slipstream.flyte.artifact_types import MadeEvaluated, Prepared, Trained
+from slipstream.flyte.tasks.evaluate import evaluate
+
+
+@workflow
+def mine(trained: Trained, prepared: Prepared) -> MadeEvaluated:
+    made = evaluate(trained=trained, prepared=prepared)
+    return MadeEvaluated(made.artifact, made.run)
+
+
+settings = SerializationSettings(image_config=ImageConfig.auto(img_name="a:b"), project="p", domain="d", version="v")
+with FlyteContextManager.with_context(FlyteContextManager.current_context().with_serialization_settings(settings)) as c:
+    entities = [entity.to_flyte_idl() for entity in get_registrable_entities(c)]
+tasks = [entity.template for entity in entities if hasattr(getattr(entity, "template", None), "container")]
+print(json.dumps({task.id.name: list(task.container.args)[-4:] for task in tasks}))
+"""
+
+
+def test_another_project_calls_a_task_of_the_wheel(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(STRANGER)
+    path = os.pathsep.join([str(site), sysconfig.get_path("purelib")])
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": path}
+    command: list[str | Path] = [sys.executable, "-S", "theirs.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    name = "slipstream.flyte.tasks.evaluate"
+    loader = ["task-module", name, "task-name", "evaluate"]
+    assert json.loads(ended.stdout.splitlines()[-1]) == {f"{name}.evaluate": loader}
