@@ -102,7 +102,7 @@ def run_rank(job: TrainingJob, rank: int, port: int, faults: tuple[InjectedFault
     from slipstream.train.checkpoint.manager import Checkpoints
     from slipstream.train.config import TrainingConfig
     from slipstream.train.loop import train_loop
-    from slipstream.train.setup import TrainingRequest
+    from slipstream.train.request import TrainingRequest
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
