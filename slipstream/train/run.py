@@ -75,8 +75,8 @@ from slipstream.train.setup import (
     same_origin,
 )
 from slipstream.train.so_far import progress_written
+from slipstream.train.telemetry.around import current_losses
 from slipstream.train.telemetry.attempt import (
-    current_losses,
     describe_machine,
     record_attempt,
 )

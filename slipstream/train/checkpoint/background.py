@@ -28,8 +28,7 @@ from slipstream.storage.retry import failed_since
 from slipstream.train.checkpoint.home import CheckpointName
 from slipstream.train.checkpoint.publish import CheckpointSnapshot, Publisher
 from slipstream.train.checkpoint.save_states import TRANSITIONS, SaveAction, SaveEvent, SaveState
-from slipstream.train.device_clock import DeviceClock, DeviceMark
-from slipstream.train.gpu_threads import same_gpu
+from slipstream.train.device_clock import DeviceClock, DeviceMark, same_gpu
 
 #: Niceness of the publishing thread. With steps on every core, a save of 300 MB took 14 s at niceness 19; at niceness
 #: 12 the steps took 1.15 times as long.

@@ -1,42 +1,33 @@
-"""Records of one attempt: its machine, losses of time, throughput and history."""
+"""Records of one attempt: its machine, throughput and history."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from slipstream.artifacts.results.bottleneck import AttemptLosses, Bottleneck
 from slipstream.artifacts.results.ledger import (
     DATA_WAIT,
-    EVALUATION,
     STALL,
     STEPS,
     AttemptRecord,
-    observed_in,
     summarise_goodput,
 )
 from slipstream.artifacts.results.training import Attempt, History, ProcessGroupFigures, Throughput, record_files
 from slipstream.distributed.process_group import RankContext
 from slipstream.logs import logger
-from slipstream.telemetry.bottleneck import AttemptMeasurements, diagnose_training, measure_losses
 from slipstream.telemetry.node import read_facts
-from slipstream.telemetry.records import WAITED_FOR_PODS
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.setup import ResumedTraining, Setup
+from slipstream.train.telemetry.around import safe_diagnosis
 from slipstream.train.telemetry.pods import read_device_series
-from slipstream.train.telemetry.step_times import StepTimes, threads_of_pod
 from slipstream.train.throughput import compute_throughput
 
 LOG = logger("train")
-#: Hooks that exchange gradients in two bytes per element.
-HALF = ("fp16", "bf16")
 
 
 def describe_machine(record: AttemptRecord, sampled: Path | None, group: RankContext) -> None:
@@ -49,36 +40,6 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: RankCon
     record.pods = max(1, group.world // int(os.environ.get("LOCAL_WORLD_SIZE", group.world)))
     facts = read_facts(sampled) if sampled else None
     record.node, record.spot = (facts.node, facts.spot) if facts else (socket.gethostname(), None)
-
-
-def safe_diagnosis(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
-    """Return the bottleneck diagnosis over all attempts; None if it fails, which is only logged."""
-    try:
-        return diagnose_training(observed_in(attempts))
-    except Exception as error:
-        logger("telemetry").warning(
-            "bottleneck analysis failed (%s: %s); training is unaffected", type(error).__name__, error
-        )
-        return None
-
-
-def current_losses(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> AttemptLosses | None:
-    """Return the observations so far; None before the first step. Other threads may call this."""
-    seconds = recorder.record.seconds
-    divided = setup.training.parallel.divides
-    bytes_each = 2 if setup.training.gradients.hook in HALF else 4
-    around = AttemptMeasurements(
-        evaluation=seconds[EVALUATION],
-        checkpoint=seconds[STALL],
-        late_pods=float(os.environ.get(WAITED_FOR_PODS) or 0.0),
-        overhead=setup.placed.overhead,
-        pieces=len(setup.resolved.pieces),
-        on_cpu=setup.group.device.type == "cpu",
-        exchanged_bytes=0 if divided else bytes_each * setup.traits.trained,
-        divided=divided,
-        threads=threads_of_pod(),
-    )
-    return measure_losses(times.blocks, around)
 
 
 def record_attempt(resumed: ResumedTraining) -> dict[str, bytes]:

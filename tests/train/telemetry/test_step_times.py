@@ -22,7 +22,7 @@ from slipstream.train.checkpoint.home import CheckpointDirectory
 from slipstream.train.config import TrainingConfig
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.telemetry.attempt import safe_diagnosis
+from slipstream.train.telemetry.around import safe_diagnosis
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
 from slipstream.train.telemetry.step_times import GROUPS, StepPhases, StepTimes
 from tests.support.training import table_of_numbers, trained
