@@ -149,7 +149,7 @@ class TrainedState:
     """Training after its last step; its checkpoints are published, and only the model is to be written."""
 
     resumed: ResumedTraining
-    #: Files to write beside the weights, by name.
+    #: Record files to write with the weights, by name.
     record: dict[str, bytes]
 
 

@@ -30,9 +30,9 @@ class SaveAction(Enum):
     """What becomes of the saves."""
 
     NONE = "nothing"
-    PUBLISH_SNAPSHOT = "publish the new snapshot, instead of one that waits"
-    KEEP_SNAPSHOT = "let the new snapshot wait, instead of one that waits"
-    PUBLISH_WAITING = "publish the snapshot that waits"
+    PUBLISH_SNAPSHOT = "publish the new snapshot, and forget a waiting one"
+    KEEP_SNAPSHOT = "let the new snapshot wait, and forget a waiting one"
+    PUBLISH_WAITING = "publish the waiting snapshot"
     DROP = "forget the save that ended"
     RETRY = "let the snapshot of the save that ended wait"
 
