@@ -25,16 +25,14 @@ from slipstream.logs import logger
 from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.arithmetic import autocast_context, common_precision, device_capability
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_origin
-from slipstream.models.config import ModelConfig
 from slipstream.models.factory import initial_values
 from slipstream.models.initial.values import fill_parameters
 from slipstream.models.trained import write_trained
-from slipstream.settings import to_dict
 from slipstream.storage.local import cannot_write
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints, RestoredCheckpoint
-from slipstream.train.checkpoint.restore import ResumePolicy, newest_identity
+from slipstream.train.checkpoint.restore import newest_identity
 from slipstream.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.train.checks import (
     check_compiler,
@@ -46,13 +44,12 @@ from slipstream.train.checks import (
     micro_batch_slices,
     probe_traits,
 )
-from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig
 from slipstream.train.device_clock import device_clock
 from slipstream.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import NoticeWatcher, metadata_servers
-from slipstream.train.identity import in_older_form, log_resumption, run_identity, training_code
+from slipstream.train.identity import log_resumption, training_code
 from slipstream.train.loop.precision import kernels_configured
 from slipstream.train.loop.train_loop import RanOutOfMemory, TrainLoop
 from slipstream.train.memory.decision import with_micro_batches
@@ -271,14 +268,13 @@ class Trainer:
         # From here on only layers such as dropout draw random numbers, which must differ between ranks. A user's model
         # may also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(generator_seed(training.seed, setup.layout.data_rank))
-        clock, interval = (
-            device_clock(group.device),
-            CheckpointInterval.configured(training, sum(setup.resolved.data.segment_rows("train"))),
-        )
+        code = self.peers.gather(training_code() if group.rank == 0 else ("", {}))[0]
+        clock, rows = device_clock(group.device), sum(setup.resolved.data.segment_rows("train"))
+        interval = CheckpointInterval.configured(training, rows)
         with Checkpoints(
             request.home,
             state.app_state(),
-            self.resume_policy(setup),
+            setup.resume_policy(self.applied, code, time.perf_counter() - self.started),
             retention=Retention(regular=interval.steps),
             clock=clock,
             watcher=self.watcher,
@@ -296,26 +292,6 @@ class Trainer:
                     log_resumption(restored, state, checkpoints.policy)
             checkpoints.prepare(state.to_save())
             yield ResumedTraining(setup, state, checkpoints, guard, restored, state.progress.step)
-
-    def resume_policy(self, setup: Setup) -> ResumePolicy:
-        """Return the policy that decides which checkpoints this training resumes from."""
-        resolved, training = setup.resolved, setup.training
-        config = resolved.architecture.config
-        this = run_identity(resolved.data, config, training, self.applied, setup.placed.origin)
-        this |= resolved.lineage.identity()
-        version, modules = self.peers.gather(training_code() if self.group.rank == 0 else ("", {}))[0]
-        return ResumePolicy(
-            this,
-            older=in_older_form(this, config),
-            version=version,
-            modules=modules,
-            holder=resolved.request.holder,
-            resume=training.resume,
-            defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
-            ignored=NO_LONGER_LASTING,
-            layout=setup.layout.sizes if training.parallel.divides else (),
-            grace_s=max(0.0, resolved.request.grace_s - (time.perf_counter() - self.started)),
-        )
 
     def train(self, resumed: ResumedTraining) -> TrainedState:
         """Take all remaining optimiser steps, and write live progress to the paths in the request.

@@ -12,14 +12,18 @@ from slipstream.distributed.process_group import RankContext
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.logs import logger
 from slipstream.models.arithmetic import autocast_context
+from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor
 from slipstream.models.initial.values import InitialValues
 from slipstream.models.trained import Architecture
+from slipstream.settings import to_dict
+from slipstream.train.applied_tuning import AppliedTuning
 from slipstream.train.checkpoint.manager import Checkpoints, RestoredCheckpoint
-from slipstream.train.config import TrainingConfig
+from slipstream.train.checkpoint.restore import ResumePolicy
+from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig
 from slipstream.train.data_loader import padding_inputs
 from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.identity import bit_identity_conditions
+from slipstream.train.identity import bit_identity_conditions, in_older_form, run_identity
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import ModelTraits
@@ -127,6 +131,28 @@ class Setup:
             averaged=AveragedWeights(predictor, training.ema) if training.ema else None,
             teacher=self.resolved.lineage.teacher_on(group.device, self.resolved.precision),
             conditions=bit_identity_conditions(training, group),
+        )
+
+    def resume_policy(self, applied: AppliedTuning, code: tuple[str, dict[str, str]], passed_s: float) -> ResumePolicy:
+        """Return the policy that decides which checkpoints this training resumes from.
+
+        ``code`` comes from :func:`.training_code`; ``passed_s`` are the seconds since the start of the attempt.
+        """
+        resolved, training, config = self.resolved, self.training, self.resolved.architecture.config
+        this = run_identity(resolved.data, config, training, applied, self.placed.origin)
+        this |= resolved.lineage.identity()
+        version, modules = code
+        return ResumePolicy(
+            this,
+            older=in_older_form(this, config),
+            version=version,
+            modules=modules,
+            holder=resolved.request.holder,
+            resume=training.resume,
+            defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
+            ignored=NO_LONGER_LASTING,
+            layout=self.layout.sizes if training.parallel.divides else (),
+            grace_s=max(0.0, resolved.request.grace_s - passed_s),
         )
 
 

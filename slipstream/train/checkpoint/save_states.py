@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class SaveState(Enum):
-    """What is not published yet, equal on all ranks."""
+    """Unpublished work, equal on all ranks."""
 
     IDLE = "nothing"
     #: Its outcome may be known, but is not taken yet.
@@ -16,7 +16,7 @@ class SaveState(Enum):
 
 
 class SaveEvent(Enum):
-    """What happens to the saves, on all ranks at the same point."""
+    """Event that all ranks see at the same point."""
 
     SNAPSHOT = "a snapshot was taken, and no save is in progress"
     LATE_SNAPSHOT = "a snapshot was taken while a save is in progress"
@@ -27,7 +27,7 @@ class SaveEvent(Enum):
 
 
 class SaveAction(Enum):
-    """What becomes of the saves."""
+    """Reaction to an event."""
 
     NONE = "nothing"
     PUBLISH_SNAPSHOT = "publish the new snapshot, and forget a waiting one"
