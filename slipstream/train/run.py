@@ -133,10 +133,8 @@ class Trainer:
 
     def run(self) -> None:
         """Take all steps."""
-        resolved = self.resolve()
-        built = self.build(resolved)
-        placed = self.place(built)
-        setup = self.divide(placed)
+        # No variable keeps the undivided model.
+        setup = self.divide(self.place(self.build(self.resolve())))
         with self.restore(setup) as resumed:
             trained = self.train(resumed)
             self.write(trained)
@@ -202,7 +200,8 @@ class Trainer:
         """
         resolved, predictor, values, group = built.resolved, built.predictor, built.values, self.group
         training, config, first = resolved.training, resolved.architecture.config, resolved.pieces[0]
-        divides, compiled, overhead = training.parallel.divides, None, 0.0
+        divides, overhead = training.parallel.divides, 0.0
+        compiled = None
         with same_error_on_all_ranks(self.on_host):
             if not (built.unfilled and divides):
                 if values and not divides:
@@ -257,7 +256,7 @@ class Trainer:
             else:
                 exchange = self.applied.exchange(training.gradients)
                 parallel = replicate_model(predictor, placed.traits, group, exchange, training.seed, compiled)
-        return Setup(placed, layout, parallel, compiled)
+        return Setup(resolved, placed.traits, placed.overhead, placed.origin, layout, parallel, compiled)
 
     @contextmanager
     def restore(self, setup: Setup) -> Iterator[ResumedTraining]:

@@ -96,15 +96,15 @@ class PlacedModel:
 class Setup:
     """Setup of an attempt, equal on all ranks except for layout coordinates and the rank's part of the model."""
 
-    placed: PlacedModel
+    resolved: ResolvedTraining
+    traits: ModelTraits
+    #: As in :class:`PlacedModel`, which is not kept: it holds the undivided model.
+    overhead: float
+    origin: str
     layout: Layout
     parallel: ParallelModel
     #: Compiled blocks; None unless ``training.compile`` is set.
     compiled: CompiledTraining | None
-
-    @property
-    def resolved(self) -> ResolvedTraining:
-        return self.placed.resolved
 
     @property
     def training(self) -> TrainingConfig:
@@ -113,10 +113,6 @@ class Setup:
     @property
     def group(self) -> RankContext:
         return self.resolved.group
-
-    @property
-    def traits(self) -> ModelTraits:
-        return self.placed.traits
 
     def initial_state(self) -> TrainingState:
         """Return the state before the first step. Loading a teacher seeds torch's random generators."""
@@ -139,7 +135,7 @@ class Setup:
         ``code`` comes from :func:`.training_code`; ``passed_s`` are the seconds since the start of the attempt.
         """
         resolved, training, config = self.resolved, self.training, self.resolved.architecture.config
-        this = run_identity(resolved.data, config, training, applied, self.placed.origin)
+        this = run_identity(resolved.data, config, training, applied, self.origin)
         this |= resolved.lineage.identity()
         version, modules = code
         return ResumePolicy(

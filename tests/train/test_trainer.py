@@ -36,5 +36,5 @@ def test_every_step_takes_only_what_the_step_before_returned() -> None:
 def test_the_steps_are_taken_in_their_order() -> None:
     tree = ast.parse(textwrap.dedent(inspect.getsource(Trainer.run)))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    calls.sort(key=lambda call: call.lineno)
+    calls.sort(key=lambda call: (call.end_lineno, call.end_col_offset))  # in the order of their results
     assert [call.func.attr for call in calls if isinstance(call.func, ast.Attribute)] == list(STEPS)
