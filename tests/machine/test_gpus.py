@@ -74,6 +74,11 @@ def test_variables_hide_gpus_of_amd(
     assert gpus.visible_gpus(eight) == visible
 
 
+def test_no_variable_adds_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert gpus.visible_gpus(tmp_path) == 0
+
+
 def test_variables_of_amd_hide_none_of_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "ask_nvml", lambda question: question(Nvml()))
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
