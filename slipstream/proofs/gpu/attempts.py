@@ -294,7 +294,7 @@ def half_written(writer: Any, at: int, strike: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """How an attempt ended; ``struck`` has the fault once for every rank that it hit."""
+    """End of an attempt. ``struck`` holds the fault once for every affected rank."""
 
     finished: bool
     struck: tuple[str, ...]
