@@ -11,7 +11,7 @@ INDEX := $(if $(TORCH_WHEELS),--extra-index-url '$(TORCH_WHEELS)')
 # from them: fitting a small model took 40 s instead of 2.
 test prove test-torch-oldest: export OMP_WAIT_POLICY := passive
 
-.PHONY: run test check prove test-torch-oldest rehearse bench docs clean cluster-proof gpu
+.PHONY: run test check prove test-torch-oldest rehearse bench repetitions docs clean cluster-proof gpu
 
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
@@ -67,6 +67,12 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.txt --editable '.[dev,bench]'
 	for bench in benchmarks/*.py; do $(BIN)/python $$bench --quick || exit 1; done
+
+# Repetitions of six lines or more, found by pylint; none is wanted.
+repetitions: $(READY)
+	$(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.txt --editable '.[dev,bench]'
+	$(BIN)/python -m pylint --disable=all --enable=duplicate-code --min-similarity-lines=6 --ignore-imports=y \
+	  --ignore-signatures=y slipstream tasks workflows
 
 # Draws the generated pages again and prints the words of every other page.
 docs: $(READY)

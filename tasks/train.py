@@ -77,8 +77,8 @@ def run_in(
     """Train in a worker; without ``lineage`` there is no trained start model and no teacher."""
 
     def body() -> None:
+        from slipstream.train.request import TrainingRequest
         from slipstream.train.run import run_attempt
-        from slipstream.train.setup import TrainingRequest
 
         request = TrainingRequest(
             prepared=Path(prepared.path),

@@ -198,7 +198,7 @@ def test_the_readme_is_read_at_once_and_names_what_is_there() -> None:
     pages = set(re.findall(r"\]\((docs/\w+\.md)", readme))
     assert pages == {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     tour = re.findall(r"^\d\. `([\w/]+\.py)`", readme, re.MULTILINE)
-    assert len(tour) == 8 and all((ROOT / path).is_file() for path in tour)
+    assert len(tour) == 5 and all((ROOT / path).is_file() for path in tour)
 
 
 @pytest.mark.parametrize("document", [ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))], ids=str)

@@ -64,8 +64,8 @@ def train(prepared: Path, directory: Path, model: ModelConfig, training: Trainin
 def train_here(
     prepared: Path, directory: Path, model: ModelConfig, training: TrainingConfig, more: dict[str, Any]
 ) -> None:
+    from slipstream.train.request import TrainingRequest
     from slipstream.train.run import run_attempt
-    from slipstream.train.setup import TrainingRequest
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

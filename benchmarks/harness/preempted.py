@@ -115,8 +115,8 @@ def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
 
 def rank_main(rank: int, port: int, job: Job) -> None:
     from slipstream.train.fault_tolerance.guard import Preempted
+    from slipstream.train.request import TrainingRequest
     from slipstream.train.run import run_attempt
-    from slipstream.train.setup import TrainingRequest
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     # As in torch elastic, whose agent hosts the store.

@@ -230,8 +230,8 @@ def main(settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     from slipstream.models.config import ModelConfig
     from slipstream.train.config import TrainingConfig
+    from slipstream.train.request import TrainingRequest
     from slipstream.train.run import run_attempt
-    from slipstream.train.setup import TrainingRequest
 
     rank, place = int(os.environ["RANK"]), Path(settings["place"])
     if rank in settings["slow_ranks"]:

@@ -42,6 +42,16 @@ class WorkerExit(IntEnum):
     FINISHED = 5
 
 
+#: How a worker ended that raised an error of a type; the first match counts.
+WORKER_EXITS: tuple[tuple[type[Exception], WorkerExit], ...] = (
+    (UserError, WorkerExit.REFUSED),
+    (OutOfMemory, WorkerExit.OUT_OF_MEMORY),
+    (Preempted, WorkerExit.PREEMPTED),
+    (Interrupted, WorkerExit.INTERRUPTED),
+    (Exception, WorkerExit.FAILED),
+)
+
+
 @dataclass(frozen=True)
 class FailureReport:
     """Record of how and why one worker ended, written for the agent."""
@@ -54,15 +64,11 @@ class FailureReport:
 
     @classmethod
     def of(cls, error: Exception) -> FailureReport:
-        rank = this_rank()
-        if isinstance(error, UserError):
-            return cls(rank, WorkerExit.REFUSED, error.message)
-        if isinstance(error, Interrupted):
-            kinds = {OutOfMemory: WorkerExit.OUT_OF_MEMORY, Preempted: WorkerExit.PREEMPTED}
-            known = (outcome for kind, outcome in kinds.items() if isinstance(error, kind))
-            ran_out = error.micro_batches if isinstance(error, OutOfMemory) else 0
-            return cls(rank, next(known, WorkerExit.INTERRUPTED), str(error), ran_out)
-        return cls(rank, WorkerExit.FAILED, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
+        rank, outcome = this_rank(), next(outcome for kind, outcome in WORKER_EXITS if isinstance(error, kind))
+        if outcome is WorkerExit.FAILED:
+            return cls(rank, outcome, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
+        message = error.message if isinstance(error, UserError) else str(error)
+        return cls(rank, outcome, message, error.micro_batches if isinstance(error, OutOfMemory) else 0)
 
     def leave(self, directory: str) -> None:
         """Write this worker's report to a file next to ``directory``."""
@@ -91,11 +97,6 @@ def report_file(directory: str) -> Path:
 def clear_report(directory: str) -> None:
     """Remove the report of an earlier worker with this local rank."""
     report_file(directory).unlink(missing_ok=True)
-
-
-def ran_out_of_memory(error: Exception, reports: list[FailureReport]) -> bool:
-    """Return True if a step ran out of memory and smaller micro-batches are possible."""
-    return bool(reports) and reports[0].outcome is WorkerExit.OUT_OF_MEMORY and not told_to_end(error)
 
 
 def read_reports(directory: str) -> list[FailureReport]:
@@ -138,37 +139,64 @@ class WorkerFailed(RuntimeError):
     """Bug or non-finite number in a worker, with the worker's traceback."""
 
 
+class GroupEnd(IntEnum):
+    """What torch or the plugin raised in the agent when its workers ended."""
+
+    SIGNAL = 0
+    RECOVERABLE = 1
+    LOST = 2
+    OTHER = 3
+
+    @classmethod
+    def of(cls, error: Exception) -> GroupEnd:
+        if told_to_end(error):
+            return cls.SIGNAL
+        if isinstance(error, FlyteRecoverableException):
+            return cls.RECOVERABLE
+        return cls.LOST if lost_peer(error) else cls.OTHER
+
+
+#: Type of the error that the agent raises, by the worst report of its workers (None without reports) and the end of the
+#: group, in the order of :class:`GroupEnd`. None: the error of the group. After a signal, which the workers got too,
+#: all reports but a refusal may be consequences.
+AGENT_ERRORS: dict[WorkerExit | None, tuple[type[Exception] | None, ...]] = {
+    WorkerExit.REFUSED: (UserError, UserError, UserError, UserError),
+    WorkerExit.FAILED: (PodPreempted, WorkerFailed, WorkerFailed, None),
+    WorkerExit.OUT_OF_MEMORY: (PodPreempted, SmallerMicroBatches, SmallerMicroBatches, SmallerMicroBatches),
+    WorkerExit.PREEMPTED: (PodPreempted, PodPreempted, PodPreempted, None),
+    WorkerExit.INTERRUPTED: (PodPreempted, FlyteRecoverableException, FlyteRecoverableException, None),
+    WorkerExit.FINISHED: (PodPreempted, FlyteRecoverableException, FlyteRecoverableException, None),
+    None: (PodPreempted, FlyteRecoverableException, FlyteRecoverableException, None),
+}
+
+
 def agent_error(error: Exception, reports: list[FailureReport]) -> Exception:
-    """Return the error that the agent raises.
+    """Return the error that the agent raises (:data:`AGENT_ERRORS`).
 
     ``error`` is what torch or the plugin raised when the group ended; ``reports`` are sorted, worst first.
     """
-    worst = reports[0] if reports else None
-    if worst and worst.outcome is WorkerExit.REFUSED:
-        return UserError(worst.message)
-    if signalled := told_to_end(error):
-        # The workers got the signal, too: other reports may be its consequences.
-        saved = next((report.message for report in reports if report.outcome is WorkerExit.PREEMPTED), "")
-        return PodPreempted(saved or f"the agent was told to end: {signalled}")
-    if worst and worst.outcome is WorkerExit.OUT_OF_MEMORY:
-        return SmallerMicroBatches(worst.message)
-    why = interruption_reason(error)
-    if not why:
+    end, worst = GroupEnd.of(error), reports[0] if reports else None
+    kind = AGENT_ERRORS[worst.outcome if worst else None][end]
+    if kind is None:
         return error
-    if worst and worst.outcome is WorkerExit.FAILED:
-        return WorkerFailed(worst.message)
-    if worst and worst.outcome is WorkerExit.PREEMPTED:
-        return PodPreempted(worst.message)
-    if worst and worst.message and isinstance(error, FlyteRecoverableException):
-        why = worst.message  # torch's lists every worker's traceback
-    return FlyteRecoverableException(why)
+    if kind is FlyteRecoverableException:
+        # torch's message lists every worker's traceback.
+        reported = worst.message if worst and end is GroupEnd.RECOVERABLE else ""
+        return kind(reported or lost_peer(error) or str(error))
+    if kind is PodPreempted and end is GroupEnd.SIGNAL:
+        saved = next((report.message for report in reports if report.outcome is WorkerExit.PREEMPTED), "")
+        return kind(saved or f"the agent was told to end: {told_to_end(error)}")
+    return kind(worst.message if worst else "")
 
 
-def interruption_reason(error: Exception) -> str:
-    """Return the reason of ``error`` if another attempt can help, else ""."""
-    if isinstance(error, LOST_AGENT):
-        return f"another pod's agent was lost: {error}"
-    return lost_worker(error) or (str(error) if isinstance(error, FlyteRecoverableException) else "")
+def ran_out_of_memory(error: Exception, reports: list[FailureReport]) -> bool:
+    """Return True if a step ran out of memory and smaller micro-batches are possible."""
+    return isinstance(agent_error(error, reports), SmallerMicroBatches)
+
+
+def lost_peer(error: Exception) -> str:
+    """Return which agent or worker the group lost, else ""."""
+    return f"another pod's agent was lost: {error}" if isinstance(error, LOST_AGENT) else lost_worker(error)
 
 
 def told_to_end(error: Exception) -> SignalException | None:

@@ -24,7 +24,7 @@ def visible_gpus(root: Path = ROOT) -> int:
     chooses = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
     variables = ["ROCR_VISIBLE_DEVICES", chooses]
     named = [len(named_devices(os.environ[variable])) for variable in variables if variable in os.environ]
-    return min(named) if named else amd_gpus(root)
+    return min([amd_gpus(root), *named])
 
 
 def gpu_names() -> list[str]:

@@ -35,7 +35,8 @@ class TrainingPace:
 
     def __post_init__(self) -> None:
         if min(self.hours, self.save_every_s) <= 0 or min(self.save_s, self.start_s) < 0:
-            raise UserError(f"{self}: expected hours and a time between saves above 0, and no negative time")
+            given = ", ".join(f"{name}={value:g}" for name, value in vars(self).items())
+            raise UserError(f"{given}: expected hours and a time between saves above 0, and no negative time")
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ def train_trial(link: Connection, job: TrialJob) -> None:
 def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
     from slipstream.train.identity import run_identity
     from slipstream.train.loop.train_loop import Stopped
+    from slipstream.train.request import TrainingRequest
     from slipstream.train.run import run_attempt
-    from slipstream.train.setup import TrainingRequest
 
     def told(evaluations: Sequence[ValidationPoint]) -> bool:
         link.send(curve_of(evaluations))

@@ -32,8 +32,8 @@ from slipstream.telemetry.watch import telemetry_sampled
 from slipstream.train.checkpoint.home import Superseded
 from slipstream.train.checkpoint.lease import wait_for_others
 from slipstream.train.identity import run_identity
+from slipstream.train.request import TrainingRequest
 from slipstream.train.run import run_attempt
-from slipstream.train.setup import TrainingRequest
 
 LOG = logger("train")
 

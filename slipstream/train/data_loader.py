@@ -25,8 +25,7 @@ from slipstream.artifacts.prepared.data import Block, PreparedData, Signature
 from slipstream.artifacts.prepared.streamed import StreamedData
 from slipstream.distributed.process_group import RankContext
 from slipstream.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
-from slipstream.train.device_clock import wait_for
-from slipstream.train.gpu_threads import same_gpu
+from slipstream.train.device_clock import same_gpu, wait_for
 from slipstream.train.telemetry.step_times import LoaderTimes
 
 #: Number of buffers: one in use by the consumer, one ready, one being filled.

@@ -178,10 +178,28 @@ class GlobalOrder:
             if step == self.steps_per_epoch:
                 epoch, step, verified = epoch + 1, 0, set()
 
+    def reference_rows(self, epoch: int, step: int, rank: int, world: int) -> list[int]:
+        """Return the rows of one batch of a rank, from all rows of the epoch: the definition of :meth:`_plan`."""
+        total, length, first = self.blocks.rows, self.blocks.length.tolist(), self.blocks.first.tolist()
+        sequence = [
+            first[block] + row
+            for block in self._sequence(epoch).block.tolist()
+            for row in self._within(epoch, length[block]).tolist()
+        ]
+        before, after = (min(batches * self.batch_size, total) for batches in (step, step + 1))
+        batch: list[int] = []
+        for start, end in pairwise(self._cuts):
+            given, next_given = (end * done // total - start * done // total for done in (before, after))
+            batch += sequence[start + given : start + next_given]
+        return batch[rank_slice(rank, world, len(batch))]
+
     def _plan(
         self, epoch: int, step: int, steps: int, rank: int, world: int, verified: set[int]
     ) -> tuple[list[BatchPlan], set[int]]:
-        """Return the plans of ``steps`` steps, and all blocks that they use; ``verified`` are not verified again."""
+        """Return the plans of ``steps`` steps, and all blocks that they use; ``verified`` are not verified again.
+
+        The rows are those of :meth:`reference_rows`, computed for all steps and lanes at once.
+        """
         # Arrays are int64 ``[steps, lanes]``. Of a lane's interval of the batch this rank reads from ``begin`` to
         # ``end``, which are the rows from ``first`` to ``last`` of the sequence.
         sequence, starts = self._sequence(epoch), np.asarray(self._cuts)

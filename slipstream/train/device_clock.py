@@ -1,9 +1,11 @@
-"""Device-side timestamps (CUDA events), comparable with ``time.perf_counter``."""
+"""Device of this process: its timestamps (CUDA events), and its selection in new threads."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -82,3 +84,14 @@ def wait_for(stream: torch.cuda.Stream) -> None:
 
 def device_clock(device: torch.device) -> DeviceClock:
     return CudaClock(device) if device.type == "cuda" else DeviceClock()
+
+
+def same_gpu() -> Callable[[], None]:
+    """Return a function that selects this thread's GPU in a new thread, which must call it first.
+
+    The current device of a new thread is GPU 0, whichever GPU its process uses. Creating a stream on GPU 0 would create
+    a CUDA context there: half a GiB for every rank of the machine. Does nothing if this process uses no GPU.
+    """
+    if not torch.cuda.is_initialized():
+        return lambda: None
+    return partial(torch.cuda.set_device, torch.cuda.current_device())

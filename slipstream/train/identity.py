@@ -3,6 +3,10 @@
 It covers data, model, settings, the user's model code, the base, the order of the samples and :data:`STEP_VERSION`. It
 has no code version, so a training resumes after code edits. The digests of all modules are stored separately, so that
 logs can name changed modules.
+
+If its conditions are equal too, a resumed run ends with the same bits as an uninterrupted run. Otherwise the samples
+and their order are the same, but numbers differ by rounding, or by more if a layer depends on how a batch is divided
+among processes.
 """
 
 from __future__ import annotations
@@ -10,19 +14,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.versions import code_version, module_digests
+from slipstream.distributed.process_group import RankContext
+from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import model_code
 from slipstream.settings import to_dict
 from slipstream.stages import STAGES
 from slipstream.train.applied_tuning import AppliedTuning
-from slipstream.train.checkpoint.restore import MANIFESTS
+from slipstream.train.checkpoint.manager import RestoredCheckpoint
+from slipstream.train.checkpoint.restore import MANIFESTS, ResumePolicy
 from slipstream.train.config import STEP_VERSION, TrainingConfig, resume_settings
 from slipstream.train.data_order import ORDER_VERSION
+from slipstream.train.loop.state import TrainingState
+from slipstream.train.parallel.config import layout_in_words
 
+LOG = logger("train")
 #: Maximum number of changed modules that a log line names.
 NAMED = 5
+#: Conditions that determine how a global batch is divided into micro-batches.
+PARTITIONING = ("processes", "accumulation", "layout")
 
 
 def run_identity(
@@ -74,3 +91,55 @@ def describe_other_code(then: Mapping[str, str], now: Mapping[str, str]) -> str:
         return ""
     more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
     return f"training resumes a checkpoint of other code: {', '.join(changed[:NAMED])}{more} changed since"
+
+
+def log_resumption(restored: RestoredCheckpoint, state: TrainingState, policy: ResumePolicy) -> None:
+    """Log the checkpoint that training resumes from, and reasons why results may differ."""
+    LOG.info("training resumes from step %d (%s)", restored.step, restored.source)
+    if not restored.trained_by:
+        LOG.warning("the checkpoint is of an older release, which recorded other digests: its data was not compared")
+    elif other_code := describe_other_code(restored.modules, policy.modules):
+        LOG.warning("%s", other_code)
+    if not all(settings["fused"] for settings in state.optimizer.param_groups):
+        LOG.info("training continues with the optimiser of this checkpoint, which is slower than the fused one")
+    if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, state.model):
+        LOG.warning("%s", changes)
+
+
+def bit_identity_conditions(training: TrainingConfig, group: RankContext) -> dict[str, object]:
+    """Return the conditions, beyond the identity, under which a resumed run is bit-identical."""
+    gpu = group.device.type == "cuda"
+    return {
+        "processes": group.world,
+        "accumulation": training.micro_batches,
+        "layout": layout_in_words(training.parallel),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "backend": group.backend,
+        "device": torch.cuda.get_device_name(group.device) if gpu else torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def describe_changes(then: Mapping[str, object], now: Mapping[str, object], model: nn.Module) -> str:
+    """Return a sentence on changed conditions since the checkpoint, and their effect; "" without changes."""
+    changed = [name for name in now if name in then and then[name] != now[name]]
+    if not changed:
+        return ""
+    changes = ", ".join(f"{name} {then[name]} -> {now[name]}" for name in changed)
+    layers = batch_dependent_layers(model) if set(changed) & set(PARTITIONING) else []
+    numbers = f"other numbers ({', '.join(layers)})" if layers else "numbers equal up to rounding"
+    return f"training resumes, but not bit for bit ({changes}): the same samples in the same order, {numbers}"
+
+
+def batch_dependent_layers(model: nn.Module) -> list[str]:
+    """Return types of layers whose results depend on how a batch is divided: batch normalisation and dropout."""
+    return sorted(
+        {
+            type(module).__name__
+            for module in model.modules()
+            if isinstance(module, _BatchNorm)
+            or (isinstance(module, _DropoutNd) and module.p > 0)
+            # Attention and recurrent layers store their dropout as a number.
+            or (isinstance(dropout := getattr(module, "dropout", None), float) and dropout > 0)
+        }
+    )

@@ -607,6 +607,9 @@ OTHER_JSON = {
     "slipstream/machine/cloud_metadata.py": "an answer of the cloud's metadata server, of limited size",
     "slipstream/storage/gcs.py": "an answer of the store's API",
     "slipstream/doctor/kubectl.py": "an answer of the Kubernetes API",
+    "slipstream/proofs/gpu/run_check.py": "what this process and its own child send each other",
+    "slipstream/proofs/gpu/command.py": "what this process and its own child send each other",
+    "slipstream/proofs/gpu/attempts.py": "files of a training that this process has run",
     "slipstream/export/session.py": "a profile that ONNX Runtime has just written here",
 }
 #: Other ways to make values of bytes.
@@ -621,11 +624,10 @@ OTHER_DIGITS = {
     "slipstream/doctor/package.py": "the user of an image",
     "slipstream/export/convert.py": "a dimension of a model",
     "slipstream/machine/limits.py": "Linux's control groups",
+    "slipstream/machine/nvml.py": "the environment",
     "slipstream/machine/out_of_memory.py": "Linux's control groups",
-    "slipstream/telemetry/preflight.py": "the environment",
     "slipstream/telemetry/sampler/amd.py": "Linux's /sys",
     "slipstream/telemetry/sampler/host.py": "Linux's /proc",
-    "slipstream/telemetry/sampler/nvml.py": "the environment",
 }
 SOURCES = [path for floor in ("slipstream", "tasks", "workflows") for path in sorted((ROOT / floor).rglob("*.py"))]
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}

@@ -14,6 +14,7 @@ import pytest
 from slipstream.subcommands import slipstream
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, run_process
+from tests.support.fake_nvml import see_four_gpus
 
 ALONE = [sys.executable, "-m", "slipstream", "collectives"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "slipstream", "collectives"]
@@ -87,8 +88,9 @@ def test_a_mistake_is_one_line(tmp_path: Path, settings: str, environment: dict[
     assert line.startswith(said)
 
 
-def test_more_processes_than_gpus_is_one_line(tmp_path: Path) -> None:
-    ended = here(tmp_path, "launches: 2", "--processes", "3", CUDA_VISIBLE_DEVICES="0")
+def test_more_processes_than_gpus_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    see_four_gpus(monkeypatch, "0")
+    ended = here(tmp_path, "launches: 2", "--processes", "3")
     assert ended.returncode == 1
     (line,) = ended.stdout.strip().splitlines()
     assert line.startswith("Error: 3 processes for 1 GPU: each process needs one of its own")

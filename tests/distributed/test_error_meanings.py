@@ -18,7 +18,7 @@ from slipstream.errors import Interrupted, UserError
 from slipstream.flyte.failures import as_seen_by_flyte
 from slipstream.models.factory import Predictor
 from slipstream.models.tables_and_images import MLP
-from slipstream.train import setup
+from slipstream.train import request, setup
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.probe import probe_model
 from tests.support import training
@@ -93,7 +93,7 @@ def fail_for_memory(*_: object) -> None:
 
 def rank_without_room_for_the_model(rank: int, *arguments: Any) -> None:
     if rank == 1:
-        vars(setup)["build_model"] = lambda *_, **__: Mock(parameters=list, to=fail_for_memory)
+        vars(request)["build_model"] = lambda *_, **__: Mock(parameters=list, to=fail_for_memory)
     training.rank_body(rank, *arguments)
 
 

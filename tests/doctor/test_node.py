@@ -90,7 +90,7 @@ def test_a_gpu_whose_memory_is_the_hosts_is_listed(tmp_path: Path) -> None:
 
     unified.nvmlDeviceGetMemoryInfo = refuse
     _, found = node.nvidia_readings(tmp_path, unified, "12.4")
-    same_wording(str(found))
+    same_wording(found.found)
 
 
 def test_a_library_that_fails_halfway_leaves_what_was_read(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from slipstream.models.factory import build_model
 from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER
 from slipstream.train.checkpoint.staging import pin_memory
 from slipstream.train.config import TrainingConfig
-from slipstream.train.device_clock import device_clock
-from slipstream.train.gpu_threads import same_gpu
+from slipstream.train.device_clock import device_clock, same_gpu
 from slipstream.train.loop.precision import kernels_configured
 from slipstream.train.loop.token_loss import token_losses
 from slipstream.train.profiler import WAIT, WARM_UP, StepProfiler

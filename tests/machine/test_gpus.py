@@ -8,6 +8,7 @@ import pytest
 
 from slipstream.machine import gpus
 from slipstream.machine.nvml import NvmlDevice, visible_devices
+from tests.support.fake_nvml import see_four_gpus
 
 WHOLE = [NvmlDevice("handle", f"GPU-a{index}", index, "whole", "card", f"GPU-a{index}") for index in range(3)]
 PARTITIONS = [
@@ -74,28 +75,18 @@ def test_variables_hide_gpus_of_amd(
     assert gpus.visible_gpus(eight) == visible
 
 
+def test_no_variable_adds_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert gpus.visible_gpus(tmp_path) == 0
+
+
 def test_variables_of_amd_hide_none_of_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "ask_nvml", lambda question: question(Nvml()))
+    see_four_gpus(monkeypatch)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     assert gpus.visible_gpus() == 4
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
     assert gpus.visible_gpus() == 2
-
-
-class Nvml:
-    """Four GPUs that answer nothing but their number, name and UUID."""
-
-    class NVMLError(Exception):
-        value = 3
-
-    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
-    nvmlDeviceGetCount = staticmethod(lambda: 4)
-    nvmlDeviceGetHandleByIndex = nvmlDeviceGetName = staticmethod(lambda index: index)
-    nvmlDeviceGetUUID = staticmethod(lambda index: f"GPU-{index}")
-
-    def nvmlDeviceGetMigMode(self, index: int) -> None:
-        raise self.NVMLError
 
 
 @pytest.mark.parametrize(

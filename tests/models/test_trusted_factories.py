@@ -22,7 +22,7 @@ from slipstream.models.tables_and_images import MLP
 from slipstream.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
 from slipstream.proofs.gpu.trainings import write_table
 from slipstream.train.config import TrainingConfig
-from slipstream.train.setup import Lineage, TrainingRequest
+from slipstream.train.request import Lineage, TrainingRequest
 from tests.support.wording import refuses
 
 #: Says so when it is imported, and when its factory is called.

@@ -10,19 +10,25 @@ from typing import Any
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.flyte.elastic import DistributedTask, Workspace
 from slipstream.flyte.failures import (
+    AGENT_ERRORS,
     FailureReport,
+    GroupEnd,
     PodPreempted,
     SmallerMicroBatches,
     WorkerExit,
     WorkerFailed,
     agent_error,
     collect_reports,
+    ran_out_of_memory,
 )
 
 ENDINGS = {
@@ -90,6 +96,71 @@ def test_an_agent_that_is_told_to_end_is_preempted_whatever_its_workers_made_of_
     failure = agent_error(signalled, reports)
     assert isinstance(failure, PodPreempted) and "stopped at step 3, saved" in str(failure)
     assert "told to end: Process 7" in str(agent_error(signalled, reports[:1]))
+
+
+def lost_to(exit_code: int) -> Exception:
+    """The error of the plugin when a worker of rank 2 ends with ``exit_code`` first."""
+    error = FlyteUserRuntimeException(RuntimeError("torch's box"))
+    error.__context__ = ChildFailedError("train", {2: ProcessFailure(0, 7, exit_code, "")})
+    return error
+
+
+def signalled() -> Exception:
+    error = IgnoreOutputs()
+    error.__context__ = SignalException("Process 7 got signal: 15", 15)  # type: ignore[arg-type]
+    return error
+
+
+#: Errors of every kind that end a group, as the agent sees them.
+GROUP_ENDS = {
+    "signal": signalled(),
+    "signal in the agent": signalled().__context__,
+    "recoverable": FlyteRecoverableException("torch's box"),
+    "lost agent": RendezvousError("the store is gone"),
+    "lost peer": DistStoreError("the store is gone"),
+    "lost worker": lost_to(-9),
+    "other": lost_to(1),
+    "no outputs": IgnoreOutputs(),
+}
+#: What the agent raises for a report and the end of the group: a signal, a recoverable error, a lost peer, another one.
+RAISED = {
+    WorkerExit.REFUSED: "user user user user",
+    WorkerExit.FAILED: "preempted failed failed same",
+    WorkerExit.OUT_OF_MEMORY: "preempted smaller smaller smaller",
+    WorkerExit.PREEMPTED: "preempted preempted preempted same",
+    WorkerExit.INTERRUPTED: "preempted retry retry same",
+    WorkerExit.FINISHED: "preempted retry retry same",
+    None: "preempted retry retry same",
+}
+KINDS = {
+    "user": UserError,
+    "failed": WorkerFailed,
+    "smaller": SmallerMicroBatches,
+    "preempted": PodPreempted,
+    "retry": FlyteRecoverableException,
+}
+#: The column of :data:`RAISED` for every kind of end.
+COLUMNS = dict(zip(GROUP_ENDS, (0, 0, 1, 2, 2, 2, 3, 3), strict=True))
+
+
+@pytest.mark.parametrize(("outcome", "end"), itertools.product([*WorkerExit, None], GROUP_ENDS), ids=str)
+def test_the_agents_error_for_every_report_and_every_end(outcome: WorkerExit | None, end: str) -> None:
+    group = GROUP_ENDS[end]
+    assert isinstance(group, Exception)
+    reports = [] if outcome is None else [FailureReport(1, outcome, "of rank 1")]
+    raised = agent_error(group, reports)
+    kind = RAISED[outcome].split()[COLUMNS[end]]
+    assert raised is group if kind == "same" else type(raised) is KINDS[kind]
+    assert ran_out_of_memory(group, reports) == (kind == "smaller")
+    told = {"signal": "told to end: Process 7", "lost agent": "the store is gone", "lost worker": "lost to SIGKILL"}
+    reported = outcome is WorkerExit.PREEMPTED or kind not in ("preempted", "retry") or end == "recoverable"
+    if kind != "same":
+        assert ("of rank 1" if reported and reports else told.get(end, "")) in str(raised)
+
+
+def test_the_table_of_failures_is_complete() -> None:
+    assert AGENT_ERRORS.keys() == RAISED.keys()
+    assert {len(row) for row in AGENT_ERRORS.values()} == {len(GroupEnd)}
 
 
 def test_a_bug_that_torch_saw_first_stays_as_torch_put_it() -> None:

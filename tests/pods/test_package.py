@@ -15,6 +15,7 @@ from slipstream.machine.limits import CPU, MEMORY
 from slipstream.profiles.profile import RESOLVED, load_profile, profile_names
 from slipstream.proofs.rehearsal.record import short
 from slipstream.proofs.rehearsal.rendering import primary_container
+from tests.support.fake_nvml import see_four_gpus
 from tests.support.package import IMAGE, package
 
 STAGES = {
@@ -138,10 +139,12 @@ def test_a_main_job_has_seven_pods_and_three_the_second_time(
 
 
 def test_the_machine_that_registers_is_not_asked_for_its_gpus(
-    tmp_path: Path, package_for: Callable[[str], RegistrationArchive]
+    tmp_path: Path, package_for: Callable[[str], RegistrationArchive], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``local`` leaves open how many processes there are; it stays so until a pod runs."""
-    here, elsewhere = package_for("local").tasks, package(tmp_path, "local", CUDA_VISIBLE_DEVICES="0,1,2").tasks
+    here = package_for("local").tasks
+    see_four_gpus(monkeypatch)
+    elsewhere = package(tmp_path, "local").tasks
     assert here.keys() == elsewhere.keys()
     for name, task in here.items():
         assert task.SerializeToString(deterministic=True) == elsewhere[name].SerializeToString(deterministic=True), name

@@ -17,6 +17,7 @@ from slipstream.profiles.command import main
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import Profile, load_profile, parse_profile, profile_names
 from slipstream.stages import STAGES
+from tests.support.fake_nvml import see_four_gpus
 
 SHIPPED = ["a100-mig", "a100-spot", "cpu-cluster", "h100-efa-spot", "l4-spot", "local", "mi300x", "t4-shared"]
 
@@ -54,7 +55,7 @@ def test_compression_and_promotion_have_resources_of_their_own() -> None:
 
 
 def test_local_takes_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
+    see_four_gpus(monkeypatch, "0,1,3")
     assert visible_gpus() == 3 and load_profile("local").placement("train").processes == 3
     travelled = load_profile("local").to_json()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -64,7 +65,7 @@ def test_local_takes_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_processes_left_open_are_one_per_gpu_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    see_four_gpus(monkeypatch, "0")
     profile = parse_profile("mine", {"distributed": {"gpu": "4", "processes": 0}})
     assert profile.asked("train").processes == 0 and profile.placement("train").processes == 4
 
@@ -213,7 +214,7 @@ def test_a_pod_of_another_shape_refuses(
 
 
 def test_the_agent_refuses_more_processes_than_gpus_before_it_starts_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    see_four_gpus(monkeypatch, "0")
     config = distributed("train")
     config.profile = Profile("p", Placement(processes=2), {})
     with pytest.raises(UserError, match="2 processes for 1 GPU"):

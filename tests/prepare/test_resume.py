@@ -64,7 +64,7 @@ def faulty(*arguments):
     global calls
     calls += 1
     if calls == int(times):
-        if name == "merge":  # half of the file is there
+        if name == "write_merged_part":  # half of the file is there
             Path(arguments[0].directory, arguments[1]).write_bytes(b"half")
         Path(directory + ".victim").write_text(str(os.getpid()))
         os.kill(os.getppid() if victim == "parent" else os.getpid(), signal.SIGKILL)
@@ -74,8 +74,9 @@ def faulty(*arguments):
 setattr(owner, name, faulty)
 shuffle.PART_BYTES = 9000
 if __name__ == "__main__":
-    engine.WorkerPool = lambda count, _: WorkerPool(count, "killed")  # this script, which they do not import by
-    themselves engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(scratch))
+    # The workers do not import this script by themselves.
+    engine.WorkerPool = lambda count, _: WorkerPool(count, "killed")
+    engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(scratch))
 """
 
 
@@ -161,7 +162,7 @@ def prepare(directory: Path, data: Path, workers: int = 1, scratch: Path | None 
             13,
             {"encode_unit": GROUPS - 4, "merge_part": PARTS},
         ),  # within the fifth unit, of three splits each
-        ("merge.merge", 2, {"merge_part": PARTS - 1}),
+        ("merge.write_merged_part", 2, {"merge_part": PARTS - 1}),
     ],
 )
 def test_what_was_done_is_not_done_again(
@@ -253,7 +254,7 @@ def test_what_is_not_whole_is_done_again(
 
 
 def test_a_damaged_part_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch = killed(parquet, tmp_path, "merge.merge", 3)
+    scratch = killed(parquet, tmp_path, "merge.write_merged_part", 3)
     merged = scratch / "train-1" / "train-1.rows"
     raw = bytearray(merged.read_bytes())
     raw[77] ^= 1

@@ -1,4 +1,4 @@
-"""Fake NVML: a library (``fake_nvml.c``) that processes load in place of NVIDIA's.
+"""Fake NVML: a library (``fake_nvml.c``) that processes load in place of NVIDIA's, and a module for this process.
 
 ``python -m tests.support.fake_nvml N`` prints N readings of all devices, as one line of JSON each.
 """
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from slipstream.machine import gpus
 
 SOURCE = Path(__file__).with_suffix(".c")
 ROOT = Path(__file__).parents[2]
@@ -60,6 +62,29 @@ class FakeNvml:
         )
         assert run.returncode == 0, run.stderr
         return json.loads(run.stdout.splitlines()[-1])
+
+
+class FourGpus:
+    """Four GPUs that answer nothing but their number, name and UUID."""
+
+    class NVMLError(Exception):
+        value = 3
+
+    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
+    nvmlDeviceGetCount = staticmethod(lambda: 4)
+    nvmlDeviceGetHandleByIndex = nvmlDeviceGetName = staticmethod(lambda index: index)
+    nvmlDeviceGetUUID = staticmethod(lambda index: f"GPU-{index}")
+
+    def nvmlDeviceGetMigMode(self, index: int) -> None:
+        raise self.NVMLError
+
+
+def see_four_gpus(monkeypatch: pytest.MonkeyPatch, visible: str | None = None) -> None:
+    """Make this process count four GPUs, fewer if ``visible`` (CUDA_VISIBLE_DEVICES) hides some."""
+    monkeypatch.setattr(gpus, "ask_nvml", lambda question: question(FourGpus()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
 
 def plain(reading: Mapping[str, Any]) -> dict[str, Any]:

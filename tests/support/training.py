@@ -47,8 +47,8 @@ def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], enviro
 
     from slipstream.distributed.user_errors import torch_user_error
     from slipstream.errors import UserError
+    from slipstream.train.request import TrainingRequest
     from slipstream.train.run import run_attempt
-    from slipstream.train.setup import TrainingRequest
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | environment)

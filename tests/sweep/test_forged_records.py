@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.config import RunConfig
@@ -64,6 +64,7 @@ def test_exactly_the_settings_of_the_space_are_set_to_what_it_has(values: dict[s
     assert said.startswith(why) and bool(said) == bool(why)
 
 
+@settings(deadline=None)
 @given(sampler=st.sampled_from(["tpe", "random"]), seed=st.integers(0, 2**32), number=st.integers(1, 12))
 def test_whatever_is_proposed_counts(sampler: str, seed: int, number: int) -> None:
     sweep = RunConfig.from_dict({"sweep": {"space": SPACE, "sampler": sampler, "seed": seed}}).sweep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor, build_model
 from slipstream.models.trained import TrainedModel, Weights, write_trained
-from slipstream.train import setup
+from slipstream.train import run
+from slipstream.train.applied_tuning import AppliedTuning
 from slipstream.train.checks import check_training
 from slipstream.train.config import TrainingConfig
+from slipstream.train.fault_tolerance.notices import NoticeWatcher
 from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.setup import Setup, TrainingRequest
+from slipstream.train.request import TrainingRequest
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import LENGTH, SIGNATURE, make_base, some_tokens, theirs
 from tests.support.corpora import prepare_language, write_stories
@@ -154,18 +157,22 @@ def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
         assert {p.dtype for p in predictor.parameters() if not p.requires_grad} == {torch.bfloat16}, "held type"
         raise UserError("no room")
 
-    monkeypatch.setattr(setup, "check_memory", refuse)
+    monkeypatch.setattr(run, "check_memory", refuse)
     training = replace(TRAINING, precision="bf16")
-    request = TrainingRequest(data.artifact.directory, model_of(base), training, tmp_path / "model", "", {})
+    output, home = tmp_path / "model", str(tmp_path / "home")
+    request = TrainingRequest(data.artifact.directory, model_of(base), training, output, home, {})
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group, watcher = RankContext(0, 1, torch.device("cpu"), "gloo"), NoticeWatcher([], grace_s=None)
+    trainer = run.Trainer(request, group, None, AppliedTuning(), dist.HashStore(), watcher, time.perf_counter())
     try:
+        resolved = trainer.resolve()
         with refuses(UserError):
-            Setup.begin(request, RankContext(0, 1, torch.device("cpu"), "gloo"), training.gradients, None)
-        monkeypatch.setattr(setup, "check_memory", lambda *_: None)
-        begun = Setup.begin(request, RankContext(0, 1, torch.device("cpu"), "gloo"), training.gradients, None)
+            trainer.build(resolved)
+        monkeypatch.setattr(run, "check_memory", lambda *_: None)
+        setup = trainer.divide(trainer.place(trainer.build(resolved)))
     finally:
         dist.destroy_process_group()
-    filled = begun.parallel.model.state_dict()
+    filled = setup.parallel.model.state_dict()
     for name, expected in build_model(model_of(base), SIGNATURE, training.seed).state_dict().items():
         assert torch.equal(filled[name], expected.to(filled[name].dtype)), name
 

@@ -55,6 +55,34 @@ def test_an_epoch_has_every_row_once_and_only_its_last_batch_is_short(
     assert np.array_equal(np.concatenate(parts), batches[len(batches) // 2])
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    segments=st.lists(st.integers(0, 300), min_size=1, max_size=8).filter(any),
+    block_rows=st.sampled_from([1, 3, 17, 64, 4096]),
+    batch_size=st.integers(1, 200),
+    epoch=st.integers(0, 2),
+    world=st.integers(1, 12),
+    data=st.data(),
+)
+def test_plans_have_the_rows_of_the_reference_and_name_their_blocks_in_time(
+    segments: list[int], block_rows: int, batch_size: int, epoch: int, world: int, data: st.DataObject
+) -> None:
+    blocks = StoredBlocks(tuple(segments), block_rows)
+    order = GlobalOrder(blocks, batch_size, seed=data.draw(st.integers(0, 9)))
+    rank, first = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.steps_per_epoch - 1))
+    last = data.draw(st.integers(first + 1, min(first + 9, order.steps_per_epoch)))
+    start = epoch * order.steps_per_epoch
+    plans = list(order.plans(rank, world, order.consumed(start + first), order.consumed(start + last)))
+    verified: list[int] = []
+    for step, plan in zip(range(first, last), plans, strict=True):
+        assert plan.rows.tolist() == order.reference_rows(epoch, step, rank, world)
+        assert plan.consumed == order.consumed(start + step + 1)
+        assert plan.size == plan.consumed - order.consumed(start + step)
+        verified += plan.blocks
+        assert {blocks.block_of(row) for row in plan.rows.tolist()} <= set(verified)
+    assert len(verified) == len(set(verified)), "a block is verified once"
+
+
 @pytest.mark.parametrize("batch_size", [256, 1000])
 def test_every_world_reads_the_same_ordered_batches(batch_size: int) -> None:
     order = GlobalOrder(StoredBlocks((30_000, 5, 9_001), 1024), batch_size, seed=3)

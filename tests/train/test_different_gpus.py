@@ -48,9 +48,10 @@ def test_what_one_gpu_cannot_is_refused() -> None:
 
 
 def rank_of_two_kinds(rank: int, *arguments: Any) -> None:
-    from slipstream.train import setup
+    from slipstream.train import run
+    from slipstream.train.memory import decision
 
-    for module in (arithmetic, setup):
+    for module in (arithmetic, decision, run):
         vars(module)["device_capability"] = lambda device: T4 if rank else A100
     training.rank_body(rank, *arguments)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.train import data_loader, gpu_threads
+from slipstream.train import data_loader, device_clock
 from slipstream.train.checkpoint import publish, staging
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.checkpoint.restore import ResumePolicy
@@ -37,7 +37,7 @@ class Notes(list[tuple[str, str]]):
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
     notes = Notes()
     cuda = Mock(is_initialized=lambda: True, current_device=lambda: GPU, set_device=lambda gpu: notes.add(f"GPU {gpu}"))
-    monkeypatch.setattr(gpu_threads, "torch", Mock(cuda=cuda))
+    monkeypatch.setattr(device_clock, "torch", Mock(cuda=cuda))
     return notes
 
 
@@ -76,4 +76,4 @@ def test_a_checkpoint_is_copied_and_published_from_its_ranks_gpu(
 
 def test_without_a_gpu_nothing_is_asked_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", Mock(side_effect=AssertionError))
-    gpu_threads.same_gpu()()
+    device_clock.same_gpu()()

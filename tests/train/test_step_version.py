@@ -22,7 +22,7 @@ from slipstream.models import transformer
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor
 from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER, train, write_table, write_tokens
-from slipstream.train import setup
+from slipstream.train import request, run
 from slipstream.train.config import STEP_VERSION
 from tests.support import toys
 from tests.support.adapted_runs import SIZES
@@ -76,7 +76,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Vectorised float32 functions differ by a last bit between processors, so the initial weights and the tables of
     rotary positions are made here, the latter close to those of the model.
     """
-    begin, fill = setup.Lineage.begin, setup.fill_parameters
+    begin, fill = request.Lineage.begin, run.fill_parameters
 
     def in_double(*given: Any) -> Predictor:
         predictor = begin(*given)
@@ -104,8 +104,8 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             assert torch.allclose(found, exact, rtol=0, atol=1e-5), "rotary positions: raise STEP_VERSION"
         return made[0], made[1]
 
-    monkeypatch.setattr(setup.Lineage, "begin", in_double)
-    monkeypatch.setattr(setup, "fill_parameters", filled)
+    monkeypatch.setattr(request.Lineage, "begin", in_double)
+    monkeypatch.setattr(run, "fill_parameters", filled)
     monkeypatch.setattr(transformer, "kept_tables", cache(exact_tables))
     yield
     if dist.is_initialized():

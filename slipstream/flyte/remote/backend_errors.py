@@ -1,4 +1,4 @@
-"""One-line errors for failed calls to a Flyte backend."""
+"""Errors in one line for failed calls to a Flyte backend."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def run_rank(job: TrainingJob, rank: int, port: int, faults: tuple[InjectedFault
     from slipstream.train.checkpoint.manager import Checkpoints
     from slipstream.train.config import TrainingConfig
     from slipstream.train.loop import train_loop
-    from slipstream.train.setup import TrainingRequest
+    from slipstream.train.request import TrainingRequest
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -294,7 +294,7 @@ def half_written(writer: Any, at: int, strike: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """How an attempt ended; ``struck`` has the fault once for every rank that it hit."""
+    """End of an attempt. ``struck`` holds the fault once for every affected rank."""
 
     finished: bool
     struck: tuple[str, ...]

@@ -63,7 +63,7 @@ class GpuCheck:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How a check ended, and the reason why it failed or was not run."""
+    """Result of a check, with the reason for a failure or a skip."""
 
     name: str
     claim: str

@@ -16,8 +16,8 @@ from slipstream.artifacts.records import write_record
 from slipstream.models.config import ModelConfig
 from slipstream.proofs.processes import free_port
 from slipstream.train.config import TrainingConfig
+from slipstream.train.request import TrainingRequest
 from slipstream.train.run import run_attempt
-from slipstream.train.setup import TrainingRequest
 
 #: Sizes of the transformers that are checked for their numbers, not for their speed.
 LENGTH, VOCABULARY = 64, 256

@@ -20,7 +20,7 @@ Payer = OneOf["", "user", "system"]
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """How an attempt ended. ``payer`` is the retry budget that pays for a failure; empty after a success."""
+    """Outcome of an attempt. ``payer`` is the retry budget that a failure is charged to; empty after a success."""
 
     payer: Payer
     cause: str

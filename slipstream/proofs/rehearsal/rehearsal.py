@@ -47,7 +47,7 @@ NO_FLYTE = "127.0.0.1:1"
 
 @dataclass
 class Rehearsal:
-    """One package on one cluster."""
+    """Execution of a package on a simulated cluster."""
 
     package: RegistrationArchive
     s3: WatchedS3

@@ -27,8 +27,8 @@ from slipstream.storage import StorageUnavailable
 from slipstream.storage.retry import failed_since
 from slipstream.train.checkpoint.home import CheckpointName
 from slipstream.train.checkpoint.publish import CheckpointSnapshot, Publisher
-from slipstream.train.device_clock import DeviceClock, DeviceMark
-from slipstream.train.gpu_threads import same_gpu
+from slipstream.train.checkpoint.save_states import TRANSITIONS, SaveAction, SaveEvent, SaveState
+from slipstream.train.device_clock import DeviceClock, DeviceMark, same_gpu
 
 #: Niceness of the publishing thread. With steps on every core, a save of 300 MB took 14 s at niceness 19; at niceness
 #: 12 the steps took 1.15 times as long.
@@ -169,7 +169,7 @@ class CheckpointSave:
 
 
 class BackgroundSave:
-    """Scheduler of one save in progress and at most one waiting snapshot."""
+    """Scheduler of one save in progress and at most one waiting snapshot (:mod:`.save_states`)."""
 
     def __init__(self, publisher: Publisher, clock: DeviceClock) -> None:
         self._publisher = publisher
@@ -179,6 +179,8 @@ class BackgroundSave:
         self._copier = ThreadPoolExecutor(1, "checkpoint-copy", self._choose_gpu)
         self._copied = threading.Event()
         self._copied.set()
+        self.state = SaveState.IDLE
+        #: The save of SAVING and QUEUED, and the snapshot of QUEUED and WAITING.
         self._active: CheckpointSave | None = None
         self._waiting: CheckpointSave | None = None
         self._step_wait: StepWait | None = None
@@ -228,12 +230,30 @@ class BackgroundSave:
         if not late:
             self._take_outcome()
         self.outage.add_unsaved(save.taken)
-        if late:
-            self._waiting = save
-        else:
-            self._waiting, self._active = None, save
+        self.advance(SaveEvent.LATE_SNAPSHOT if late else SaveEvent.SNAPSHOT, save)
         self._copied.clear()
         self._copier.submit(self._copy, complete, save, publish=not late)
+
+    def advance(self, event: SaveEvent, snapshot: CheckpointSave | None = None) -> None:
+        """Take the transition of ``event``; ``snapshot`` is that of SNAPSHOT and LATE_SNAPSHOT."""
+        self.state, action = TRANSITIONS[self.state, event]
+        match action:
+            case SaveAction.PUBLISH_SNAPSHOT:
+                self._active, self._waiting = snapshot, None
+            case SaveAction.KEEP_SNAPSHOT:
+                self._waiting = snapshot
+            case SaveAction.PUBLISH_WAITING:
+                assert self._waiting is not None
+                self._active, self._waiting = self._waiting, None
+                self.outage.add_unsaved(self._active.taken)
+                # Runs after the copy: the copier works in order.
+                self._copier.submit(self._start, self._active)
+            case SaveAction.DROP:
+                self._active = None
+            case SaveAction.RETRY:
+                assert self._active is not None
+                again = CheckpointSave(self._active.step, self._active.taken, snapshot=self._active.snapshot)
+                self._active, self._waiting = None, again
 
     def _copy(self, complete: Callable[[], CheckpointSnapshot], save: CheckpointSave, publish: bool) -> None:
         try:
@@ -281,35 +301,28 @@ class BackgroundSave:
         """
         if not busy:
             self._take_outcome()
-            self._publish_waiting()
+            self.advance(SaveEvent.FREE)
         warning = self.outage.warning(step) if self.waiting else ""
         if warning and self._publisher.peers.rank == 0:
             LOG.warning("%s", warning)
 
-    def _publish_waiting(self) -> None:
-        """Publish the waiting snapshot, if any; no save may be in progress."""
-        if self._waiting is not None:
-            self._active, self._waiting = self._waiting, None
-            self.outage.add_unsaved(self._active.taken)
-            # Runs after the copy: the copier works in order.
-            self._copier.submit(self._start, self._active)
-
     def _take_outcome(self, *, tolerate: bool = True) -> None:
-        """Record the result of the last save, which has ended on all ranks.
+        """Record the result of the last save, if there is one; it has ended on all ranks.
 
         Raises its error, unless ``tolerate`` is True and another try may succeed.
         """
-        save, self._active = self._active, None
+        save = self._active
         if save is None:
             return
         try:
             self.published = save.outcome.result()
         except StorageUnavailable as error:
+            self.advance(SaveEvent.UNAVAILABLE)
             self.outage.why = str(error)
-            self._waiting = self._waiting or CheckpointSave(save.step, save.taken, snapshot=save.snapshot)
             if not tolerate:
                 raise
         except UserError as error:
+            self.advance(SaveEvent.FAILED)
             self._refused += 1
             if self._refused > TOLERATED_FAILURES or not tolerate:
                 raise
@@ -317,7 +330,11 @@ class BackgroundSave:
                 LOG.warning(
                     "checkpoint could not be saved: %s; training continues, and the next checkpoint retries", error
                 )
+        except BaseException:
+            self.advance(SaveEvent.FAILED)
+            raise
         else:
+            self.advance(SaveEvent.SAVED)
             self._refused = 0
             if (again := self.outage.saved(save.step, save.taken)) and self._publisher.peers.rank == 0:
                 LOG.info("%s", again)
@@ -325,7 +342,7 @@ class BackgroundSave:
     @property
     def waiting(self) -> bool:
         """True if any snapshot is not published yet; equal on all ranks."""
-        return self._waiting is not None or self._active is not None
+        return self.state is not SaveState.IDLE
 
     def finish(self, *, tolerate: bool = False) -> None:
         """Publish all snapshots, and wait until they are published.
@@ -333,12 +350,12 @@ class BackgroundSave:
         Raises the error of a failed save, unless ``tolerate`` is True.
         """
         while self.waiting:
-            if self._active is None:
-                self._publish_waiting()
+            if self.state is SaveState.WAITING:
+                self.advance(SaveEvent.FREE)
             assert self._active is not None
             wait([self._active.outcome])
             failed = self._active.outcome.exception() is not None
-            newer = self._waiting is not None
+            newer = self.state is SaveState.QUEUED
             self._take_outcome(tolerate=tolerate or newer)
             if failed and not newer:
                 return

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from slipstream.checkpoint_interval import best_seconds
 from slipstream.distributed.process_group import Peers
+from slipstream.train.config import TrainingConfig
 from slipstream.train.fault_tolerance.notices import NoticeWatcher, PreemptionNotice
 from slipstream.train.telemetry.step_times import StepTimes
 
@@ -158,6 +159,13 @@ class CheckpointInterval:
     seconds: float = 0.0
     #: Mean seconds between failures of the whole job: the mean of one machine, divided by the number of machines.
     mean_time_between_failures_s: float = 0.0
+
+    @classmethod
+    def configured(cls, training: TrainingConfig, rows: int) -> CheckpointInterval:
+        """Return the interval of the settings; by default one epoch of ``rows`` rows."""
+        if training.checkpoint_seconds or training.mean_time_between_failures:
+            return cls(0, training.checkpoint_seconds, training.mean_time_between_failures)
+        return cls(steps=training.checkpoint_every or math.ceil(rows / training.batch_size))
 
     def between(self, measured: RankTimings) -> int:
         """Return the number of steps from one checkpoint to the next, given measurements agreed by all ranks."""

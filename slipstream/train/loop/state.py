@@ -61,7 +61,7 @@ class TrainingState:
     averaged: AveragedWeights | None = None
     #: Teacher for distillation, if any.
     teacher: Teacher | None = None
-    #: Conditions of bitwise reproducibility, see :mod:`slipstream.train.setup`.
+    #: Conditions of bitwise reproducibility, see :mod:`slipstream.train.identity`.
     conditions: dict[str, object] = field(default_factory=dict)
     #: Sum of this rank's losses since the last history point, and the number of their rows.
     loss_sums: list[float] = field(default_factory=lambda: [0.0, 0.0])

@@ -15,7 +15,7 @@ from slipstream.train.memory.numbers import legal_numbers
 from slipstream.train.memory.processes import TraceFailure
 from slipstream.train.memory.remedies import USABLE, find_remedies
 from slipstream.train.parallel.layout import count_nodes
-from slipstream.train.setup import TrainingRequest
+from slipstream.train.request import TrainingRequest
 
 
 def job_of(request: TrainingRequest, precision: str, processes: int, device: str) -> TraceJob:

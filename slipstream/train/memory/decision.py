@@ -34,7 +34,8 @@ from slipstream.text_table import size_text
 from slipstream.train.checkpoint.home import DECISION, CheckpointDirectory
 from slipstream.train.checkpoint.publish import run_and_gather
 from slipstream.train.config import TrainingConfig
-from slipstream.train.setup import TrainingRequest, layout_in_words
+from slipstream.train.parallel.config import layout_in_words
+from slipstream.train.request import TrainingRequest
 
 LOG = logger("train")
 #: Fraction of a host's memory that tensors may take on CPUs. The remainder is for Python, libraries and the data

@@ -20,7 +20,8 @@ from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import ROWS
 from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
 from slipstream.train.memory.numbers import at_least_doubled, legal_numbers
-from slipstream.train.setup import Setup, TrainingRequest, first_of_machine
+from slipstream.train.request import TrainingRequest
+from slipstream.train.setup import Setup, first_of_machine
 
 #: Errors of reads and writes that may succeed later.
 NOT_WRITTEN = (StorageUnavailable, OSError, MemoryError)
@@ -86,7 +87,7 @@ def with_more(checkpoints: Checkpoints, decision: MicroBatchDecision, what: str)
 def possible_numbers(setup: Setup) -> list[int]:
     """Return the micro-batch counts that the layout, batch size and model allow."""
     training, parallel = setup.training, setup.training.parallel
-    order = GlobalOrder(stored_blocks(setup.data, "train"), training.batch_size, training.seed)
+    order = GlobalOrder(stored_blocks(setup.resolved.data, "train"), training.batch_size, training.seed)
     share = -(-order.largest // setup.layout.data_size)
     return legal_numbers(share, parallel, ROWS if setup.traits.has_batch_statistics else 1)
 

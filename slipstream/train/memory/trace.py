@@ -35,9 +35,9 @@ from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import ModelTraits
 from slipstream.train.loop.state import Progress, TrainingState
 from slipstream.train.loop.step import train_step
-from slipstream.train.memory.buckets import BucketedModel
 from slipstream.train.memory.cuda_operators import cuda_operators
 from slipstream.train.memory.tracker import Kind, MemoryTracker
+from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.divide import DividedModel, model_parts
 from slipstream.train.parallel.layout import Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
@@ -48,6 +48,8 @@ from slipstream.train.parallel.replicas import ReplicatedModel, uses_ddp
 CPU = torch.device("cpu")
 #: Number of micro-batches to trace: a step of equal micro-batches reaches its peak by the second.
 TELLING = 2
+#: Gradient dtypes of the communication hooks.
+COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,44 @@ def traits_without_values(model: nn.Module) -> ModelTraits:
     normalisations = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in normalisations]
     return ModelTraits(changing=tuple(changing), has_batch_statistics=bool(normalisations))
+
+
+class BucketedModel(ReplicatedModel):
+    """Replica that copies gradients to buckets in the last micro-batch, like DDP.
+
+    DDP cannot run on fake tensors, because its C++ code accesses their memory.
+    """
+
+    def __init__(
+        self, model: Predictor, traits: ModelTraits, settings: GradientsConfig, tracker: MemoryTracker
+    ) -> None:
+        super().__init__(model, traits)
+        self._reduces = False
+        self._sent: list[Tensor] = []
+        self._compressed = COMPRESSED.get(settings.hook)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        views = settings.gradient_as_bucket_view
+        with tracker.making("gradients" if views else "communication"):
+            buckets = [torch.empty_like(parameter, requires_grad=False) for parameter in trained]
+        for parameter, bucket in zip(trained, buckets, strict=True):
+
+            def reduce(parameter: nn.Parameter, bucket: Tensor = bucket) -> None:
+                if not self._reduces:
+                    return
+                if self._compressed:
+                    self._sent.append(bucket.to(self._compressed))
+                if views:
+                    parameter.grad = bucket
+
+            parameter.register_post_accumulate_grad_hook(reduce)
+
+    def accumulate(
+        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+    ) -> None:
+        for index, piece in enumerate(pieces):
+            self._reduces = index == len(pieces) - 1
+            super().accumulate(inputs, [piece], loss_of, forward)
+        self._sent.clear()
 
 
 def undivided(model: Predictor, step: TracedStep, tracker: MemoryTracker) -> ParallelModel:

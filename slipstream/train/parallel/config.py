@@ -92,6 +92,12 @@ class ParallelConfig(Settings):
         return self.pipeline, replicas, data // replicas, self.tensor
 
 
+def layout_in_words(parallel: ParallelConfig) -> str:
+    """Return the non-default settings of the layout as text."""
+    changed = {name: value for name, value in vars(parallel).items() if value != getattr(ParallelConfig(), name)}
+    return " ".join(f"{name} {value}" for name, value in changed.items()) or "none"
+
+
 @settings
 class GradientsConfig(Settings):
     """Gradient exchange of processes that each hold the whole model (DDP)."""

@@ -38,7 +38,7 @@ def current_losses(setup: Setup, times: StepTimes, recorder: GoodputRecorder) ->
         checkpoint=seconds[STALL],
         late_pods=float(os.environ.get(WAITED_FOR_PODS) or 0.0),
         overhead=setup.overhead,
-        pieces=setup.pieces,
+        pieces=len(setup.resolved.pieces),
         on_cpu=setup.group.device.type == "cpu",
         exchanged_bytes=0 if divided else bytes_each * setup.traits.trained,
         divided=divided,

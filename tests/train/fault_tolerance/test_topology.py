@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, run_attempt
-from slipstream.train.setup import batch_dependent_layers, describe_changes
+from slipstream.train.identity import batch_dependent_layers, describe_changes
 
 
 def losses(job: TrainingJob) -> dict[int, float]:

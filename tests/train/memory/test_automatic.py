@@ -31,7 +31,7 @@ from slipstream.train.memory.trace import Footprint
 from slipstream.train.memory.tracker import KINDS
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.layout import check_plan
-from slipstream.train.setup import TrainingRequest
+from slipstream.train.request import TrainingRequest
 from tests.support.tokens import LENGTH, SIZES, token_data
 from tests.support.training import log, rank_body, refusal, table_of_numbers, trained
 from tests.support.wording import refuses, same_wording

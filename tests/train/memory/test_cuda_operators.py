@@ -46,6 +46,15 @@ MEASURED: dict[str, tuple[dict[str, Any], int, dict[str, Any], float]] = {
     "1.1B": (B1, 8, {}, 48.1),
 }
 
+#: The same of the 125 M transformer on an H200, every training in a process of its own, which has no DDP.
+MEASURED_WITHOUT_DDP: dict[str, tuple[dict[str, Any], float]] = {
+    "defaults": ({}, 21.53),
+    "recompute": ({"recompute": "full"}, 11.40),
+    "accumulation": ({"accumulation": 4}, 7.15),
+    "FSDP2": ({"parallel": {"shard": "weights"}}, 21.28),
+    "ema": ({"ema": 0.99}, 21.99),
+}
+
 
 class Operators(TorchDispatchMode):
     """Notes the names of the operators that run."""
@@ -152,3 +161,11 @@ def test_the_peak_is_the_measured_one(name: str) -> None:
     model, rows, settings, measured = MEASURED[name]
     ((peak, buckets),) = peaks([step_of(model, rows, **settings)])
     assert peak + buckets == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", MEASURED_WITHOUT_DDP)
+def test_the_peak_of_one_process_is_the_measured_one(name: str) -> None:
+    settings, measured = MEASURED_WITHOUT_DDP[name]
+    ((peak, _),) = peaks([step_of(M125, ROWS, **settings)])
+    assert peak == pytest.approx(measured, rel=0.02)

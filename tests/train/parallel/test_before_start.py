@@ -22,6 +22,7 @@ from slipstream.proofs.gpu.layouts import SIZES, token_rows
 from slipstream.train import checks
 from slipstream.train.config import TrainingConfig
 from tasks.train import train
+from tests.support.fake_nvml import see_four_gpus
 from tests.support.training import table_of_numbers
 from tests.support.wording import refuses
 
@@ -231,7 +232,7 @@ def test_the_limit_of_the_export_is_part_of_no_key(data: dict[str, Path], monkey
 
 
 def test_more_processes_than_gpus(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    see_four_gpus(monkeypatch, "0")
     on_processes(monkeypatch, 2)
     with refuses(UserError):
         begin(data["table"], MLP, {})

@@ -65,7 +65,7 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
     from slipstream.train.config import TrainingConfig
     from slipstream.train.loop import train_loop
     from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.setup import TrainingRequest
+    from slipstream.train.request import TrainingRequest
 
     original = train_loop.train_step
 
