@@ -59,7 +59,7 @@ def main(profile: str, out: Path, project: str, cluster: str, serve: bool, model
     site = profile_site(load_profile(profile), project, cluster)
     serving = TritonService(models, keda) if serve else None
     files = build_manifests(site, serving)
-    write_manifests(files, out, site.profile.name)
+    write_manifests(files, out)
     click.echo(said(site, files, out))
     click.echo("\n".join([*assumed(site, serving), *left_out(site), *next_steps(site, profile, files, out)]))
 

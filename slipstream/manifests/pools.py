@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from slipstream.manifests.documents import Tree
 from slipstream.manifests.partitions import find_partition
 from slipstream.manifests.site import ClusterSite
 from slipstream.profiles.needs import at_once
@@ -14,6 +14,7 @@ from slipstream.profiles.placement import EFA, TYPE_LABEL, Placement, Toleration
 from slipstream.settings import to_dict
 from slipstream.telemetry.prices import built_in_prices
 
+Tree = dict[str, Any]
 SPOT, ON_DEMAND = "spot", "on-demand"
 CAPACITY_LABEL = "karpenter.sh/capacity-type"
 #: Resources that Karpenter can predict for a new node.

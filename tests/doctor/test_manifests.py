@@ -339,7 +339,7 @@ def doctor(*arguments: object) -> Result:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    write_manifests(list(files(PROFILE)), tmp_path / "cluster", PROFILE)
+    write_manifests(list(files(PROFILE)), tmp_path / "cluster")
     return tmp_path / "cluster"
 
 

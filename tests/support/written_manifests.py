@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import yaml
+
 from slipstream.manifests.build import build_manifests
 from slipstream.manifests.documents import ManifestFile
 from slipstream.manifests.site import ClusterSite, profile_site
@@ -29,7 +31,7 @@ def objects(profile: str, keda: bool = False) -> list[dict[str, Any]]:
 
 
 def trees(file: ManifestFile) -> Iterator[dict[str, Any]]:
-    yield from (document.tree for document in file.documents)
+    yield from yaml.safe_load_all(file.text)
 
 
 def named(profile: str, kind: str, name: str = "", keda: bool = False) -> dict[str, Any]:
