@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.versions import ROOT, cached_syntax
+from slipstream.shared.artifacts.versions import ROOT, cached_syntax
 from slipstream.subcommands import SUBCOMMANDS
 from tests.support.documents.imports import FLOORS, IMPORTS, MODULES, loaded_by_string, names_in_strings
 
@@ -78,9 +78,9 @@ ALLOWED: dict[str, set[str]] = {
 }
 #: Commands read the configuration of a run, which names the settings of every stage.
 READ_CONFIG = {
-    "slipstream/train/command.py",
-    "slipstream/train/memory/command.py",
-    "slipstream/collectives/command.py",
+    "slipstream/pipeline/train/command.py",
+    "slipstream/pipeline/train/memory/command.py",
+    "slipstream/pipeline/collectives/command.py",
 }
 
 
@@ -111,7 +111,7 @@ def test_the_floors_are_workflows_above_tasks_above_slipstream() -> None:
 
 def test_imports_by_string_are_found() -> None:
     assert loaded_by_string("slipstream.subcommands") == COMMANDS
-    assert "slipstream.proofs.gpu.run_check" in LOADED["slipstream.proofs.gpu.command"]
+    assert "slipstream.operations.proofs.gpu.run_check" in LOADED["slipstream.operations.proofs.gpu.command"]
 
 
 @pytest.mark.parametrize("path", [*MODULES.values(), *sorted((ROOT / "images").glob("*.py"))], ids=str)

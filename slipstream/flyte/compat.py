@@ -22,7 +22,7 @@ from functools import cache, reduce
 from threading import RLock
 from typing import Annotated, Any, get_args, get_origin
 
-from slipstream.errors import UserError
+from slipstream.shared.errors import UserError
 
 #: Packages of this project. Types, tasks and workflows of others keep flytekit's behaviour.
 OURS = ("slipstream", "tasks", "workflows")
@@ -102,7 +102,7 @@ HITS = Patch(
     "flytekit.core.local_cache:LocalTaskCache.get",
     (FLYTEKIT,),
     "a hit of the local cache runs no code of the task, so nothing verifies the files or reports the reuse; local runs "
-    "of this project use slipstream/artifacts/store.py",
+    "of this project use slipstream/shared/artifacts/store.py",
 )
 RESULTS = Patch(
     "flytekit.core.local_cache:LocalTaskCache.set",

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 from flytekit import Cache, PodTemplate, Resources
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
-from slipstream.artifacts.versions import code_version
 from slipstream.flyte.out_of_memory import STAGE
-from slipstream.machine.limits import CPU, MEMORY
-from slipstream.profiles.placement import NVIDIA, Placement
-from slipstream.profiles.profile import RESOLVED, Profile, current_profile
-from slipstream.settings import to_dict
-from slipstream.stages import STAGES
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.machine.limits import CPU, MEMORY
+from slipstream.shared.profiles.placement import NVIDIA, Placement
+from slipstream.shared.profiles.profile import RESOLVED, Profile, current_profile
+from slipstream.shared.settings import to_dict
+from slipstream.shared.stages import STAGES
 
 #: Keyword arguments of flytekit's ``task``.
 Metadata: TypeAlias = dict[str, Any]

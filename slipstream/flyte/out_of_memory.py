@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 
-from slipstream.errors import UserError
-from slipstream.machine.out_of_memory import memory_counters, what_was_killed
-from slipstream.profiles.profile import current_profile
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.out_of_memory import memory_counters, what_was_killed
+from slipstream.shared.profiles.profile import current_profile
 
 #: Environment variable with the stage of a pod; unset in local runs.
 STAGE = "SLIPSTREAM_STAGE"

@@ -13,21 +13,21 @@ import onnx
 import onnxruntime
 import pytest
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.export import Estimate, LatencyFigures, VariantFigures
-from slipstream.errors import UserError
-from slipstream.export import engine, variants
-from slipstream.export.config import ExportConfig
-from slipstream.export.quantize import search as searching
-from slipstream.export.quantize import speed_ranking
-from slipstream.export.quantize.quantise import Quantiser
-from slipstream.export.quantize.recipes import Recipe
-from slipstream.export.quantize.speed_ranking import ExportCandidate
-from slipstream.machine.description import ClusterMachine
-from slipstream.models.predict import record_inputs, record_targets
-from slipstream.models.trained import TrainedModel
-from slipstream.proofs.gpu.trainings import write_prepared, write_table
+from slipstream.operations.proofs.gpu.trainings import write_prepared, write_table
+from slipstream.pipeline.export import engine, variants
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.quantize import search as searching
+from slipstream.pipeline.export.quantize import speed_ranking
+from slipstream.pipeline.export.quantize.quantise import Quantiser
+from slipstream.pipeline.export.quantize.recipes import Recipe
+from slipstream.pipeline.export.quantize.speed_ranking import ExportCandidate
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures, VariantFigures
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.description import ClusterMachine
+from slipstream.shared.models.predict import record_inputs, record_targets
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.captured import Captured
 from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.export.config import ExportConfig
-from slipstream.export.quantize import speed_ranking
-from slipstream.export.quantize.recipes import Recipe
-from slipstream.export.quantize.search import choose_finalists
-from slipstream.export.quantize.speed_ranking import FP32, ExportCandidate, SpeedRanking
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.quantize import speed_ranking
+from slipstream.pipeline.export.quantize.recipes import Recipe
+from slipstream.pipeline.export.quantize.search import choose_finalists
+from slipstream.pipeline.export.quantize.speed_ranking import FP32, ExportCandidate, SpeedRanking
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 

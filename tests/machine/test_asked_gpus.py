@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from slipstream.errors import UserError
 from slipstream.flyte import before_start, elastic
-from slipstream.machine import asked_gpus
-from slipstream.machine.asked_gpus import check_asked_gpus
-from slipstream.profiles.placement import Placement
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine import asked_gpus
+from slipstream.shared.machine.asked_gpus import check_asked_gpus
+from slipstream.shared.profiles.placement import Placement
 from tasks.train import train
 from tests.support.wording import refuses
 

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from slipstream.artifacts.results.evaluation import PlotData
-from slipstream.report.pages import kept_charts, network_charts
-from slipstream.report.stage_results import StageResults
+from slipstream.pipeline.report.pages import kept_charts, network_charts
+from slipstream.pipeline.report.stage_results import StageResults
+from slipstream.shared.artifacts.results.evaluation import PlotData
 
 Charts = dict[str, str | None]
 Once = Callable[[str, Callable[[], Charts]], Charts]

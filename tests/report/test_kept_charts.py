@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from markupsafe import Markup
 
-from slipstream.artifacts.store import ArtifactStore
-from slipstream.report.pages import kept_charts
-from slipstream.report.pages.kept_charts import FILE, KIND, stored_charts
+from slipstream.pipeline.report.pages import kept_charts
+from slipstream.pipeline.report.pages.kept_charts import FILE, KIND, stored_charts
+from slipstream.shared.artifacts.store import ArtifactStore
 from tests.support.report_runs import results
 
 

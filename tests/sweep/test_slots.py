@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.homes import Holder
-from slipstream.sweep import slots
-from slipstream.sweep.records import TrialProposed
-from slipstream.sweep.slots import OccupiedSlots
-from slipstream.sweep.store import SweepStore
-from slipstream.train.checkpoint.lease import Lease
+from slipstream.pipeline.sweep import slots
+from slipstream.pipeline.sweep.records import TrialProposed
+from slipstream.pipeline.sweep.slots import OccupiedSlots
+from slipstream.pipeline.sweep.store import SweepStore
+from slipstream.pipeline.train.checkpoint.lease import Lease
+from slipstream.shared.artifacts.homes import Holder
 
 
 @pytest.fixture(params=["disk", "s3"])

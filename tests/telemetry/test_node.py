@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from slipstream.machine import cloud_metadata
-from slipstream.telemetry import node
-from slipstream.telemetry.node import NodeFacts, ask_aws, ask_azure, ask_gcp, node_facts
+from slipstream.shared.machine import cloud_metadata
+from slipstream.shared.telemetry import node
+from slipstream.shared.telemetry.node import NodeFacts, ask_aws, ask_azure, ask_gcp, node_facts
 from tests.support.metadata_server import metadata_server
 
 ASKERS = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}

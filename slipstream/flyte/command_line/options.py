@@ -11,8 +11,8 @@ from flytekit.core.artifact import ArtifactQuery
 from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.interaction.click_types import StructuredDatasetParamType
 
-from slipstream.errors import UserError
-from slipstream.settings import Settings
+from slipstream.shared.errors import UserError
+from slipstream.shared.settings import Settings
 
 
 class SettingsParam(click.ParamType):

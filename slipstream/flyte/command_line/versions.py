@@ -16,7 +16,7 @@ from flytekit.configuration import SerializationSettings
 from flytekit.tools.serialize_helpers import get_registrable_entities
 from google.protobuf.message import Message
 
-from slipstream.doctor.archive import workflow_nodes
+from slipstream.operations.doctor.archive import workflow_nodes
 
 
 def structure_digest(settings: SerializationSettings) -> str:

@@ -12,8 +12,8 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.flyte.stage import local_path, rows_path
 
 if TYPE_CHECKING:
-    from slipstream.artifacts.prepared.data import PreparedData
-    from slipstream.models.trained import TrainedModel
+    from slipstream.shared.artifacts.prepared.data import PreparedData
+    from slipstream.shared.models.trained import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class ModelAndData:
     @cached_property
     def data(self) -> PreparedData:
         """Prepared data, opened once per task; rows are downloaded when read."""
-        from slipstream.artifacts.prepared.streamed import open_prepared
+        from slipstream.shared.artifacts.prepared.streamed import open_prepared
 
         return open_prepared(rows_path(self.prepared))
 
     def open(self) -> tuple[TrainedModel, PreparedData]:
         """Return a new instance of the model, and the data."""
-        from slipstream.models.trained import TrainedModel
+        from slipstream.shared.models.trained import TrainedModel
 
         return TrainedModel.open(self.trained_path, self.factory), self.data

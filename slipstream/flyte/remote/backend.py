@@ -17,9 +17,9 @@ from flyteidl.service import dataproxy_pb2
 from flytekit.configuration import Config
 from flytekit.remote import FlyteRemote
 
-from slipstream.artifacts.format import MANIFEST, Manifest
-from slipstream.errors import UserError
 from slipstream.flyte.remote.backend_errors import line_about
+from slipstream.shared.artifacts.format import MANIFEST, Manifest
+from slipstream.shared.errors import UserError
 
 #: Size of a page of a listing; a main job has far fewer nodes.
 PAGE = 100

@@ -12,7 +12,7 @@ from flytekit.clients.auth.exceptions import AccessTokenNotFoundError, Authentic
 from flytekit.clis.sdk_in_container import constants
 from flytekit.configuration import Config
 
-from slipstream.errors import UserError
+from slipstream.shared.errors import UserError
 
 LOGIN = (AccessTokenNotFoundError, AuthenticationError, AuthenticationPending)
 FIX_LOGIN = "log in again, or fix `authType` and its settings in the configuration file"

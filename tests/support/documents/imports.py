@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipstream.artifacts.versions import ROOT, cached_syntax
+from slipstream.shared.artifacts.versions import ROOT, cached_syntax
 
 FLOORS = ("workflows", "tasks", "slipstream")
 #: A module, or something in it, in a string: ``package.module`` or ``package.module:function``.
 NAME = re.compile(r"([a-z_]\w*(?:\.\w+)+)(?::\w+)?")
 #: Modules whose strings name others to read their sources, not to import them.
-READERS = ("slipstream.stages", "slipstream.artifacts.versions")
+READERS = ("slipstream.stages", "slipstream.shared.artifacts.versions")
 
 
 def module_of(path: Path) -> str:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import jinja2
 
-from slipstream.artifacts.versions import ROOT
-from slipstream.stages import STAGES
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.stages import STAGES
 from tests.support.documents.imports import without_implied
 from tests.support.documents.layers import Layout, ordered, positions, with_bends
 

@@ -1,0 +1,239 @@
+"""Compression of a trained model: candidates, their losses, and the choice.
+
+The trainer trains a candidate between :func:`propose_model` and :func:`evaluate_candidate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from slipstream.pipeline.compress.config import MOST_CANDIDATES, CompressionConfig
+from slipstream.pipeline.compress.groups import find_groups, unite_prunings
+from slipstream.pipeline.compress.importance import unit_importance, units_to_keep
+from slipstream.pipeline.compress.students import arguments_in_words, student_configs
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial, ModelSize
+from slipstream.shared.artifacts.results.export import Estimate
+from slipstream.shared.comparison.latencies import Workload, measure_latencies
+from slipstream.shared.comparison.quality import UNITS, QualityLoss, in_words, passes_gate, quality_loss
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.metrics import HEADLINE, compute_scores
+from slipstream.shared.models.predict import (
+    ModelFunction,
+    held_out_rows,
+    model_function,
+    predict_records,
+    record_targets,
+)
+from slipstream.shared.models.pruning import LAYERS, compose_prunings, count_units, prune_model
+from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
+
+#: Name of the trained model among the timed models; then seconds of the whole measurement, and rows per call.
+WHOLE = "as trained"
+SECONDS, TIMED_ROWS = 2.0, 32
+
+
+@dataclass(frozen=True)
+class CompressionRun:
+    trained: TrainedModel
+    data: PreparedData
+    config: CompressionConfig
+    #: Seed of a student's initial weights.
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise ``UserError`` if the model does not fit the data, or has adapters."""
+        if self.trained.config.lora.rank:
+            raise UserError(
+                f"{self.trained.artifact.directory}: holds adapters, and a model with adapters cannot be compressed; "
+                "expected a model without adapters"
+            )
+        signature = self.trained.signature
+        if signature != self.data.signature:
+            raise UserError(
+                f"{self.trained.artifact.directory}: this model has other inputs or outputs than the prepared data; "
+                "expected the data that it was trained on, or data prepared the same way (data.earlier)"
+            )
+
+    def names(self) -> list[str]:
+        """Return the names of the candidates, the least compressed first."""
+        if self.config.method == "prune":
+            return [f"{100 * share:g} % fewer units" for share in removable_shares(self.config)]
+        return [
+            arguments_in_words(differing_arguments(student.arguments, self.trained.config.arguments))
+            for student in self.students()
+        ]
+
+    def students(self) -> list[ModelConfig]:
+        return student_configs(self.trained.config, self.trained.signature, self.config)
+
+
+def differing_arguments(arguments: Mapping[str, object], others: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in arguments.items() if others.get(name) != value}
+
+
+def propose_model(
+    directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, object]
+) -> Artifact:
+    """Write the next model to train, with its initial weights, as a trained model.
+
+    If the search or its time is over, writes an already trained candidate again. Raises ``UserError`` if the model
+    cannot be compressed.
+    """
+    work.check()
+    candidate = next_candidate(len(work.names()), tried, work.config)
+    if work.config.method == "prune":
+        return write_pruned(directory, work, removable_shares(work.config)[candidate], made_by)
+    student = Architecture(work.students()[candidate], work.trained.signature)
+    weights = build_model(student.config, student.signature, work.seed).state_dict()
+    return write_trained(directory, student, weights, weights, made_by)
+
+
+def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: Mapping[str, object]) -> Artifact:
+    """Remove the least important ``share`` of the units of every group and write the model."""
+    trained = work.trained
+    model = trained.load()
+    groups = find_groups(model)
+    scores_of_groups = unit_importance(model, groups, work.data)
+    retained = unite_prunings(
+        [g.retained(units_to_keep(g, of, share)) for g, of in zip(groups, scores_of_groups, strict=True)]
+    )
+    prune_model(model.network, retained)
+    pruned = replace(trained.architecture, retained=compose_prunings(trained.architecture.retained, retained))
+    pruned.empty()  # refuses a model that does not run with these units
+    weights = model.state_dict()
+    return write_trained(directory, pruned, weights, weights, made_by)
+
+
+def evaluate_candidate(
+    work: CompressionRun, fine_tuned: TrainedModel, seconds: float, tried: Sequence[CompressionTrial]
+) -> list[CompressionTrial]:
+    """Return ``tried`` with the result of ``fine_tuned``, the candidate of :func:`propose_model` after training."""
+    candidate = next_candidate(len(work.names()), tried, work.config)
+    if any(one.candidate == candidate for one in tried):
+        return list(tried)
+    rows = work.data.split("validation")
+    outputs = outputs_of(work, fine_tuned, rows)
+    loss = loss_on(work, outputs, rows)
+    return [
+        *tried,
+        CompressionTrial(
+            candidate,
+            work.names()[candidate],
+            size_of(fine_tuned),
+            value_of(work, outputs, rows),
+            loss.loss,
+            loss.low,
+            loss.high,
+            loss.rows,
+            loss.answer(work.config.max_loss),
+            seconds,
+        ),
+    ]
+
+
+def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> np.ndarray:
+    return predict_records(model_function(model.load()), work.trained.signature, rows)
+
+
+def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
+    task = work.trained.signature.task
+    return cast(float, compute_scores(task, outputs, record_targets(rows)).of(HEADLINE[task][0]))
+
+
+def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> QualityLoss:
+    before = outputs_of(work, work.trained, rows)
+    return quality_loss(work.trained.signature.task, record_targets(rows), before, outputs, work.config.max_loss)
+
+
+def size_of(model: TrainedModel) -> ModelSize:
+    network = model.load()
+    layers = [module for module in network.modules() if type(module) in LAYERS and "in" in LAYERS[type(module)]]
+    return ModelSize(sum(p.numel() for p in network.parameters()), [count_units(layer, "out") for layer in layers[:-1]])
+
+
+def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Estimate]:
+    networks = {WHOLE: work.trained, **fine_tuned}
+    loads = {name: partial(load_anew, model) for name, model in networks.items()}
+    timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
+    return {name: speedup for name in fine_tuned if (speedup := timed[name][str(TIMED_ROWS)].speedup)}
+
+
+def load_anew(model: TrainedModel) -> ModelFunction:
+    return model_function(model.load())
+
+
+def choose_model(
+    work: CompressionRun, fine_tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
+) -> tuple[TrainedModel, Compression]:
+    """Return the model to continue with, and the record of the compression.
+
+    ``fine_tuned`` are the trained candidates in the order of ``tried``, then candidates that :func:`propose_model`
+    repeated after the search. The test rows are used once, for the best candidate.
+    """
+    config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
+    metric, _ = HEADLINE[signature.task]
+    given = not config.searches
+    models = {one.name: model for one, model in zip(tried, fine_tuned, strict=False)}
+    compression = Compression(
+        config.method,
+        metric,
+        size_of(work.trained),
+        value_of(work, outputs_of(work, work.trained, rows), rows),
+        list(tried),
+        speeds_of(work, models, rows[:TIMED_ROWS]),
+        TIMED_ROWS,
+    )
+    winner = tried[0] if given else smallest_passing(tried, config)
+    if winner is None:
+        why = (
+            f"none of {len(tried)} models was shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} "
+            "allowed"
+        )
+        return work.trained, replace(compression, why=why)
+    model, rows = models[winner.name], held_out_rows(work.data)
+    loss = loss_on(work, outputs_of(work, model, rows), rows)
+    answer, words = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
+    if given or passes_gate(answer, config.when_in_doubt):
+        doubt = (
+            ""
+            if answer == "passed"
+            else " (taken anyway: " + ("it was requested)" if given else "compression.when_in_doubt)")
+        )
+        return model, replace(compression, taken=winner.name, why=words + doubt)
+    return work.trained, replace(compression, why=f"{winner.name}: {words}")
+
+
+def removable_shares(config: CompressionConfig) -> list[float]:
+    """Return the fractions of units that pruning may remove, one per candidate."""
+    steps = MOST_CANDIDATES + 1
+    return [config.share] if config.share else [step / steps for step in range(1, steps)]
+
+
+def smallest_passing(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
+    """Return the most compressed passing candidate."""
+    passed = [one for one in tried if passes_gate(one.answer, config.when_in_doubt)]
+    return max(passed, key=lambda one: one.candidate, default=None)
+
+
+def next_candidate(count: int, tried: Sequence[CompressionTrial], config: CompressionConfig) -> int:
+    """Return the index of the candidate to train next, by bisection of ``count`` candidates.
+
+    If the search or its time is over, return a trained candidate: the best, or else the last.
+    """
+    good = {one.candidate for one in tried if passes_gate(one.answer, config.when_in_doubt)}
+    low = max(good, default=-1)
+    high = min((one.candidate for one in tried if one.candidate > low and one.candidate not in good), default=count)
+    spent = sum({one.candidate: one.seconds for one in tried}.values())
+    if tried and (high - low <= 1 or spent >= 60 * config.minutes):
+        return low if good else tried[-1].candidate
+    return (low + high) // 2

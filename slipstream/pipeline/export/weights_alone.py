@@ -1,0 +1,116 @@
+"""Export of a model that is too large for ONNX, as Hugging Face files with a model card.
+
+The model is neither run nor measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from slipstream.pipeline.export.card import model_card
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.package.assemble import LOGITS, finish_package, holdout_rule
+from slipstream.pipeline.export.package.libraries import HUGGING_FACE
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.records import write_record
+from slipstream.shared.artifacts.results.export import (
+    MODEL_CARD,
+    PREPROCESSING,
+    REPORT,
+    SIGNATURE,
+    DeployedSignature,
+    DeployedTensor,
+    ExportReport,
+    LibraryFiles,
+    MachineFigures,
+)
+from slipstream.shared.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def too_large(model: nn.Module, config: ExportConfig) -> str:
+    """Return why the model gets no ONNX variants; "" if it gets them.
+
+    Parameters of adapters do not count.
+    """
+    count, most = parameters_without_adapters(model), config.most_parameters
+    return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
+
+
+def parameters_without_adapters(model: nn.Module) -> int:
+    """Return the number of parameters without adapters."""
+    from slipstream.shared.models.adapters.network import plain_shapes
+
+    return sum(map(math.prod, plain_shapes(model).values()))
+
+
+def export_weights(  # noqa: PLR0913 - all that the artifact holds
+    writer: ArtifactWriter,
+    libraries: Sequence[LibraryFiles],
+    data: PreparedData,
+    config: ExportConfig,
+    made_by: Mapping[str, object],
+    machine: MachineFigures,
+    why: str,
+    code: Sequence[str],
+) -> Artifact:
+    """Write the artifact of a model without ONNX variants; ``why`` is the reason.
+
+    ``code`` are the code versions that trained the model. Raises ``UserError`` if ``libraries`` lack Hugging Face
+    files.
+    """
+    if not any(each.name == HUGGING_FACE for each in libraries):
+        raise UserError(
+            f"export.most_parameters: the model can be exported as ONNX only, but {why}; raise it (ONNX's files hold "
+            "2 GiB), or train a smaller model"
+        )
+    report = ExportReport(
+        task=data.signature.task,
+        variants=[],
+        chosen="",
+        why=why,
+        decided_at_batch=config.decide_at_batch,
+        best={},
+        max_loss=config.max_loss,
+        weight_bits=8 if config.target == "vnni" else 7,
+        profile=[],
+        machine=machine,
+        licence=config.licence,
+        libraries=list(libraries),
+    )
+    deployed = as_called(data, why)
+    write_record(writer, REPORT, report)
+    write_record(writer, SIGNATURE, deployed)
+    for name in deployed.preprocessing:
+        writer.write_bytes(name, data.artifact.read_bytes(name))
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
+    return finish_package(writer, made_by)
+
+
+def as_called(data: PreparedData, why: str) -> DeployedSignature:
+    """Return the transformer's signature, with Hugging Face's names of inputs and outputs."""
+    signature = data.signature
+    length, vocabulary = signature.output_shape
+    return DeployedSignature(
+        format=1,
+        task=signature.task,
+        target=signature.target,
+        model="",
+        opset=0,
+        dynamic_batch=True,
+        inputs=[DeployedTensor("input_ids", "int64", ("batch", length), "ids of the tokenizer")],
+        outputs=[DeployedTensor("logits", "float32", ("batch", length, vocabulary), LOGITS)],
+        classes=[],
+        cardinalities=[],
+        preprocessing=[name for name in PREPROCESSING if name in data.artifact.files],
+        samples=None,
+        raw=None,
+        no_raw="its inputs are tokens",
+        holdout=holdout_rule(data),
+        no_onnx=why,
+    )
