@@ -2,9 +2,9 @@
 
     python benchmarks/code_size.py [OPTIONS]
 
-Counted are ``slipstream/`` without ``slipstream/operations/proofs``, ``tasks/`` and ``workflows/``. A statement is a node
-``ast.stmt`` that is not a docstring. A repetition is one of at least six lines, without imports, signatures, comments
-and docstrings, that pylint finds (``make repetitions``); it is not counted without pylint.
+Counted are ``slipstream/`` without ``slipstream/operations/proofs``, ``tasks/`` and ``workflows/``. A statement is a
+node ``ast.stmt`` that is not a docstring. A repetition is one of at least six lines, without imports, signatures,
+comments and docstrings, that pylint finds (``make repetitions``); it is not counted without pylint.
 """
 
 from __future__ import annotations

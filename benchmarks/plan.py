@@ -2,11 +2,11 @@
 
     python benchmarks/plan.py [OPTIONS]
 
-Two ranks of ``slipstream.pipeline.train.run`` train a model whose steps take at least 30 ms. Undisturbed trainings alternate
-with trainings that are killed (SIGKILL) at times drawn from a seed until they finish. As with ``--measured``, the plan
-reads the figures of the undisturbed trainings before and after the killed one. It predicts the duration for the
-observed uptimes and waits (*told*), and an interval for 90 of 100 trainings from the rate of kills and the waits only.
-The actual duration is from the start of the first attempt to the end of the last, as in a report.
+Two ranks of ``slipstream.pipeline.train.run`` train a model whose steps take at least 30 ms. Undisturbed trainings
+alternate with trainings that are killed (SIGKILL) at times drawn from a seed until they finish. As with ``--measured``,
+the plan reads the figures of the undisturbed trainings before and after the killed one. It predicts the duration for
+the observed uptimes and waits (*told*), and an interval for 90 of 100 trainings from the rate of kills and the waits
+only. The actual duration is from the start of the first attempt to the end of the last, as in a report.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/storm.py [OPTIONS]
 
-Two ranks of ``slipstream.pipeline.train.run`` train a model whose steps take at least 30 ms. Every run is preempted at the times
-of its own Poisson process until it finishes, by SIGKILL (*killed*) or, without earlier notice, by SIGTERM (*warned*).
-The simulation gets the same preemption trace, and the measured times of a step, a start and a save. The remaining
-difference is the simulation's error; its mean has Student's 95 % interval over the runs.
+Two ranks of ``slipstream.pipeline.train.run`` train a model whose steps take at least 30 ms. Every run is preempted at
+the times of its own Poisson process until it finishes, by SIGKILL (*killed*) or, without earlier notice, by SIGTERM
+(*warned*). The simulation gets the same preemption trace, and the measured times of a step, a start and a save. The
+remaining difference is the simulation's error; its mean has Student's 95 % interval over the runs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/telemetry.py [OPTIONS]
 
-*peer*: trainings of two processes on one table, each with one known fault. Ours is ``slipstream.pipeline.train.run``. TraceML
-(the extra ``bench``) watches a plain DDP loop of the same model with the same fault, as its documentation shows. The
-first diagnosis of each counts: for ours the largest cause above its threshold, or none. Ours is repeated, at most
-twice, if other processes used more than 0.3 CPUs meanwhile. ``--quick`` skips TraceML.
+*peer*: trainings of two processes on one table, each with one known fault. Ours is ``slipstream.pipeline.train.run``.
+TraceML (the extra ``bench``) watches a plain DDP loop of the same model with the same fault, as its documentation
+shows. The first diagnosis of each counts: for ours the largest cause above its threshold, or none. Ours is repeated, at
+most twice, if other processes used more than 0.3 CPUs meanwhile. ``--quick`` skips TraceML.
 
 *sampler*: CPU time and memory of the sampler process, which serves the totals of 8 ranks and is scraped every 5 s.
 

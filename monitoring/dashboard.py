@@ -1,8 +1,8 @@
 """Grafana dashboard of the metrics of Slipstream's pods.
 
 ``python monitoring/dashboard.py`` writes ``dashboard.json``. It needs the extra ``monitoring``
-(grafana-foundation-sdk). Panels query only metrics of ``slipstream/shared/telemetry/names.py``, of the chosen executions and
-tasks.
+(grafana-foundation-sdk). Panels query only metrics of ``slipstream/shared/telemetry/names.py``, of the chosen
+executions and tasks.
 """
 
 from __future__ import annotations

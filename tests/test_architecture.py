@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.shared.artifacts.versions import ROOT, cached_syntax
 from slipstream.subcommands import SUBCOMMANDS
-from tests.support.documents.imports import FLOORS, IMPORTS, MODULES, loaded_by_string, names_in_strings
+from tests.support.documents.imports import FLOORS, GROUPS, IMPORTS, MODULES, loaded_by_string, names_in_strings
 
 #: Imports that each package of ``slipstream/`` may have besides itself. First the foundations, then the stages. Stages
 #: do not import each other. Exceptions: promotion evaluates exported packages, scoring runs promoted models, and the
@@ -38,6 +38,8 @@ FOUNDATIONS = BASE | {
     "language",
     "checkpoint_interval",
 }
+#: Groups that a group may not import.
+GROUP_ABOVE = {"operations": set[str](), "pipeline": {"operations"}, "shared": {"operations", "pipeline"}}
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
     "one_line": set(),
@@ -96,7 +98,14 @@ LOADED = {module: imports | loaded_by_string(module) for module, imports in IMPO
 
 
 def package_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    """Return the package of ``slipstream/`` without its group, or the module's own name outside of packages."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[1:2] if parts[:1] and parts[0] in GROUPS else parts[:1])
+
+
+def group_of_module(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in GROUPS else ""
 
 
 def floor_of(module: str) -> int:
@@ -129,7 +138,21 @@ def test_images_and_targets_for_users_do_without_the_tests() -> None:
     assert {name for name, text in commands.items() if re.search(r"\btests\b|-m pytest", text)} <= DEVELOPMENT
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("slipstream.")])
+def test_groups_are_the_folders_of_slipstream() -> None:
+    folders = {path.name for path in (ROOT / "slipstream").iterdir() if (path / "__init__.py").is_file()}
+    assert folders == {*GROUPS, "flyte"}
+    for group in GROUPS:
+        assert not imports_of_group(group) & GROUP_ABOVE[group], group
+
+
+def imports_of_group(group: str) -> set[str]:
+    modules = (module for module in LOADED if group_of_module(module) == group)
+    return {group_of_module(name) for module in modules for name in LOADED[module]}
+
+
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if module.startswith("slipstream.") and package_of(module)]
+)
 def test_inside_the_lowest_floor_imports_point_down(module: str) -> None:
     package = package_of(module)
     allowed = ALLOWED[package] | {package}
@@ -188,7 +211,9 @@ def test_the_tree_names_every_folder_and_the_readme_the_upper_two_levels() -> No
     assert folders_of_the_tree() == code
     tour = (ROOT / "README.md").read_text(encoding="utf-8").split("## Tour\n")[1].split("\n## ")[0]
     named = re.findall(r"`((?:\w+/)+)`", tour)
-    upper = {name.removeprefix("slipstream/") for name in code if name.count("/") < 2} - {"workflows/schedules"}
+    grouped = rf"slipstream/({'|'.join(GROUPS)})/"
+    packages = {re.sub(grouped, "", name).removeprefix("slipstream/") for name in code}
+    upper = {name for name in packages if "/" not in name}
     assert sorted(name.rstrip("/") for name in named) == sorted(upper)
 
 

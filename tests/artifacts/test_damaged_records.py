@@ -605,7 +605,7 @@ def test_a_number_in_a_name_is_read_as_it_was_written() -> None:
 OTHER_JSON = {
     "slipstream/shared/artifacts/strict_json.py": "the one place",
     "slipstream/shared/artifacts/typed_values.py": "the codec of values between pods, which is tested above",
-    "slipstream/shared/artifacts/prepared/tokenizer_json.py": "a tokenizer of Hugging Face, whose numbers may have any size",
+    "slipstream/shared/artifacts/prepared/tokenizer_json.py": "a tokenizer of Hugging Face, with numbers of any size",
     "slipstream/shared/artifacts/syntax.py": "this user's cache of digests, behind a checksum",
     "slipstream/shared/language/template_process.py": "what this process and its own child send each other",
     "slipstream/shared/language/template_worker.py": "what this process and its own child send each other",

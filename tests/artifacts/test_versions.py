@@ -30,17 +30,22 @@ CACHES = (
 CACHED = [name for name, stage in STAGES.items() if stage.engines]
 SOURCES = {
     "slipstream/__init__.py": "",
+    "slipstream/pipeline/__init__.py": "",
+    "slipstream/shared/__init__.py": "",
     "slipstream/shared/errors.py": "ERROR = 1",
     "slipstream/shared/logs.py": "from slipstream import text",
     "slipstream/text.py": "TEXT = 1",
     "slipstream/pipeline/train/__init__.py": "",
-    "slipstream/pipeline/train/run.py": "from slipstream.pipeline.train import loop\ndef run():\n    from slipstream.shared.errors import ERROR",
-    "slipstream/pipeline/train/loop.py": "import slipstream.train.data.order, slipstream.logs, slipstream.shared.telemetry.ring",
+    "slipstream/pipeline/train/run.py": "from slipstream.pipeline.train import loop\n"
+    "def run():\n    from slipstream.shared.errors import ERROR",
+    "slipstream/pipeline/train/loop.py": "import slipstream.pipeline.train.data.order, slipstream.shared.logs\n"
+    "import slipstream.shared.telemetry.ring",
     "slipstream/pipeline/train/limits.toml": "most = 1",
     "slipstream/shared/telemetry/__init__.py": "",
     "slipstream/shared/telemetry/ring.py": "SECONDS = 1",
     "slipstream/pipeline/train/data/__init__.py": "",
-    "slipstream/pipeline/train/data/order.py": "from pathlib import Path\nPath(__file__).parent.with_name('limits.toml')",
+    "slipstream/pipeline/train/data/order.py": "from pathlib import Path\n"
+    "Path(__file__).parent.with_name('limits.toml')",
     "slipstream/pipeline/train/data/limits.toml": "most = 1",
     "tasks/train.py": "import slipstream.pipeline.train.run",
     "slipstream/pipeline/prepare/__init__.py": "",
@@ -103,7 +108,7 @@ def test_the_number_of_a_seam_changes_the_versions_that_reach_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = versions.code_version("train")
-    monkeypatch.setitem(versions.SEAMS, "slipstream.logs", 2)
+    monkeypatch.setitem(versions.SEAMS, "slipstream.shared.logs", 2)
     forget()
     assert versions.code_version("train") != before
 
@@ -180,12 +185,12 @@ def test_an_edit_of_a_factory_changes_key_and_checkpoint_directory(
 
 
 def test_an_import_inside_a_function_is_followed(project: Path) -> None:
-    assert "slipstream.errors" in versions.import_closure(("slipstream.pipeline.train.run",))
+    assert "slipstream.shared.errors" in versions.import_closure(("slipstream.pipeline.train.run",))
 
 
 def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
     with refuses(ValueError, match=r"slipstream\.train\.gone:"):
-        versions.import_closure(("slipstream.train.gone",))
+        versions.import_closure(("slipstream.pipeline.train.gone",))
 
 
 @pytest.mark.parametrize(

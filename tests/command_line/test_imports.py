@@ -106,7 +106,7 @@ def test_torch_beside_flytekit_loads_no_pandas_before_it_is_used() -> None:
 
 @pytest.mark.parametrize("engine", ["data_engine", "engine"])
 def test_a_report_loads_nothing_that_draws_before_it_draws(engine: str) -> None:
-    (loaded,) = loaded_by(f"slipstream.report.{engine}")
+    (loaded,) = loaded_by(f"slipstream.pipeline.report.{engine}")
     assert "jinja2" in loaded and not loaded & {"torch", "matplotlib", "scipy"}
 
 
@@ -114,5 +114,5 @@ def test_a_report_loads_nothing_that_draws_before_it_draws(engine: str) -> None:
 def test_engines_know_nothing_of_flyte(room: str) -> None:
     from pathlib import Path
 
-    engines = list(Path("slipstream", room).rglob("*.py"))
+    engines = list(Path("slipstream/pipeline", room).rglob("*.py"))
     assert engines and not [path for path in engines if "flytekit" in path.read_text(encoding="utf-8")]

@@ -97,7 +97,8 @@ def test_other_names_are_looked_up_after_the_block_and_in_it_if_the_host_is_else
         pytest.skip(reason)
     look = 'import socket\ntry: socket.getaddrinfo("other.invalid", 1)\nexcept OSError: pass'
     inside = look.replace("other", "inside").replace("\n", "\n    ")
-    code = f"from slipstream.shared.distributed.names import *\nwith names_of_this_machine({host!r}):\n    {inside}\n{look}"
+    code = f"with names_of_this_machine({host!r}):\n    {inside}\n{look}"
+    code = f"from slipstream.shared.distributed.names import *\n{code}"
     ended, sent = recorded([sys.executable, "-c", code], tmp_path, os.environ)
     assert ended.returncode == 0, ended.stdout
     assert any("other" in packet for packet in sent)

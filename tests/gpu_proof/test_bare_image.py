@@ -45,7 +45,7 @@ def test_every_check_and_the_command_line_are_imported(image: Path) -> None:
         *CHECK_MODULES,
         "slipstream.operations.proofs.gpu.command",
         "slipstream.pipeline.train.command",
-        "slipstream.cron",
+        "slipstream.shared.cron",
     ]
     ended = run_python("\n".join(f"import {module}" for module in modules))
     assert ended.returncode == 0, ended.stderr

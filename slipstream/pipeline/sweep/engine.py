@@ -65,8 +65,8 @@ def start_sweep(config: RunConfig, data: PreparedData, address: str) -> None:
 def run_trials(config: RunConfig, address: str, pod: WorkerPod) -> None:
     """Train trials of the sweep at ``address`` until none is left for this worker.
 
-    Raises the errors of :meth:`~slipstream.pipeline.sweep.worker.SweepWorker.run`, and ``UserError`` if the store holds another
-    sweep.
+    Raises the errors of :meth:`~slipstream.pipeline.sweep.worker.SweepWorker.run`, and ``UserError`` if the store holds
+    another sweep.
     """
     data = open_prepared(pod.prepared)
     search = sweep_search(config, data)

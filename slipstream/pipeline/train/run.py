@@ -87,10 +87,11 @@ LOG = logger("train")
 def run_attempt(request: TrainingRequest) -> None:
     """Train, from the newest checkpoint if there is one, and write the trained model (on rank 0).
 
-    Raises :class:`~slipstream.shared.distributed.user_errors.AgreedUserError` on all ranks if any rank found a user error,
-    :class:`~slipstream.shared.errors.Preempted` when a machine is preempted,
-    :class:`~slipstream.pipeline.train.loop.train_loop.Stopped` if the request's callback stops training, and on a single rank
-    :class:`~slipstream.shared.errors.OutOfMemory`, or ``UserError`` if smaller micro-batches would not help.
+    Raises :class:`~slipstream.shared.distributed.user_errors.AgreedUserError` on all ranks if any rank found a user
+    error, :class:`~slipstream.shared.errors.Preempted` when a machine is preempted,
+    :class:`~slipstream.pipeline.train.loop.train_loop.Stopped` if the request's callback stops training, and on a
+    single rank :class:`~slipstream.shared.errors.OutOfMemory`, or ``UserError`` if smaller micro-batches would not
+    help.
     """
     started = time.perf_counter()
     end_with_torch_elastic()

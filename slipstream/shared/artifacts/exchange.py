@@ -1,7 +1,7 @@
 """Exchange of values and files between the pods that prepare one table.
 
-A value is a dataclass, serialized by :mod:`slipstream.shared.artifacts.typed_values` rather than pickle: the reading pod names
-the class, so a writer to the store cannot run code there.
+A value is a dataclass, serialized by :mod:`slipstream.shared.artifacts.typed_values` rather than pickle: the reading
+pod names the class, so a writer to the store cannot run code there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A stage's code is the import closure of its engine: its modules and all modules of this project that they import,
 directly or indirectly, at the top of a file or inside a function. The sources are read, not imported. A module counts
-by the digest of its syntax tree (:mod:`slipstream.shared.artifacts.syntax`), so comments, docstrings and formatting do not
-change versions. Data files that a module reads count by their bytes.
+by the digest of its syntax tree (:mod:`slipstream.shared.artifacts.syntax`), so comments, docstrings and formatting do
+not change versions. Data files that a module reads count by their bytes.
 
 The closure ends at the modules of :data:`SEAMS`, which do not affect results.
 """
@@ -19,18 +19,18 @@ from pathlib import Path
 from slipstream.shared.artifacts.syntax import Syntax, data_files, kept_syntaxes
 from slipstream.shared.stages import STAGES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROJECT = "slipstream"
 #: Modules or packages at which a closure ends, with version numbers. Increase the number if a bug in one may have
 #: changed results: every stage that imports it then gets a new code version.
 SEAMS = {
-    "slipstream.logs": 1,
-    "slipstream.text_table": 1,
+    "slipstream.shared.logs": 1,
+    "slipstream.shared.text_table": 1,
     "slipstream.shared.storage.s3": 1,
     "slipstream.shared.storage.object_store": 1,
     "slipstream.shared.storage.gcs": 1,
     "slipstream.shared.storage.azure": 1,
-    "slipstream.telemetry": 1,
+    "slipstream.shared.telemetry": 1,
     "slipstream.pipeline.train.telemetry.around": 1,
     "slipstream.pipeline.train.telemetry.pods": 1,
     "slipstream.pipeline.train.telemetry.totals": 1,

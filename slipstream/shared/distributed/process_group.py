@@ -74,8 +74,8 @@ def process_group(
     The backend is NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs, unless ``backend`` names one. The processes
     meet in ``store``, by default the environment's.
 
-    After an exception in the block the group is kept, unless the exception is :class:`~slipstream.shared.errors.Agreed` or
-    there are no peers: see :mod:`slipstream.shared.distributed.leaving`.
+    After an exception in the block the group is kept, unless the exception is :class:`~slipstream.shared.errors.Agreed`
+    or there are no peers: see :mod:`slipstream.shared.distributed.leaving`.
 
     Raises ``UserError`` if a machine has GPUs, but fewer than processes, or if ``backend`` is NCCL without GPUs.
     """

@@ -155,11 +155,11 @@ def build_model(
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
     A model that states the standard deviations of its parameters (``initial_std``, see
-    :mod:`slipstream.shared.models.initial.drawn`) is built and run on the meta device and filled afterwards, from its base if
-    it has one. With ``empty`` it stays on the meta device, so that every device can fill its own slices. With
+    :mod:`slipstream.shared.models.initial.drawn`) is built and run on the meta device and filled afterwards, from its
+    base if it has one. With ``empty`` it stays on the meta device, so that every device can fill its own slices. With
     ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
-    (:mod:`slipstream.shared.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the arguments or
-    raises, if its model does not fit the data or the retained units, or if the base does not fit;
+    (:mod:`slipstream.shared.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the
+    arguments or raises, if its model does not fit the data or the retained units, or if the base does not fit;
     ``StorageUnavailable`` if the base's store does not answer.
     """
     config = shaped_for(config, signature)
@@ -279,8 +279,8 @@ def import_factory(name: str) -> Callable[..., object]:
     """Import the user's factory, with the working directory on the import path, as for ``python -m``.
 
     Importing and calling it runs code: ``name`` must come from the user's own configuration, even if a stored
-    :class:`~slipstream.shared.models.trained.Architecture` has it, too. Raises ``UserError`` unless it is a function or a
-    model class that the named module itself defines, so that a reader of that module sees what is called.
+    :class:`~slipstream.shared.models.trained.Architecture` has it, too. Raises ``UserError`` unless it is a function or
+    a model class that the named module itself defines, so that a reader of that module sees what is called.
     """
     module_name, _, attribute = name.partition(":")
     expected = "a function that returns a torch.nn.Module, or a class of them"

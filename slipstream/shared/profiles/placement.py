@@ -106,7 +106,7 @@ class Placement(Settings):
     restarts: Natural = 0
     """Number of restarts of a process group in the same pods after a worker died, before a retry is used."""
     price_per_hour: float = 0.0
-    """Dollars per hour of one pod on demand; 0 takes the price in slipstream/shared/telemetry/prices.toml, if it has the node.
+    """Dollars per hour of one pod on demand; 0 takes slipstream/shared/telemetry/prices.toml, if that has the node.
     If this is set, the spot price is unknown unless it is set, too."""
     spot_price_per_hour: float = 0.0
     """Dollars per hour of one pod on spot capacity."""

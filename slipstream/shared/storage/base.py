@@ -1,8 +1,8 @@
 """Interface of a store: put, get, list and delete files by key below a base address.
 
-Implementations: local directories (:mod:`slipstream.shared.storage.local`), S3 (:mod:`slipstream.shared.storage.s3`), and Google
-Cloud Storage and Azure Blob Storage (:mod:`slipstream.shared.storage.object_store`, by a :class:`RehearsalBucket`). An object
-is read as a file by ranged requests.
+Implementations: local directories (:mod:`slipstream.shared.storage.local`), S3 (:mod:`slipstream.shared.storage.s3`),
+and Google Cloud Storage and Azure Blob Storage (:mod:`slipstream.shared.storage.object_store`, by a
+:class:`RehearsalBucket`). An object is read as a file by ranged requests.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Storage(Protocol):
     """Files by key (a relative POSIX path) below ``base``.
 
     All methods raise ``UserError`` for faults that the user can correct (permissions, no such bucket, no space) and for
-    keys that could lead out of ``base`` (:mod:`slipstream.shared.storage.names`), and ``StorageUnavailable`` if the store does
-    not answer.
+    keys that could lead out of ``base`` (:mod:`slipstream.shared.storage.names`), and ``StorageUnavailable`` if the
+    store does not answer.
     """
 
     base: str

@@ -1,7 +1,8 @@
 """Time limits of requests that must end soon, such as heartbeats.
 
-Data requests may be retried for minutes (:mod:`slipstream.shared.storage.retry`). Within :func:`call_within` all tries of all
-requests end by one deadline. Every try has a new connection, as a connection to a lost machine hangs for minutes.
+Data requests may be retried for minutes (:mod:`slipstream.shared.storage.retry`). Within :func:`call_within` all tries
+of all requests end by one deadline. Every try has a new connection, as a connection to a lost machine hangs for
+minutes.
 """
 
 from __future__ import annotations

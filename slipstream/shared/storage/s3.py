@@ -256,7 +256,7 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
 
 
 def copy_object(source: str, target: str, size: int, sha256: str) -> None:
-    """Copy an object; see :func:`slipstream.storage.copy_within_s3`."""
+    """Copy an object; see :func:`slipstream.shared.storage.copy_within_s3`."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
     stat(source)  # S3 reports a missing source like a missing target.
     origin, told = {"Bucket": bucket, "Key": key}, ""

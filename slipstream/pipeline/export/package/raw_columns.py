@@ -1,7 +1,7 @@
 """Raw columns of a table and their encoding as model inputs, from ``statistics.json``.
 
-The file holds :class:`slipstream.shared.source.columns.transform.Transform`. Only the fields that an ONNX graph can apply are
-read.
+The file holds :class:`slipstream.shared.source.columns.transform.Transform`. Only the fields that an ONNX graph can
+apply are read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
 
-The graph first applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and in the same order of
-operations, and then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times as
-float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
+The graph first applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and in the same order
+of operations, and then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times
+as float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Pat
 def assemble_artifact(
     directory: Path, made_by: Mapping[str, object], fitted: Path, merged: list[MergedPart], home: str = ""
 ) -> None:
-    """Write the prepared data to the new ``directory``, equal to that of :func:`slipstream.pipeline.prepare.engine.prepare`.
+    """Write the prepared data to the new ``directory``, equal to that of ``slipstream.pipeline.prepare.engine``.
 
     With ``home`` on S3, the rows are copied there instead.
     """

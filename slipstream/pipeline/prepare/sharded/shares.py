@@ -2,8 +2,8 @@
 
 parse (each share of text files) → open → scan (each share) → fit → encode (each share) → merge (each partition,
 :mod:`slipstream.pipeline.prepare.sharded.merge_partitions`) → assemble. The steps exchange the artifacts of
-:mod:`slipstream.shared.artifacts.exchange`. Partial results are kept per unit and merged in unit order, so the bytes equal
-those of one machine for any number of shares.
+:mod:`slipstream.shared.artifacts.exchange`. Partial results are kept per unit and merged in unit order, so the bytes
+equal those of one machine for any number of shares.
 
 Parquet and Arrow are read in place. Text is first converted to Arrow; a share's Arrow files are its *spool*. One
 machine parses a whole text file, however large, as records can be found only by reading from the start. If a column

@@ -13,8 +13,8 @@
 
 All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
 tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
-holds the application's state (:class:`~slipstream.pipeline.train.checkpoint.state.AppState`) and the random generators of every
-rank. This module never draws random numbers.
+holds the application's state (:class:`~slipstream.pipeline.train.checkpoint.state.AppState`) and the random generators
+of every rank. This module never draws random numbers.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ class ResumePolicy:
 
     #: Values that must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
     identity: Mapping[str, object]
-    #: Identity in the form of releases before ``STEP_VERSION``: see :func:`slipstream.pipeline.train.identity.in_older_form`.
+    #: Identity in the form of releases before ``STEP_VERSION``: see
+    #: :func:`slipstream.pipeline.train.identity.in_older_form`.
     older: Mapping[str, object] = field(default_factory=dict)
     #: Code version of this process.
     version: str = ""

@@ -2,7 +2,7 @@
 
 The ranks exchange a few numbers in one small collective. All get the same numbers, so they decide alike. The interval
 between checkpoints is a number of steps, a time, or the optimum for a failure rate
-(:mod:`slipstream.checkpoint_interval`).
+(:mod:`slipstream.shared.checkpoint_interval`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Training loop: steps, evaluations, checkpoints and early stopping, on all ranks.
 
 The host enqueues steps on the device ahead of time and collects their results later, so the device never waits for the
-host. A step whose loss or gradient is non-finite changes nothing (:mod:`slipstream.pipeline.train.loop.step`). After too many
-such steps in a row, training rolls back to the last checkpoint before them and omits the batches since that checkpoint:
-replaying them would lead to the same weights. Training fails if there is no checkpoint since the previous rollback.
+host. A step whose loss or gradient is non-finite changes nothing (:mod:`slipstream.pipeline.train.loop.step`). After
+too many such steps in a row, training rolls back to the last checkpoint before them and omits the batches since that
+checkpoint: replaying them would lead to the same weights. Training fails if there is no checkpoint since the previous
+rollback.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ def check_plan(config: ParallelConfig, plan: ParallelPlan | None, micro_batches:
     if plan is None:
         name = "pipeline" if config.pipeline > 1 else "tensor"
         raise UserError(
-            f"training.parallel.{name}: this model states no plan for it (slipstream/shared/models/plan.py); expected 1, or "
+            f"training.parallel.{name}: this model states no plan for it (slipstream/shared/models/plan.py); expected "
+            "1, or "
             "training.parallel.shard, which needs no plan"
         )
     if config.tensor > 1 and adapted:
