@@ -30,7 +30,7 @@ from harness.dispatch import counted
 from harness.table import Column, Table
 from slipstream.operations.proofs.turns import Figures, in_turns, settled
 from slipstream.pipeline.train.checkpoint.staging import SnapshotBuffers
-from slipstream.pipeline.train.loop.token_loss import token_losses
+from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.pipeline.train.parallel.divide import clip_gradients
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.models.config import ModelConfig

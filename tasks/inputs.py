@@ -76,7 +76,7 @@ def check_model(fitting: BuiltIn, config: RunConfig) -> None:
     exported = config.compression.method == "none"
     if exported and (config.model.arguments or config.export.most_parameters < ExportConfig().most_parameters):
         # Importing this takes a second or two.
-        from slipstream.pipeline.export.before_training import check_for_any_data
+        from slipstream.pipeline.export.weights_alone import check_for_any_data
 
         check_for_any_data(config.model, name, config.export)
 

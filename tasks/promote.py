@@ -12,7 +12,7 @@ from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Exported, Prepared, artifact_uri
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import local_path, map_errors, rows_path
-from slipstream.shared.artifacts.results.promotion import Promotion, PromotionDecision, PromotionRequest
+from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision, PromotionRequest
 
 
 @task(**stage_metadata("promote"))

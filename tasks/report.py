@@ -23,7 +23,7 @@ from slipstream.pipeline.report.summary import (
     TuningSummary,
 )
 from slipstream.shared.artifacts.results.compression import Compression
-from slipstream.shared.artifacts.results.promotion import Promotion
+from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.store import STORE, ArtifactStore
 from slipstream.shared.settings import to_dict
@@ -80,7 +80,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
 @map_errors
 def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
     """Write the data card and the prepared data into a new directory of this run. Never cached."""
-    from slipstream.pipeline.report.data_engine import build_data
+    from slipstream.pipeline.report.engine import build_data
     from slipstream.shared.artifacts.prepared.data import PreparedData
 
     address = "" if runs_locally() else str(prepared.remote_source)

@@ -63,8 +63,8 @@ def open_scoring(registry: str, model: str, data: str, output: str, config: RunC
 @map_errors
 def score_share(share: Part) -> Part:
     """Score the files of one share, and write their part of the table."""
-    from slipstream.pipeline.score.engine import ScoredShare, score_portions
     from slipstream.pipeline.score.plan import ScoringPlan
+    from slipstream.pipeline.score.publish import ScoredShare, score_portions
     from slipstream.shared.artifacts import exchange
 
     plan = exchange.read_part(local_path(share), ScoringPlan)
@@ -82,9 +82,15 @@ class PublishedScoring(NamedTuple):
 @map_errors
 def publish_scores(plan: Part, scored: list[Part]) -> PublishedScoring:
     """Publish the table unless it is already published."""
-    from slipstream.pipeline.score.engine import ScoredShare, fetched_model
     from slipstream.pipeline.score.plan import ScoringPlan
-    from slipstream.pipeline.score.publish import find_publication, publish_table, read_scored, table_prefix
+    from slipstream.pipeline.score.publish import (
+        ScoredShare,
+        fetched_model,
+        find_publication,
+        publish_table,
+        read_scored,
+        table_prefix,
+    )
     from slipstream.shared.artifacts import exchange
 
     planned = exchange.read_part(local_path(plan), ScoringPlan)

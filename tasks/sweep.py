@@ -108,9 +108,8 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
     Raises ``UserError`` if all workers failed, if all of the first trials failed, or if none is complete.
     """
     from slipstream.pipeline.sweep.engine import ended_trials
-    from slipstream.pipeline.sweep.slots import OccupiedSlots
     from slipstream.pipeline.sweep.space import searched_parameters, with_values
-    from slipstream.pipeline.sweep.store import SweepStore, best_trial
+    from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore, best_trial
 
     swept = SweepStore(store, searched_parameters(config))
     trials = ended_trials(swept, OccupiedSlots(swept, Holder()))
@@ -134,9 +133,8 @@ def compare_with_given(
     unchanged configuration. ``factory`` is the model factory that the best settings name if it is the user's own, else
     "".
     """
-    from slipstream.pipeline.sweep.engine import sweep_search
+    from slipstream.pipeline.sweep.engine import against_given, sweep_result, sweep_search
     from slipstream.pipeline.sweep.records import unchanged_trial
-    from slipstream.pipeline.sweep.result import against_given, sweep_result
     from slipstream.pipeline.sweep.store import SweepStore, best_trial
     from slipstream.shared.models.trained import TrainedModel
 

@@ -52,7 +52,7 @@ def check_before_training(inputs: TaskInputs, placement: Placement) -> None:
     if start is None:  # a pruned model takes less memory than its factory's
         check_fits(prepared, model, inputs["training"], placement.world_size, placement.nodes)
     if most_parameters := inputs.get("most_parameters"):
-        from slipstream.pipeline.export.before_training import check_exportable
+        from slipstream.pipeline.export.weights_alone import check_exportable
 
         check_exportable(prepared, model, most_parameters)
 

@@ -22,8 +22,8 @@ from slipstream.pipeline.prepare.shuffle import block_rows
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import stored_blocks
 from slipstream.pipeline.train.data_order import GlobalOrder, rank_slice
+from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.pipeline.train.loop.optimizer import learning_rate, make_optimizer
-from slipstream.pipeline.train.loop.token_loss import token_losses
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from slipstream.shared.artifacts.prepared.token_rows import write_token_rows

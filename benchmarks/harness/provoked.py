@@ -28,8 +28,8 @@ from harness.links import REPOSITORY, SEARCH_PATH, NotAllowed, linked
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.shared.artifacts.records import write_record
-from slipstream.shared.artifacts.results import bottleneck as causes
-from slipstream.shared.artifacts.results.bottleneck import Bottleneck
+from slipstream.shared.artifacts.results import devices as causes
+from slipstream.shared.artifacts.results.devices import Bottleneck
 
 WORLD, COLUMNS, BATCH = 2, 64, 2048
 #: Steps of a run, batches per epoch, and rows of validation.

@@ -31,7 +31,7 @@ def largest_memory() -> float:
 def ours(package: Path, data: Path) -> Figures:
     import slipstream.pipeline.score.part
     from slipstream.pipeline.score.config import ScoringConfig
-    from slipstream.pipeline.score.engine import score_data
+    from slipstream.pipeline.score.publish import score_data
     from slipstream.shared.source.config import DataConfig
 
     assert slipstream.pipeline.score.part

@@ -10,8 +10,7 @@ import torch
 from slipstream.shared.distributed.user_errors import check_gpus
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.machine.asked_gpus import check_asked_gpus
-from slipstream.shared.machine.gpus import visible_gpus
+from slipstream.shared.machine.gpus import check_asked_gpus, visible_gpus
 from slipstream.shared.profiles.placement import Placement
 from slipstream.shared.profiles.profile import CHOICE
 from slipstream.shared.telemetry.preflight import check_gpu_memory

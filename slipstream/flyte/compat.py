@@ -310,7 +310,7 @@ def refined_options(original: Any) -> Any:
 def explained_backend_errors(original: Any) -> Any:
     import click
 
-    from slipstream.flyte.remote.backend_errors import explain_remote_error
+    from slipstream.flyte.remote.backend import explain_remote_error
 
     def pretty_print_exception(error: Exception, verbosity: int = 1) -> None:
         if verbosity == 0 and not isinstance(error, click.ClickException):
@@ -323,7 +323,7 @@ def explained_backend_errors(original: Any) -> Any:
 
 
 def versioned_by_structure(original: Any) -> Any:
-    from slipstream.flyte.command_line.versions import structure_digest
+    from slipstream.flyte.command_line.options import structure_digest
 
     def version_of(code: bytes, settings: Any, default_inputs: dict[str, Any] | None = None, *context: str) -> str:
         return original(code, settings, default_inputs, *context, structure_digest(settings))

@@ -8,7 +8,7 @@
 - The pods of a job shut down together with one result (:mod:`slipstream.flyte.departure`).
 - A preemption with a notice uses the same retry budget as one without. For a single pod this is the platform's, whose
   last attempt runs on demand. For a job it is the task's own ``retries``, with which it stays on spot
-  (:mod:`slipstream.shared.profiles.retries`).
+  (:mod:`slipstream.shared.profiles.profile`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.homes import Holder
-from slipstream.shared.distributed.leaving import group_stands
+from slipstream.shared.distributed.child_processes import group_stands
 from slipstream.shared.distributed.names import names_of_this_machine
 from slipstream.shared.errors import Interrupted, Preempted, UserError
 from slipstream.shared.logs import logger

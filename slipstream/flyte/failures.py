@@ -25,8 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.shared.artifacts.records import decode_record, to_json
-from slipstream.shared.distributed.error_meanings import ErrorMeaning, error_meaning
-from slipstream.shared.distributed.user_errors import torch_user_error
+from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning, torch_user_error
 from slipstream.shared.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.shared.storage import StorageUnavailable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from slipstream.shared.one_line import one_line
+from slipstream.shared.errors import one_line
 
 DAY_S = 86400.0
 

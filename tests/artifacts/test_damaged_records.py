@@ -69,8 +69,7 @@ from slipstream.shared.artifacts.format import (
 from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.prepared.data import segment_number
 from slipstream.shared.artifacts.records import LARGEST_RECORD, decode_record, to_json, to_tree
-from slipstream.shared.artifacts.results.bottleneck import AttemptLosses
-from slipstream.shared.artifacts.results.devices import DeviceSeries, PodSeries
+from slipstream.shared.artifacts.results.devices import AttemptLosses, DeviceSeries, PodSeries
 from slipstream.shared.artifacts.results.ledger import (
     AttemptEnd,
     AttemptRecord,
@@ -79,8 +78,7 @@ from slipstream.shared.artifacts.results.ledger import (
     summarise_goodput,
 )
 from slipstream.shared.artifacts.results.scoring import Publication
-from slipstream.shared.artifacts.results.so_far import LiveProgress
-from slipstream.shared.artifacts.results.training import LossPoint, ValidationPoint
+from slipstream.shared.artifacts.results.training import LiveProgress, LossPoint, ValidationPoint
 from slipstream.shared.artifacts.strict_json import DEEPEST, parse_json
 from slipstream.shared.artifacts.typed_values import decode_value
 from slipstream.shared.artifacts.versions import ROOT
@@ -605,7 +603,7 @@ def test_a_number_in_a_name_is_read_as_it_was_written() -> None:
 OTHER_JSON = {
     "slipstream/shared/artifacts/strict_json.py": "the one place",
     "slipstream/shared/artifacts/typed_values.py": "the codec of values between pods, which is tested above",
-    "slipstream/shared/artifacts/prepared/tokenizer_json.py": "a tokenizer of Hugging Face, with numbers of any size",
+    "slipstream/shared/artifacts/prepared/token_rows.py": "a tokenizer of Hugging Face, with numbers of any size",
     "slipstream/shared/artifacts/syntax.py": "this user's cache of digests, behind a checksum",
     "slipstream/shared/language/template_process.py": "what this process and its own child send each other",
     "slipstream/shared/language/template_worker.py": "what this process and its own child send each other",
@@ -637,7 +635,7 @@ LIBRARIES = {"json", "pydantic_core", "ast", "pickle", "marshal", "msgpack", "or
 OTHER_DIGITS = {
     "slipstream/shared/storage/names.py": "the one place",
     "slipstream/shared/cron.py": "a setting",
-    "slipstream/pipeline/collectives/launch/numa.py": "Linux's /sys",
+    "slipstream/pipeline/collectives/launch/measurements.py": "Linux's /sys",
     "slipstream/operations/doctor/manifests.py": "a name of the user's",
     "slipstream/operations/doctor/package.py": "the user of an image",
     "slipstream/pipeline/export/convert.py": "a dimension of a model",

@@ -116,7 +116,7 @@ def test_the_number_of_a_seam_changes_the_versions_that_reach_it(
 def test_an_edit_changes_exactly_the_stages_that_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """``x + 1`` becomes ``x + 2`` in a module of this project, which only training runs."""
     before = {stage: versions.code_version(stage) for stage in CACHED}
-    path = versions.ROOT / "slipstream/pipeline/train/loop/nonfinite.py"
+    path = versions.ROOT / "slipstream/pipeline/train/loop/step.py"
     plain = Path.read_bytes
 
     def edited(self: Path) -> bytes:

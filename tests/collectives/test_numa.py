@@ -12,7 +12,7 @@ import torch
 from slipstream.operations.proofs.processes import FORK
 from slipstream.pipeline.collectives import engine
 from slipstream.pipeline.collectives.config import CollectivesConfig
-from slipstream.pipeline.collectives.launch.numa import (
+from slipstream.pipeline.collectives.launch.measurements import (
     bind_threads,
     cpus_near_gpu,
     node_cpus,

@@ -18,8 +18,7 @@ from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.collectives.launch.worker import WorkerContext
 from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 from slipstream.pipeline.collectives.tune import tuner
-from slipstream.pipeline.collectives.tune.decision import FEWEST_TURNS, SpeedTest, compare_settings
-from slipstream.pipeline.collectives.tune.plugin_csv import plugin_csv
+from slipstream.pipeline.collectives.tune.decision import FEWEST_TURNS, SpeedTest, compare_settings, plugin_csv
 from slipstream.pipeline.collectives.tune.steps import (
     Model,
     SyntheticModel,

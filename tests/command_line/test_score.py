@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.score.command import main
-from slipstream.pipeline.score.engine import score_data
+from slipstream.pipeline.score.publish import score_data
 from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.source.config import DataConfig
 from tests.support.command_line import run_in

@@ -15,7 +15,6 @@ from scipy.stats import binom
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.artifacts.results.export import LatencyFigures
 from slipstream.shared.comparison import latencies as timing
-from slipstream.shared.comparison.intervals import calls_needed, latency_figures, percentile_estimate, speedup_estimate
 from slipstream.shared.comparison.latencies import (
     FEWEST_LOADS,
     LOADS,
@@ -23,8 +22,12 @@ from slipstream.shared.comparison.latencies import (
     VariantTimings,
     Workload,
     affordable_batches,
+    calls_needed,
+    latency_figures,
     measure_latencies,
+    percentile_estimate,
     screen_speedups,
+    speedup_estimate,
     take_turns,
     time_turn,
     torch_threads,

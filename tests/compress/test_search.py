@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from slipstream.pipeline.compress.config import ROUNDS, CompressionConfig
-from slipstream.pipeline.compress.engine import next_candidate, removable_shares, smallest_passing
-from slipstream.pipeline.compress.students import arguments_in_words, student_configs
+from slipstream.pipeline.compress.engine import (
+    arguments_in_words,
+    next_candidate,
+    removable_shares,
+    smallest_passing,
+    student_configs,
+)
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.artifacts.results.compression import CompressionTrial, ModelSize
 from slipstream.shared.errors import UserError

@@ -17,7 +17,7 @@ from slipstream.pipeline.train import request, setup
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.loop.probe import probe_model
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.shared.distributed.error_meanings import ErrorMeaning, error_meaning
+from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning
 from slipstream.shared.errors import Interrupted, UserError
 from slipstream.shared.models.factory import Predictor
 from slipstream.shared.models.tables_and_images import MLP

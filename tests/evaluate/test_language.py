@@ -12,11 +12,16 @@ import torch
 
 from slipstream.pipeline.evaluate.engine import evaluate
 from slipstream.pipeline.evaluate.kneser_ney import KneserNey
-from slipstream.pipeline.evaluate.language import beside_bits, evaluate_language, graded_documents, held_out_documents
+from slipstream.pipeline.evaluate.language import (
+    beside_bits,
+    bits_per_byte,
+    evaluate_language,
+    graded_documents,
+    held_out_documents,
+)
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.prepared.documents import Document, read_documents
-from slipstream.shared.comparison.bits import bits_per_byte
+from slipstream.shared.artifacts.prepared.token_rows import Document, read_documents
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model

@@ -16,11 +16,11 @@ import pytest
 from slipstream.operations.proofs.gpu.trainings import write_prepared, write_table
 from slipstream.pipeline.export import engine, variants
 from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.quantize import search
 from slipstream.pipeline.export.quantize import search as searching
-from slipstream.pipeline.export.quantize import speed_ranking
 from slipstream.pipeline.export.quantize.quantise import Quantiser
 from slipstream.pipeline.export.quantize.recipes import Recipe
-from slipstream.pipeline.export.quantize.speed_ranking import ExportCandidate
+from slipstream.pipeline.export.quantize.search import ExportCandidate
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures, VariantFigures
@@ -163,7 +163,7 @@ def test_what_was_measured_decides(
     data = write_table(tmp_path / "data", "classification")
     made = [Recipe("static", smooth=True), Recipe("dynamic")]
     monkeypatch.setattr(searching, "recipes_for", lambda model: made)
-    monkeypatch.setattr(speed_ranking, "CLEARLY_SLOWER", 0.0)
+    monkeypatch.setattr(search, "CLEARLY_SLOWER", 0.0)
     monkeypatch.setattr(engine, "measure_latencies", fake_timing({recipe.name: speed for recipe in made}))
     config = ExportConfig(seconds=5.0, max_loss=0.5, when_in_doubt=doubt)
     artifact = exported(tmp_path / "out", trained_on(data), data, config, {})

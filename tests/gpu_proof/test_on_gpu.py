@@ -14,16 +14,14 @@ from torch.nn import functional
 from slipstream.operations.proofs.gpu.trainings import SMALL_TRANSFORMER
 from slipstream.pipeline.train.checkpoint.staging import pin_memory
 from slipstream.pipeline.train.config import TrainingConfig
-from slipstream.pipeline.train.device_clock import device_clock, same_gpu
+from slipstream.pipeline.train.device_clock import WAIT, WARM_UP, StepProfiler, device_clock, same_gpu
+from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.pipeline.train.loop.precision import kernels_configured
-from slipstream.pipeline.train.loop.token_loss import token_losses
-from slipstream.pipeline.train.profiler import WAIT, WARM_UP, StepProfiler
 from slipstream.pipeline.train.throughput import measured_peak, synchronise_device
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.artifacts.results.training import OPERATIONS
-from slipstream.shared.distributed.error_meanings import ErrorMeaning, error_meaning
-from slipstream.shared.machine.gpus import gpu_names, visible_gpus
-from slipstream.shared.machine.peaks import data_sheet_peak
+from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning
+from slipstream.shared.machine.gpus import data_sheet_peak, gpu_names, visible_gpus
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 

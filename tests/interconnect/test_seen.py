@@ -10,8 +10,15 @@ from slipstream.pipeline.collectives.launch.measurements import measure_group
 from slipstream.pipeline.collectives.launch.worker import WorkerContext
 from slipstream.shared.errors import UserError
 from slipstream.shared.interconnect.fingerprint import refuse_unknown_interfaces
-from slipstream.shared.interconnect.nccl_log import nccl_log_environment, parse_nccl_log, transport_fallbacks
-from slipstream.shared.interconnect.topology import amd_links, numa_nodes, nvidia_links, rdma_devices
+from slipstream.shared.interconnect.topology import (
+    amd_links,
+    nccl_log_environment,
+    numa_nodes,
+    nvidia_links,
+    parse_nccl_log,
+    rdma_devices,
+    transport_fallbacks,
+)
 from tests.support.wording import same_wording
 from tests.support.worker_groups import in_group
 

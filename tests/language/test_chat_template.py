@@ -28,9 +28,9 @@ from slipstream.shared.language.chat_template import (
     RenderedConversation,
     row_messages,
     special_tokens,
+    stop_token_ids,
     until_last_answer,
 )
-from slipstream.shared.language.stops import stop_token_ids
 from slipstream.shared.language.template_process import TemplateProcess, TemplateStopped, template_process
 from slipstream.shared.language.tokenizer import SETTINGS, TEMPLATE, bytes_tokenizer
 from tests.support.chat_templates import FAMILIES, FEATURES

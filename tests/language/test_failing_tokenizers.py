@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 from slipstream.pipeline.prepare.language import corpus
-from slipstream.shared.artifacts.prepared.tokenizer_json import FAST
+from slipstream.shared.artifacts.prepared.token_rows import FAST
 from slipstream.shared.artifacts.versions import ROOT, cached_syntax
 from slipstream.shared.errors import UserError
 from slipstream.shared.language import engine

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from slipstream.shared.language.chat_template import OWN_TEMPLATE
-from slipstream.shared.language.stops import stop_token_ids
+from slipstream.shared.language.chat_template import OWN_TEMPLATE, stop_token_ids
 from slipstream.shared.language.tokenizer import FAST, SETTINGS, TEMPLATE, bytes_tokenizer
 
 OURS = {**bytes_tokenizer(turns=True), TEMPLATE: OWN_TEMPLATE}

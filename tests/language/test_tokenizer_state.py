@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from slipstream.pipeline.prepare.language import corpus
 from slipstream.pipeline.prepare.resolve import given_tokenizer
-from slipstream.shared.artifacts.prepared.tokenizer_json import FAST, disable_padding_and_truncation, largest_id
+from slipstream.shared.artifacts.prepared.token_rows import FAST, disable_padding_and_truncation, largest_id
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import Tokenizer, TokenizerFiles, train_tokenizer
 from slipstream.shared.models.hugging_face.command import main as hugging_face

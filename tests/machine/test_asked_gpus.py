@@ -10,8 +10,8 @@ import torch
 
 from slipstream.flyte import before_start, elastic
 from slipstream.shared.errors import UserError
-from slipstream.shared.machine import asked_gpus
-from slipstream.shared.machine.asked_gpus import check_asked_gpus
+from slipstream.shared.machine import gpus
+from slipstream.shared.machine.gpus import check_asked_gpus
 from slipstream.shared.profiles.placement import Placement
 from tasks.train import train
 from tests.support.wording import refuses
@@ -35,7 +35,7 @@ def test_what_most_likely_hides_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = tmp_path / "lib64"
-    monkeypatch.setattr(asked_gpus, "GKE_DRIVER", driver)
+    monkeypatch.setattr(gpus, "GKE_DRIVER", driver)
     if mounted:
         driver.mkdir()
     with refuses(UserError, match=r"^profile\.gpu:"):

@@ -16,8 +16,7 @@ from torch import Tensor
 from slipstream.shared.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
-from slipstream.shared.models.hugging_face.files import hugging_face_files
-from slipstream.shared.models.hugging_face.parts import divide_into_shards, weight_files
+from slipstream.shared.models.hugging_face.files import divide_into_shards, hugging_face_files, weight_files
 from slipstream.shared.models.trained import TensorType
 from slipstream.shared.models.transformer import Transformer
 from tests.support.tokens import LENGTH, SIZES, VOCABULARY, token_data

@@ -18,7 +18,7 @@ from slipstream.operations.plan.capacity import (
     from_profile,
 )
 from slipstream.shared.errors import UserError
-from slipstream.shared.profiles.retries import poisson_quantile
+from slipstream.shared.profiles.profile import poisson_quantile
 from tests.support.wording import refuses
 
 HOUR = 3600.0

@@ -23,7 +23,7 @@ from slipstream.operations.plan.estimate import (
 from slipstream.operations.plan.measured import MeasuredTraining, measured_training
 from slipstream.shared.artifacts.results.ledger import EVALUATION, STEPS
 from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
-from slipstream.shared.machine.peaks import PEAKS
+from slipstream.shared.machine.gpus import PEAKS
 from slipstream.shared.telemetry.prices import built_in_prices
 from tests.support.measured_trainings import FIGURES, LEDGER, SECONDS, figures
 from tests.support.wording import same_wording

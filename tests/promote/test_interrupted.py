@@ -16,7 +16,7 @@ from slipstream.pipeline.export.package import copies
 from slipstream.pipeline.promote.engine import evaluate_promotion, promote_package
 from slipstream.pipeline.promote.store import Registry, package_version
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.results.promotion import Promotion, PromotionDecision
+from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage.local import LocalStorage
 from tests.support.promotions import LENIENT, Models, in_service, put

@@ -13,7 +13,7 @@ from slipstream.pipeline.report.engine import build_report
 from slipstream.shared.artifacts.results.devices import AttemptSpan
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles import profile as profiles
-from slipstream.shared.profiles.planned import Planned
+from slipstream.shared.profiles.placement import Planned
 from slipstream.shared.profiles.profile import Profile, current_profile, load_profile, parse_profile
 from slipstream.shared.stages import StageRun
 from tests.support.measured_trainings import BATCH, FIGURES, LEDGER, STEPS_DONE

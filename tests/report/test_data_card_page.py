@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.pipeline.report.data_engine import build_data, data_card_page
+from slipstream.pipeline.report.engine import build_data, data_card_page
 from slipstream.pipeline.report.pages.report_page import describe_column
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.card import read_card

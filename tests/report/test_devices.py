@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from slipstream.operations.plan.measured import figures_of_run
-from slipstream.pipeline.report.against_interconnect import against_interconnect, expected_exchange
+from slipstream.pipeline.report.against_plan import against_interconnect, expected_exchange
 from slipstream.pipeline.report.costs import TOTAL, stage_costs
 from slipstream.pipeline.report.engine import build_report, run_summary
 from slipstream.pipeline.report.pages import device_charts
-from slipstream.pipeline.report.pages.kept_charts import stored_charts
+from slipstream.pipeline.report.pages.report_page import stored_charts
 from slipstream.pipeline.report.terminal import held_back
 from slipstream.shared.artifacts.results.devices import PodSeries
 from slipstream.shared.artifacts.results.training_figures import read_figures

@@ -12,8 +12,7 @@ import pytest
 
 from slipstream.config import RunConfig
 from slipstream.pipeline.report.engine import build_report, run_summary
-from slipstream.pipeline.report.pages.kept_charts import draw_charts, stored_charts
-from slipstream.pipeline.report.pages.report_page import report_page
+from slipstream.pipeline.report.pages.report_page import draw_charts, report_page, stored_charts
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.evaluation import Gain
 from slipstream.shared.artifacts.results.export import LibraryFiles, VariantFigures

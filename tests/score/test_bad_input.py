@@ -16,8 +16,8 @@ import pytest
 from slipstream.pipeline.export.check import digest_line
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.score.config import ScoringConfig
-from slipstream.pipeline.score.engine import score_data
 from slipstream.pipeline.score.model import ServedModel
+from slipstream.pipeline.score.publish import score_data
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from tests.support.damaged_records import damages
@@ -197,13 +197,13 @@ def test_other_marks_than_those_of_the_model(served: Registry, tmp_path: Path) -
 
 def test_a_file_that_changes_meanwhile(served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = csv(tmp_path, rows(50))
-    from slipstream.pipeline.score import engine
+    from slipstream.pipeline.score import publish
 
     def changed(job: Any) -> Any:
         data.write_text(data.read_text() + "\n")
         return original(job)
 
-    original = engine.score_part
-    monkeypatch.setattr(engine, "score_part", changed)
+    original = publish.score_part
+    monkeypatch.setattr(publish, "score_part", changed)
     said = refusal(tmp_path, served.uri, data)
     assert str(data) in said and "chang" in said

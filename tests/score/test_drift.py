@@ -12,17 +12,15 @@ import pyarrow as pa
 import pytest
 
 from slipstream.pipeline.export.check import digest_line
-from slipstream.pipeline.export.package.decode import decode_rows
 from slipstream.pipeline.export.package.raw_columns import raw_columns
+from slipstream.pipeline.export.package.samples import decode_rows
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.report.scoring_summary import ScoringSummary
-from slipstream.pipeline.score.drift import PREDICTIONS, BinCounter, measure_drift
-from slipstream.pipeline.score.engine import score_data
 from slipstream.pipeline.score.model import ServedModel
-from slipstream.pipeline.score.predict import table_predictor
+from slipstream.pipeline.score.predict import PREDICTIONS, BinCounter, measure_drift, table_predictor
+from slipstream.pipeline.score.publish import score_data
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.results.distributions import DISTRIBUTIONS
-from slipstream.shared.artifacts.results.scoring import DriftFigures
+from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS, DriftFigures
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.config import DataConfig
 from tests.support.scoring import KEEP, manifest_of, rows

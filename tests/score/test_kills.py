@@ -20,7 +20,7 @@ from tests.support.scoring import bytes_below, table_of, write_files
 SCORING = """
 import os, signal, sys
 from slipstream.pipeline.score import part, plan
-from slipstream.pipeline.score.engine import score_data
+from slipstream.pipeline.score.publish import score_data
 from slipstream.shared.storage.local import LocalStorage
 from slipstream.shared.source.config import DataConfig
 from tests.support.scoring import KEEP

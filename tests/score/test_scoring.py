@@ -26,9 +26,8 @@ from slipstream.pipeline.export.package.sign import sign_package
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.score.config import ScoringConfig
-from slipstream.pipeline.score.engine import score_data
 from slipstream.pipeline.score.model import PREPARED, RAW
-from slipstream.pipeline.score.publish import fetch_table, list_publications, read_manifest
+from slipstream.pipeline.score.publish import fetch_table, list_publications, read_manifest, score_data
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig

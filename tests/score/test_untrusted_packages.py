@@ -15,8 +15,8 @@ from slipstream.pipeline.export.package.copies import copy_package
 from slipstream.pipeline.export.package.triton import write_repository
 from slipstream.pipeline.promote.store import Registry, package_version
 from slipstream.pipeline.score.config import ScoringConfig
-from slipstream.pipeline.score.engine import score_data
 from slipstream.pipeline.score.model import find_model
+from slipstream.pipeline.score.publish import score_data
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.storage import s3

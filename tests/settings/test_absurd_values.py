@@ -18,8 +18,7 @@ from slipstream.operations.doctor.archive import Limits
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.transformer_config import TransformerConfig
-from slipstream.shared.profiles.placement import Placement
-from slipstream.shared.profiles.planned import Planned
+from slipstream.shared.profiles.placement import Placement, Planned
 from slipstream.shared.settings import LARGEST, LARGEST_EXACT, Settings, settings_schema, to_dict
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there

@@ -25,8 +25,7 @@ from slipstream.shared.models.adapters.network import hold_frozen
 from slipstream.shared.models.arithmetic import autocast_context
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, initial_values
-from slipstream.shared.models.initial.drawn import draw_slice
-from slipstream.shared.models.initial.values import InitialValues, fill_parameters
+from slipstream.shared.models.initial.drawn import InitialValues, draw_slice, fill_parameters
 from tests.support.bases import LENGTH, SIGNATURE, some_tokens
 
 #: Whole blocks of four-bit weights, and outputs that three processes cannot divide alike.

@@ -10,7 +10,7 @@ from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.pipeline.promote.engine import evaluate_promotion, promote_package
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.results.promotion import Promotion
+from slipstream.shared.artifacts.results.scoring import Promotion
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 

@@ -11,9 +11,15 @@ import pyarrow.parquet as pq
 
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.score.config import ScoringConfig
-from slipstream.pipeline.score.engine import fetched_model, score_data, score_portions
 from slipstream.pipeline.score.plan import plan_scoring
-from slipstream.pipeline.score.publish import fetch_table, publish_table, read_scored
+from slipstream.pipeline.score.publish import (
+    fetch_table,
+    fetched_model,
+    publish_table,
+    read_scored,
+    score_data,
+    score_portions,
+)
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.scoring import Publication, ScoredTable
 from slipstream.shared.source.config import DataConfig

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.pipeline.sweep import slots
+from slipstream.pipeline.sweep import store as slots
 from slipstream.pipeline.sweep.records import TrialProposed
-from slipstream.pipeline.sweep.slots import OccupiedSlots
-from slipstream.pipeline.sweep.store import SweepStore
+from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore
 from slipstream.pipeline.train.checkpoint.lease import Lease
 from slipstream.shared.artifacts.homes import Holder
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.shared.artifacts.results import bottleneck as causes
-from slipstream.shared.artifacts.results.bottleneck import AttemptLosses, Bottleneck
+from slipstream.shared.artifacts.results import devices as causes
+from slipstream.shared.artifacts.results.devices import AttemptLosses, Bottleneck
 from slipstream.shared.telemetry.bottleneck import AttemptMeasurements, diagnose_training, measure_losses
 from slipstream.shared.telemetry.step_blocks import BLOCK_STEPS, BLOCKS, PER_EXCHANGE, PER_STEP, StepBlocks
 from tests.support.wording import same_wording

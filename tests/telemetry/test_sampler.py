@@ -17,8 +17,7 @@ import pytest
 from slipstream.operations.proofs.processes import free_port
 from slipstream.shared.telemetry.records import DeviceReading, Sample
 from slipstream.shared.telemetry.ring import read_samples
-from slipstream.shared.telemetry.sampler.driver import DriverQuery
-from slipstream.shared.telemetry.sampler.sampling import Sampler
+from slipstream.shared.telemetry.sampler.sampling import DriverQuery, Sampler
 from slipstream.shared.telemetry.totals import read_node, write_totals
 from tests.support.fake_nvml import ROOT, FakeNvml
 from tests.support.processes import running

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.parallel.config import ParallelConfig
-from slipstream.shared.distributed.farewell import leave_after_rank_0
+from slipstream.shared.distributed.user_errors import leave_after_rank_0
 from slipstream.shared.models.trained import Weights
 from tests.support import training
 from tests.support.training import refusal, table_of_numbers, trained

@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from slipstream.pipeline.train.config import StepProfileConfig, TrainingConfig
-from slipstream.pipeline.train.profiler import summarise_operations
+from slipstream.pipeline.train.device_clock import summarise_operations
 from slipstream.shared.models.config import ModelConfig
 from tests.support.training import table_of_numbers, trained
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slipstream.pipeline.train.loop import token_loss
+from slipstream.pipeline.train.loop import objective
 from slipstream.pipeline.train.loop.objective import loss_sum
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 
@@ -45,7 +45,7 @@ class Largest(TorchDispatchMode):
 @contextmanager
 def pieces_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(token_loss, "PIECE", rows * TOKENS)
+        patch.setattr(objective, "PIECE", rows * TOKENS)
         yield
 
 

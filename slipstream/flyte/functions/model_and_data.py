@@ -14,6 +14,13 @@ from slipstream.flyte.stage import local_path, rows_path
 if TYPE_CHECKING:
     from slipstream.shared.artifacts.prepared.data import PreparedData
     from slipstream.shared.models.trained import TrainedModel
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from flytekit import PythonFunctionTask, task
+
+from slipstream.flyte.stage import map_errors
 
 
 @dataclass(frozen=True)
@@ -40,3 +47,17 @@ class ModelAndData:
         from slipstream.shared.models.trained import TrainedModel
 
         return TrainedModel.open(self.trained_path, self.factory), self.data
+
+
+def registered(function: Callable[..., Any], module: str, **metadata: Any) -> PythonFunctionTask:
+    """Return the task ``module.<function>`` with the keyword arguments ``metadata`` of flytekit's ``task``.
+
+    flytekit names a task after the module of its function, which pods import.
+    """
+
+    @functools.wraps(function)
+    def work(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    work.__module__ = module
+    return task(**metadata)(map_errors(work))

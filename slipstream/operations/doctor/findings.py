@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from slipstream.shared.one_line import one_line
+from slipstream.shared.errors import one_line
 
 Severity = Literal["error", "warning"]
 #: Number of a finding's places that are named; others are counted.

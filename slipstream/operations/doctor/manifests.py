@@ -12,8 +12,7 @@ from typing import Any
 
 from slipstream.operations.doctor.archive import parse_kubernetes_quantity
 from slipstream.operations.doctor.findings import DoctorReport, Finding
-from slipstream.operations.doctor.objects import KubernetesManifest, mappings_in
-from slipstream.operations.doctor.scalers import check_autoscaler, check_scaled_object
+from slipstream.operations.doctor.objects import KubernetesManifest, check_autoscaler, check_scaled_object, mappings_in
 from slipstream.shared.profiles.needs import NOTICE_S, asked_by, pod_placements, profile_cloud, tolerates_taint
 from slipstream.shared.profiles.needs import format_quantity as written
 from slipstream.shared.profiles.placement import TYPE_LABEL, Placement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,21 +16,29 @@ from click.core import ParameterSource
 from slipstream.operations.plan.advice import (
     CapacityChoice,
     advice_sentences,
+    duration_text,
     feasible_choices,
     pareto_optimal,
     recommended_choice,
 )
 from slipstream.operations.plan.capacity import PodCapacity, from_attempts, from_file
-from slipstream.operations.plan.decide import PlannedOption, SimulatedOutcome, TrainingRequirements, plan_options
+from slipstream.operations.plan.decide import (
+    ON_DEMAND,
+    SPOT,
+    PlannedOption,
+    SimulatedOutcome,
+    TrainingRequirements,
+    plan_options,
+)
 from slipstream.operations.plan.measured import GivenMeasurements, MeasuredTraining, read_evidence
+from slipstream.operations.plan.money import TimeParam
 from slipstream.operations.plan.options import instance_options, left_out
 from slipstream.operations.plan.serving.command import serve
-from slipstream.operations.plan.table import dollars_chart, options_table
-from slipstream.operations.plan.times import TimeParam
 from slipstream.operations.plan.write import planned_figures, profile_toml, write_profile
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import CHOICE, Profile, load_profile, profile_names
 from slipstream.shared.telemetry.prices import PriceList, built_in_prices, merge_prices, old_prices, read_prices
+from slipstream.shared.text_table import aligned_table
 
 
 @dataclass(frozen=True)
@@ -240,3 +249,72 @@ def finite(outcome: SimulatedOutcome) -> dict[str, object]:
         return None if value == float("inf") else value
 
     return {name: clean(vars(value) if hasattr(value, "__dict__") else value) for name, value in vars(outcome).items()}
+
+
+COLUMNS = (
+    "profile",
+    "instance",
+    "GPUs",
+    "spot (95 %)",
+    "spot $ (5 to 95 %)",
+    "on demand (95 %)",
+    "on demand $ (5 to 95 %)",
+)
+MORE = ("interrupted", "retries", "checkpoint every", "time")
+LEFT = ("", "profile", "instance", "time")
+WIDTH = 40
+BEST = "Pareto-optimal"
+
+
+def options_table(rows: Sequence[PlannedOption], best: Sequence[CapacityChoice]) -> str:
+    """Return a line for every option, with Pareto-optimal ones marked."""
+    marked = {id(choice.row) for choice in best}
+    lines = [["▸" if id(row) in marked else "", *cells(row)] for row in rows]
+    return aligned_table(("", *COLUMNS, *MORE), lines, left=LEFT)
+
+
+def cells(row: PlannedOption) -> list[str]:
+    option, spot, on_demand = row.option, row.outcome(SPOT), row.outcome(ON_DEMAND)
+    count = f"{option.pods} x {option.gpus}" if option.pods > 1 else str(option.gpus)
+    named = [option.profile or "-", option.instance.name, f"{count} {option.gpu.name}"]
+    if not row.fits or row.time is None:
+        return [*named, *["-"] * (len(COLUMNS) + len(MORE) - len(named) - 1), "does not fit"]
+    return [
+        *named,
+        hours(spot),
+        dollars(spot),
+        hours(on_demand),
+        dollars(on_demand),
+        f"{spot.interruptions:.2g}" if spot else "-",
+        str(spot.retries) if spot else "-",
+        duration_text(spot.checkpoint_s / 3600) if spot else "-",
+        row.time.how.split()[0].rstrip(","),
+    ]
+
+
+def hours(outcome: SimulatedOutcome | None) -> str:
+    return f"{duration_text(outcome.hours.median)} ({duration_text(outcome.hours.high)})" if outcome else "-"
+
+
+def dollars(outcome: SimulatedOutcome | None) -> str:
+    if outcome is None:
+        return "-"
+    if math.isinf(outcome.dollars.median):
+        return "no end"
+    return f"{outcome.dollars.median:,.2f} ({outcome.dollars.low:,.2f} to {outcome.dollars.high:,.2f})"
+
+
+def dollars_chart(best: Sequence[CapacityChoice]) -> str:
+    """Return Pareto-optimal choices as bars of their dollars, with the 95 % quantile of hours."""
+    ended = [choice for choice in best if math.isfinite(choice.outcome.dollars.median)]
+    most = max((choice.outcome.dollars.median for choice in ended), default=0.0)
+    rows = [
+        [
+            str(choice),
+            duration_text(choice.outcome.hours.high),
+            f"${choice.outcome.dollars.median:,.2f}",
+            "━" * max(1, round(WIDTH * choice.outcome.dollars.median / most)),
+        ]
+        for choice in ended
+    ]
+    return aligned_table((BEST, "95 %", "dollars", ""), rows, left=(BEST, ""))

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.operations.plan.measured import MeasuredTraining
+from slipstream.shared.interconnect.model.hockney import Compute, predict_step_time
 from slipstream.shared.interconnect.model.predictions import all_reduce_model
-from slipstream.shared.interconnect.model.step_time import Compute, predict_step_time
 from slipstream.shared.interconnect.profile import NetworkProfile
-from slipstream.shared.machine.peaks import data_sheet_peak
+from slipstream.shared.machine.gpus import data_sheet_peak
 from slipstream.shared.toml_file import read_toml
 
 FILE = Path(__file__).with_name("gpus.toml")

@@ -10,7 +10,7 @@ from slipstream.operations.plan.advice import CapacityChoice
 from slipstream.operations.plan.decide import SPOT, TrainingRequirements
 from slipstream.operations.plan.measured import MeasuredTraining
 from slipstream.shared.errors import UserError
-from slipstream.shared.profiles.planned import Planned
+from slipstream.shared.profiles.placement import Planned
 from slipstream.shared.profiles.profile import OTHER_CAUSES
 from slipstream.shared.settings import to_dict
 from slipstream.shared.storage.local import cannot_write

@@ -17,7 +17,7 @@ from slipstream.config import RunConfig
 from slipstream.pipeline.collectives.compare import compare_with_history
 from slipstream.pipeline.collectives.engine import benchmark_interconnect
 from slipstream.pipeline.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
-from slipstream.pipeline.collectives.tune.plugin_csv import plugin_csv
+from slipstream.pipeline.collectives.tune.decision import plugin_csv
 from slipstream.pipeline.collectives.tune.steps import ConfiguredModel, Model, SyntheticModel
 from slipstream.pipeline.collectives.tune.tuner import tune_settings
 from slipstream.shared.artifacts.prepared.streamed import open_prepared

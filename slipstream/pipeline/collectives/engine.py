@@ -13,15 +13,21 @@ from typing import Any
 
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.collectives.findings import slow_ranks_and_links
-from slipstream.pipeline.collectives.launch.measurements import inspect_group, measure_launch, subgroups_to_measure
-from slipstream.pipeline.collectives.launch.numa import NODES, all_reduce_bound, reason_to_skip
+from slipstream.pipeline.collectives.launch.measurements import (
+    NODES,
+    all_reduce_bound,
+    inspect_group,
+    measure_launch,
+    reason_to_skip,
+    subgroups_to_measure,
+)
 from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 from slipstream.pipeline.collectives.other_benchmarks import compare_with_installed
 from slipstream.pipeline.collectives.output import write_results
 from slipstream.pipeline.collectives.tune.decision import FEWEST_TURNS
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.errors import UserError
-from slipstream.shared.interconnect import nccl_log
+from slipstream.shared.interconnect import topology as nccl_log
 from slipstream.shared.interconnect.fingerprint import refuse_unknown_interfaces
 from slipstream.shared.interconnect.history import ProfileHistory
 from slipstream.shared.interconnect.profile import METHOD, Fingerprint, NetworkProfile, merge_profiles

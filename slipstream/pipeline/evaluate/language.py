@@ -6,17 +6,16 @@ The baseline is the base before fine-tuning; without a base, it is a count-based
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.pipeline.evaluate.generate import sample_continuations
 from slipstream.pipeline.evaluate.kneser_ney import KneserNey
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
-from slipstream.shared.artifacts.prepared.documents import Document, read_documents
-from slipstream.shared.artifacts.prepared.token_rows import FILES, TOKENIZER
+from slipstream.shared.artifacts.prepared.token_rows import FILES, TOKENIZER, Document, read_documents
 from slipstream.shared.artifacts.results.evaluation import BaselineScores, Continuation, Gain, LanguageFigures, Scores
-from slipstream.shared.comparison.bits import bits_per_byte, bits_per_byte_gain
+from slipstream.shared.artifacts.results.export import NO_LIMIT
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import Tokenizer
 from slipstream.shared.models.predict import ModelFunction, predict_records
@@ -150,3 +149,67 @@ def prompt_of(document: Document, length: int) -> list[int]:
     if tokens[0] < 0:
         return ids[: int(np.argmax(tokens >= 0))].tolist()
     return ids[: min(PROMPT_TOKENS, length // 2, len(ids) - 1)].tolist()
+
+
+def sample_continuations(
+    run: ModelFunction,
+    signature: Signature,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    stops: Collection[int],
+    seed: int = 0,
+) -> list[list[int]]:
+    """Return at most ``most`` ids sampled after each prompt, up to and excluding the first of ``stops``.
+
+    Ids are drawn with the model's probabilities; equal seeds give equal results. The model sees the last ids that fit
+    in a row. Later positions are padding, which causal attention ignores.
+    """
+    (length,), draw = signature.inputs[0].shape, np.random.default_rng(seed)
+    drawn: list[list[int]] = [[] for _ in prompts]
+    going = list(range(len(prompts)))
+    for _ in range(most):
+        if not going:
+            break
+        rows = np.zeros((len(going), length), signature.inputs[0].dtype)
+        ends = []
+        for row, number in zip(rows, going, strict=True):
+            ids = [*prompts[number], *drawn[number]][-length:]
+            row[: len(ids)] = ids
+            ends.append(len(ids) - 1)
+        logits = run([rows])[np.arange(len(going)), ends].astype(np.float64)
+        shares = np.cumsum(np.exp(logits - logits.max(axis=1, keepdims=True)), axis=1)
+        for number, share, place in zip(list(going), shares, draw.random(len(going)), strict=True):
+            token = min(int(np.searchsorted(share, place * share[-1], side="right")), len(share) - 1)
+            if token in stops:
+                going.remove(number)
+            else:
+                drawn[number].append(token)
+    return drawn
+
+
+# Documents are independent, the bytes within a document are not. The gain is a ratio of two sums over documents, so its
+# interval is the ratio estimator's (Cochran, "Sampling Techniques", 3rd edition, section 2.11): Student's interval of
+# the mean residual, a document's saved bits less the gain times its bytes.
+LEVEL = 0.95
+
+
+def bits_per_byte(bits: np.ndarray, sizes: np.ndarray) -> float:
+    """Return the bits per byte of all documents; ``bits`` and ``sizes`` (bytes) are ``[documents]``."""
+    return float(bits.sum() / sizes.sum())
+
+
+def bits_per_byte_gain(before: np.ndarray, after: np.ndarray, sizes: np.ndarray) -> Gain:
+    """Return the bits per byte that ``after`` saves over ``before``, with a 95 % interval.
+
+    Both are bits ``[documents]``. For a single document the interval is unbounded.
+    """
+    from scipy.stats import t
+
+    less, documents = before - after, len(sizes)
+    value = bits_per_byte(less, sizes)
+    if documents < 2:
+        return Gain(value, -NO_LIMIT, NO_LIMIT)
+    beyond = less - value * sizes
+    deviation = math.sqrt(documents * float((beyond**2).sum()) / (documents - 1)) / float(sizes.sum())
+    half = float(t.ppf((1 + LEVEL) / 2, documents - 1)) * deviation
+    return Gain(value, value - half, value + half)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures
-from slipstream.shared.comparison.intervals import PERCENTILES, calls_needed
+from slipstream.shared.comparison.latencies import PERCENTILES, calls_needed
 from slipstream.shared.comparison.quality import QualityLoss, in_words, passes_gate
 from slipstream.shared.errors import UserError
 

@@ -17,8 +17,7 @@ from slipstream.pipeline.export.convert import PARITY_BATCHES, output_name
 from slipstream.pipeline.export.gpu_files import gpu_files
 from slipstream.pipeline.export.package.assemble import LOGITS, assemble_package, finish_package
 from slipstream.pipeline.export.package.distributions import model_distributions
-from slipstream.pipeline.export.package.libraries import write_libraries
-from slipstream.pipeline.export.package.metadata import ModelProvenance
+from slipstream.pipeline.export.package.libraries import ModelProvenance, write_libraries
 from slipstream.pipeline.export.quantize.search import BATCHES, search_recipes
 from slipstream.pipeline.export.session import check_provider, operator_times
 from slipstream.pipeline.export.variants import (
@@ -35,7 +34,6 @@ from slipstream.pipeline.export.weights_alone import export_weights, too_large
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.records import write_record
-from slipstream.shared.artifacts.results.distributions import DISTRIBUTIONS
 from slipstream.shared.artifacts.results.export import (
     MODEL_CARD,
     PREPROCESSING,
@@ -46,6 +44,7 @@ from slipstream.shared.artifacts.results.export import (
     MachineFigures,
     ModelSignature,
 )
+from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS
 from slipstream.shared.artifacts.results.training import code_versions_of
 from slipstream.shared.artifacts.versions import installed_version
 from slipstream.shared.comparison.latencies import Workload, affordable_batches, measure_latencies

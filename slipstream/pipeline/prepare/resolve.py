@@ -15,7 +15,7 @@ import xxhash
 from slipstream.pipeline.prepare.base_set import BaseSet, FileSet
 from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.artifacts.hugging_face import CONFIG
-from slipstream.shared.artifacts.prepared.tokenizer_json import FAST
+from slipstream.shared.artifacts.prepared.token_rows import FAST
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.engine import tokenizers_library
 from slipstream.shared.language.tokenizer import Tokenizer, read_tokenizer, vocabulary_beside

@@ -1,6 +1,6 @@
 """Global shuffle: an external merge sort of the rows by random keys.
 
-The key of a row depends only on its number (:func:`slipstream.shared.source.columns.hashing.row_keys`), so the order
+The key of a row depends only on its number (:func:`slipstream.shared.source.columns.identity.row_keys`), so the order
 depends neither on the number of processes nor on memory. Every unit is written as runs, sorted by key within each
 batch. A part of a split is an equal range of keys. Parts are merged independently, each in smaller ranges that fit
 memory.
@@ -24,7 +24,7 @@ from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.shared.artifacts.format import ArtifactWriter, FileRecord
 from slipstream.shared.artifacts.prepared.data import SPLITS, segment_name
 from slipstream.shared.artifacts.resume import ResumableScratch
-from slipstream.shared.source.columns.hashing import row_keys
+from slipstream.shared.source.columns.identity import row_keys
 
 #: Rows per block of the manifest, fewer if rows are wide. Blocks are verified separately, and all blocks of a batch
 #: must stay in the CPU cache between verification and use.

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.pipeline.export.package.decode import decode_rows, undecided_rows
 from slipstream.pipeline.export.package.libraries import HUGGING_FACE
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
+from slipstream.pipeline.export.package.samples import decode_rows, undecided_rows
 from slipstream.pipeline.export.session import onnx_predictor
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.shared.artifacts.prepared.token_rows import FILES

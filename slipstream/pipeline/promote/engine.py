@@ -9,7 +9,7 @@ from slipstream.pipeline.promote.comparison import ComparedPackage, Incomparable
 from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.pipeline.promote.store import PromotionPointer, Registry, manifest_digest, package_version
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.results.promotion import Promotion, PromotionDecision
+from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision
 from slipstream.shared.comparison.quality import in_words, paired_loss, passes_gate
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -10,19 +11,37 @@ from typing import Any
 
 from slipstream.pipeline.report.against_plan import TRAIN, against_plan
 from slipstream.pipeline.report.costs import stage_costs
-from slipstream.pipeline.report.data_engine import write_card
 from slipstream.pipeline.report.figures import ScheduleFigures
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.pages.report_page import report_page
-from slipstream.pipeline.report.run_directory import MODEL, REPORT, SUMMARY, copy_model, model_file, new_run
-from slipstream.pipeline.report.stage_results import StageResults, data_figures, network_figures
-from slipstream.pipeline.report.summary import ExportSummary, RunSummary, summary_content
+from slipstream.pipeline.report.run_directory import (
+    CARD,
+    CARD_DATA,
+    MODEL,
+    PREPARED,
+    REPORT,
+    SUMMARY,
+    copy_model,
+    link_artifact,
+    model_file,
+    new_run,
+)
+from slipstream.pipeline.report.stage_results import (
+    StageResults,
+    data_figures,
+    network_figures,
+    quarantine_reasons,
+    quarantined_rows,
+)
+from slipstream.pipeline.report.summary import DataSummary, ExportSummary, RunSummary, summary_content
 from slipstream.shared.artifacts.format import Artifact, canonical_json
+from slipstream.shared.artifacts.prepared.card import Card
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.shared.artifacts.records import read_record
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.evaluation import PlotData
 from slipstream.shared.artifacts.results.export import KIND, SIGNATURE, DeployedSignature, read_export
-from slipstream.shared.artifacts.results.promotion import Promotion
+from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.results.training import TRACE
 from slipstream.shared.artifacts.results.training_figures import read_figures
@@ -113,3 +132,44 @@ def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> Expo
         (directory / REPORT).write_text(page, encoding="utf-8")
 
     return replace(summary, directory=str(new_run(runs, fill)))
+
+
+# Imports no drawing libraries.
+def build_data(runs: Path, prepared: PreparedData, stages: Sequence[StageRun], address: str = "") -> DataSummary:
+    """Write a run directory under ``runs`` with the data card and the prepared data.
+
+    Prepared data at the URI ``address`` are not copied. Raises ``DamagedArtifact`` if the card is damaged.
+    """
+    card = prepared.card
+
+    def fill(directory: Path, now: datetime) -> None:
+        write_card(prepared.artifact, card, directory, now)
+        if not address:
+            link_artifact(prepared.artifact, directory / PREPARED)
+
+    return DataSummary(
+        directory=str(new_run(runs, fill)),
+        card=CARD,
+        prepared=address or PREPARED,
+        data=data_figures(card, prepared.signature),
+        quarantined=quarantine_reasons(prepared.artifact),
+        roles=dict(Counter(column["role"] for column in card["columns"]).most_common()),
+        warnings=card["warnings"],
+        stages=list(stages),
+    )
+
+
+def write_card(prepared: Artifact, card: Card, directory: Path, now: datetime) -> None:
+    """Write the data card as ``card.json``, byte for byte, and as a page."""
+    (directory / CARD_DATA).write_bytes(prepared.read_bytes(CARD_DATA))
+    page = data_card_page(card, quarantined_rows(prepared), now)
+    (directory / CARD).write_text(page, encoding="utf-8")
+
+
+def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made_at: datetime) -> str:
+    """Return the page with every prepared column and the first quarantined rows.
+
+    ``card`` is the content of ``card.json``.
+    """
+    totals = {split: sum(counts[split] for counts in card["classes"].values()) for split in SPLITS}
+    return render_page("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made_at)

@@ -13,11 +13,11 @@ from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
 from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.shared.artifacts.records import to_tree
-from slipstream.shared.artifacts.results.bottleneck import Bottleneck
 from slipstream.shared.artifacts.results.compression import Compression
+from slipstream.shared.artifacts.results.devices import Bottleneck
 from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.export import ExportReport
-from slipstream.shared.artifacts.results.promotion import Promotion
+from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.results.training_figures import TrainingFigures
 from slipstream.shared.stages import StageRun

@@ -15,7 +15,7 @@ from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
 from slipstream.pipeline.promote.store import PromotionPointer, Registry, manifest_digest
 from slipstream.shared.artifacts.records import from_json
-from slipstream.shared.artifacts.results.distributions import DISTRIBUTIONS, Distributions
+from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS, Distributions
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns.transform import Transform
 

@@ -15,12 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipstream.pipeline.score.drift import BinCounter
-from slipstream.pipeline.score.file_rows import FileBatch, read_images, read_texts
 from slipstream.pipeline.score.model import IMAGES, ServedModel
 from slipstream.pipeline.score.plan import FILE, LABEL, PROBABILITY, ROW, VALUE, VERSION, ScoringPlan, ScoringPortion
-from slipstream.pipeline.score.predict import Predictions, TablePredictor, TensorPredictor, table_predictor
-from slipstream.pipeline.score.table_rows import KEPT, RequestedColumns, TableBatch, kept_types, read_table
+from slipstream.pipeline.score.predict import BinCounter, Predictions, TablePredictor, TensorPredictor, table_predictor
+from slipstream.pipeline.score.table_rows import (
+    KEPT,
+    FileBatch,
+    RequestedColumns,
+    TableBatch,
+    kept_types,
+    read_images,
+    read_table,
+    read_texts,
+)
 from slipstream.shared.artifacts.format import FileRecord, hash_file
 from slipstream.shared.source.columns.number_formats import NumberFormat
 from slipstream.shared.source.quarantine import BadRow

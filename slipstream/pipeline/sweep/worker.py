@@ -23,9 +23,8 @@ from slipstream.config import RunConfig
 from slipstream.pipeline.sweep import study
 from slipstream.pipeline.sweep.progress import TrialProgressDisplay
 from slipstream.pipeline.sweep.records import CurvePoint, RungReported, TrialDied, TrialEnded, TrialHistory
-from slipstream.pipeline.sweep.slots import OccupiedSlots
 from slipstream.pipeline.sweep.space import SearchedParameter, trial_config
-from slipstream.pipeline.sweep.store import SweepStore, early_end_reason
+from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore, early_end_reason
 from slipstream.pipeline.sweep.trial import TrialJob, TrialOutcome, train_trial
 from slipstream.pipeline.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
 from slipstream.pipeline.train.checkpoint.lease import Lease

@@ -28,7 +28,7 @@ from slipstream.pipeline.train.checks import (
     micro_batch_slices,
     probe_traits,
 )
-from slipstream.pipeline.train.device_clock import device_clock
+from slipstream.pipeline.train.device_clock import StepProfiler, device_clock
 from slipstream.pipeline.train.fault_tolerance.consensus import CheckpointInterval
 from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
@@ -42,7 +42,6 @@ from slipstream.pipeline.train.parallel.layout import Layout, count_nodes
 from slipstream.pipeline.train.parallel.model import ParallelModel
 from slipstream.pipeline.train.parallel.recompute import recompute_blocks
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel, check_exchange, replicate_model
-from slipstream.pipeline.train.profiler import StepProfiler
 from slipstream.pipeline.train.request import Lineage, TrainingRequest
 from slipstream.pipeline.train.setup import (
     BuiltModel,
@@ -59,25 +58,24 @@ from slipstream.pipeline.train.so_far import progress_written
 from slipstream.pipeline.train.telemetry.around import current_losses
 from slipstream.pipeline.train.telemetry.attempt import (
     describe_machine,
+    overhead_seconds,
     record_attempt,
 )
-from slipstream.pipeline.train.telemetry.launch import overhead_seconds
 from slipstream.pipeline.train.telemetry.pods import samples_uploaded
 from slipstream.pipeline.train.telemetry.totals import written_totals
 from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.artifacts.results.ledger import RESTORE
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.distributed.child_processes import end_with_torch_elastic
-from slipstream.shared.distributed.farewell import leave_after_rank_0
 from slipstream.shared.distributed.process_group import Peers, RankContext, host_group, meeting_store, process_group
-from slipstream.shared.distributed.user_errors import same_error_on_all_ranks
+from slipstream.shared.distributed.user_errors import leave_after_rank_0, same_error_on_all_ranks
 from slipstream.shared.errors import Preempted
 from slipstream.shared.logs import logger
 from slipstream.shared.models.adapters.network import hold_frozen
 from slipstream.shared.models.arithmetic import autocast_context, common_precision, device_capability
 from slipstream.shared.models.base.fingerprint import BaseRecord, fingerprint_origin
 from slipstream.shared.models.factory import initial_values
-from slipstream.shared.models.initial.values import fill_parameters
+from slipstream.shared.models.initial.drawn import fill_parameters
 from slipstream.shared.models.trained import write_trained
 from slipstream.shared.storage.local import cannot_write
 

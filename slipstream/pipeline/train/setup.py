@@ -30,7 +30,7 @@ from slipstream.shared.logs import logger
 from slipstream.shared.models.arithmetic import autocast_context
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor
-from slipstream.shared.models.initial.values import InitialValues
+from slipstream.shared.models.initial.drawn import InitialValues
 from slipstream.shared.models.trained import Architecture
 from slipstream.shared.settings import to_dict
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from slipstream.pipeline.train.periodically import call_periodically
 from slipstream.shared.artifacts.records import decode_record, to_json
 from slipstream.shared.artifacts.results.ledger import DATA_WAIT, KILLED, STALL, STEPS, AttemptRecord, read_attempts
-from slipstream.shared.artifacts.results.so_far import LiveAttempt, LiveProgress
+from slipstream.shared.artifacts.results.training import LiveAttempt, LiveProgress
 from slipstream.shared.storage import storage_for
 
 PERIOD_S = 5.0

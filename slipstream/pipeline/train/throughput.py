@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipstream.shared.artifacts.results.training import Throughput
 from slipstream.shared.distributed.process_group import RankContext
-from slipstream.shared.machine.peaks import data_sheet_peak
+from slipstream.shared.machine.gpus import data_sheet_peak
 
 #: Width of the square matrices in timed matmuls (on a CPU, on a GPU), and number of matmuls.
 WIDTH, GPU_WIDTH, PRODUCTS = 512, 4096, 8

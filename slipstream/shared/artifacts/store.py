@@ -16,7 +16,7 @@ from filelock import Timeout
 from slipstream.shared.artifacts.format import Artifact, DamagedArtifact, canonical_json
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.logs import logger
-from slipstream.shared.storage.locks import file_lock
+from slipstream.shared.storage.local import file_lock
 
 #: Default store, in the working directory.
 STORE = Path(".slipstream")

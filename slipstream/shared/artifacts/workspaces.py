@@ -21,7 +21,7 @@ from filelock import Timeout
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import disk_time
-from slipstream.shared.storage.locks import file_lock
+from slipstream.shared.storage.local import file_lock
 
 #: Suffixes of a workspace and of its lock file; the names are otherwise equal.
 WORK, LOCK = ".work", ".lock"

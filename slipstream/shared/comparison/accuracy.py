@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from slipstream.shared.models import shares
+from slipstream.shared.models import plan
 
 #: Bisection steps over possible losses; the limit, a share of the rows, is exact to 1e-12.
 HALVINGS = 42
@@ -49,8 +49,8 @@ def upper_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
         middle = (low + high) / 2
         possible = tango_statistic(b, c, n, middle) > least
         low, high = np.where(possible, middle, low), np.where(possible, high, middle)
-    high = np.where(c == 0, np.maximum(high, shares.upper_limit(b, n, error)), high)
-    return np.where(b == 0, np.maximum(high, -shares.lower_limit(c, n, error)), high)
+    high = np.where(c == 0, np.maximum(high, plan.upper_limit(b, n, error)), high)
+    return np.where(b == 0, np.maximum(high, -plan.lower_limit(c, n, error)), high)
 
 
 def lower_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:

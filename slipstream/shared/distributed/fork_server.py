@@ -20,11 +20,11 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from slipstream.shared.distributed.child_processes import no_main_module
+from slipstream.shared.distributed.child_processes import end_with_parent, no_main_module
 
 CONTEXT = multiprocessing.get_context("forkserver")
 #: Module to load first: it ends the server with the process that started the server.
-FIRST = "slipstream.shared.distributed.forked"
+FIRST = "slipstream.shared.distributed.fork_server"
 #: Module to load last: it excludes all loaded objects from garbage collection.
 LAST = "slipstream.shared.distributed.frozen"
 #: Prefixes of environment variables that libraries read while they are loaded.
@@ -118,13 +118,22 @@ class ForkedCall:
         self._streams: list[int] = [stream.detach() for stream in state["streams"]]
 
     def __call__(self, *arguments: object) -> object:
-        from slipstream.shared.distributed import forked
 
         for number, stream in enumerate(self._streams, start=1):
             os.dup2(stream, number)
             os.close(stream)
         # Keep variables that torch elastic has set in this child, such as its rank.
-        told = {name: value for name, value in os.environ.items() if forked.ENVIRONMENT.get(name) != value}
+        told = {name: value for name, value in os.environ.items() if ENVIRONMENT.get(name) != value}
         os.environ.clear()
         os.environ.update(self._environment | told)
         return self.target(*arguments)
+
+
+# It ends the server with the process that started it. The server would not detect that process's end by its pipe, which
+# its children keep open.
+# c10d logs long warnings about lost peers, which this project reports in one line. torch reads this when it is loaded.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+#: Environment of the server at its start.
+ENVIRONMENT = dict(os.environ)
+
+end_with_parent()

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from slipstream.shared.distributed.error_meanings import ErrorMeaning, error_meaning
 from slipstream.shared.errors import Agreed, UserError
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+import time
+from datetime import timedelta
+from enum import Enum
 
+import torch.distributed as dist
+
+from slipstream.shared.errors import Interrupted
 
 #: Error message for parameters that have a gradient in some steps only.
 SOMETIMES_UNUSED = (
@@ -81,3 +86,73 @@ def torch_user_error(error: BaseException) -> UserError | None:
     if message.startswith("Expected to have finished reduction in the prior iteration"):
         return UserError(SOMETIMES_UNUSED)
     return None
+
+
+# Exception types are too general: all CUDA errors are ``AcceleratorError``, NCCL's are ``DistBackendError``, and gloo's
+# plain ``RuntimeError``. So the message decides. Sources of the texts: ``cudaGetErrorString`` of the CUDA runtime,
+# torch's ``CUDABlas.cpp``, cuDNN's ``cudnnStatus_t``, NCCL's ``checks.h``, gloo's ``transport/``.
+class ErrorMeaning(Enum):
+    #: Repeating the work on the same devices would fail again.
+    MEMORY = "too little memory"
+    #: Another attempt may run on another device.
+    BROKEN = "a broken device"
+    #: Another attempt may succeed with all peers present.
+    PEER = "a lost peer"
+
+
+#: Pairs of a substring of the message and its meaning; the first match counts. An NCCL error that wraps a device's
+#: error matches the device's.
+MESSAGES: tuple[tuple[str, ErrorMeaning], ...] = (
+    ("out of memory", ErrorMeaning.MEMORY),
+    ("Cuda failure 2 ", ErrorMeaning.MEMORY),
+    ("_STATUS_ALLOC_FAILED", ErrorMeaning.MEMORY),
+    ("DEVICE_ALLOCATION_FAILED", ErrorMeaning.MEMORY),
+    ("DefaultCPUAllocator: ", ErrorMeaning.MEMORY),
+    ("uncorrectable ECC error", ErrorMeaning.BROKEN),
+    ("uncorrectable NVLink error", ErrorMeaning.BROKEN),
+    ("GPU is lost", ErrorMeaning.BROKEN),
+    ("device(s) is/are busy or unavailable", ErrorMeaning.BROKEN),
+    ("gloo/transport", ErrorMeaning.PEER),
+    ("gloo/rendezvous", ErrorMeaning.PEER),
+)
+
+
+def error_meaning(error: BaseException) -> ErrorMeaning | None:
+    """Return the meaning of an error; None if the error is unknown and most likely a bug."""
+    import torch.distributed as dist
+
+    if isinstance(error, MemoryError):
+        return ErrorMeaning.MEMORY
+    if not isinstance(error, RuntimeError) or isinstance(error, Interrupted):
+        return None
+    message = str(error)
+    known = next((meaning for part, meaning in MESSAGES if part in message), None)
+    return known or (ErrorMeaning.PEER if isinstance(error, dist.DistError) else None)
+
+
+# If they waited in a collective, NCCL's watchdog would kill them after ten minutes; writing a large model takes longer.
+#: Seconds between polls of the store.
+POLL_S = 0.2
+DONE = "done"
+
+
+def leave_after_rank_0(
+    store: dist.Store, rank: int, world: int, refused: str = "", timeout: timedelta = timedelta(minutes=10)
+) -> None:
+    """Wait, without a timeout, until rank 0 has called this function, too.
+
+    Rank 0, which may host the store, shuts down last: it waits up to ``timeout`` for all other ranks.
+
+    If rank 0 passes a message ``refused``, because its work was refused, all ranks raise ``AgreedUserError`` with it.
+    Raises ``torch.distributed.DistError`` if the store, or on rank 0 another rank, is lost.
+    """
+    if rank == 0:
+        store.set(DONE, refused)
+        store.wait([f"left/{other}" for other in range(1, world)], timeout)
+    else:
+        while not store.check([DONE]):
+            time.sleep(POLL_S)
+        refused = store.get(DONE).decode()
+        store.set(f"left/{rank}", "")
+    if refused:
+        raise AgreedUserError(refused)

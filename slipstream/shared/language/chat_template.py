@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.shared.errors import UserError
-from slipstream.shared.language.template_process import TemplateFailed, template_process
+from slipstream.shared.language.template_process import TemplateFailed, TemplateStopped, template_process
 from slipstream.shared.language.template_worker import MOST_TEXT
-from slipstream.shared.language.tokenizer import SETTINGS, SPECIAL, TEMPLATE, TURN, TURN_ENDS, tokenizer_json_entry
+from slipstream.shared.language.tokenizer import (
+    SETTINGS,
+    SPECIAL,
+    TEMPLATE,
+    TURN,
+    TURN_ENDS,
+    Tokenizer,
+    tokenizer_json_entry,
+)
 
 #: Template for tokenizers that this project builds: every turn between two special tokens.
 OWN_TEMPLATE = (
@@ -168,3 +176,41 @@ def message_of(message: object) -> dict[str, str]:
     if name := next((name for name, text in reasoning.items() if not isinstance(text, str)), None):
         raise CannotRender(f"{name!r} of a message is not text")
     return {"role": message["role"], "content": message["content"], **reasoning}
+
+
+#: Arbitrary date, since no template ends an answer differently on another day.
+ANY_DAY = "2000-01-01"
+CONVERSATION = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": PROBE}]
+
+
+def stop_token_ids(files: Mapping[str, str], *, answers: bool) -> list[int]:
+    """Return the stop token ids of a model that was trained with the tokenizer in ``files``.
+
+    They are the end token and, with ``answers``, the special token that its chat template puts after an answer. Empty
+    if the tokenizer cannot be loaded or has no end token.
+    """
+    try:
+        tokenizer = Tokenizer(files)
+    except (UserError, KeyError):
+        return []
+    after = text_after_an_answer(files) if answers else ""
+    turn = next((token for token in tokenizer.specials if token and after.startswith(token)), None)
+    return list(dict.fromkeys([*([tokenizer.id_of(turn)] if turn else []), tokenizer.end]))
+
+
+def text_after_an_answer(files: Mapping[str, str]) -> str:
+    """Return the text that the chat template puts after the last answer; "" if it is unknown.
+
+    Raises ``TemplateStopped`` if the template exceeds a limit.
+    """
+    try:
+        (found,) = load_chat_template(files, ANY_DAY).render([CONVERSATION])
+    except TemplateStopped:
+        raise
+    except UserError:
+        return ""
+    return (
+        found.text.rpartition(PROBE)[2].lstrip()
+        if isinstance(found, RenderedConversation) and PROBE in found.text
+        else ""
+    )

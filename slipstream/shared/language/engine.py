@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from slipstream.shared.artifacts.prepared.tokenizer_json import FAST
+from slipstream.shared.artifacts.prepared.token_rows import FAST
 from slipstream.shared.distributed.limited_process import ENDINGS, CallFailed, CallLimits, LimitedProcess
 from slipstream.shared.errors import UserError
 

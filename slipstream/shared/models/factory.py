@@ -23,15 +23,13 @@ from torch.utils._pytree import tree_leaves
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.layers import is_adapter
-from slipstream.shared.models.adapters.network import add_adapters, quantise_frozen
+from slipstream.shared.models.adapters.network import AdaptedValues, add_adapters, quantise_frozen
 from slipstream.shared.models.adapters.peft_files import read_peft
-from slipstream.shared.models.adapters.values import AdaptedValues
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.base.tensors import BaseValues, OpenedBase
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory_code import import_from_working_directory
-from slipstream.shared.models.initial.drawn import DrawnValues, StatesDeviations
-from slipstream.shared.models.initial.values import InitialValues, fill_parameters
+from slipstream.shared.models.initial.drawn import DrawnValues, InitialValues, StatesDeviations, fill_parameters
 from slipstream.shared.models.pruning import Retained, prune_model
 from slipstream.shared.models.tables_and_images import MLP, ResNet
 from slipstream.shared.models.token_rows import token_ids

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import field
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.limits import parse_quantity
-from slipstream.shared.settings import LARGEST, Natural, Positive, Settings, settings, to_dict
+from slipstream.shared.settings import LARGEST, LARGEST_EXACT, Natural, Positive, Settings, settings, to_dict
 
 #: Default resource name of GPUs, and the only name that Flyte's accelerators support.
 NVIDIA = "nvidia.com/gpu"
@@ -255,3 +256,42 @@ class Placement(Settings):
             for beginning, cloud in CLOUD_LABELS.items():
                 if key.startswith(beginning):
                     yield f"{where} {key}", cloud
+
+
+#: Number of percentiles of simulated trainings that describe an amount: the 5th, the 50th and the 95th.
+QUANTILES = 3
+
+
+@settings
+class Planned(Settings):
+    """Plan of one training, from its first attempt to its end, including the waits for capacity between attempts."""
+
+    section = "profile.plan"
+
+    take: str
+    """Chosen instance and capacity type."""
+    rows: Annotated[int, Field(ge=1, le=LARGEST_EXACT)]
+    """Number of training rows, over all epochs."""
+    hours: list[float]
+    dollars: list[float]
+    interruptions: float
+
+    def check(self) -> None:
+        for name in ("hours", "dollars"):
+            self._check_quantiles(name, getattr(self, name))
+        if self.interruptions < 0:
+            raise self.reject("interruptions", "a mean of at least 0")
+
+    def _check_quantiles(self, name: str, values: Sequence[float]) -> None:
+        rising = all(low <= high for low, high in pairwise([0.0, *values]))
+        if len(values) != QUANTILES or not rising or not all(map(math.isfinite, values)):
+            raise self.reject(name, "three rising numbers of at least 0: the 5th, 50th and 95th percentiles")
+
+
+def planned_from(table: object) -> Planned | None:
+    """Parse a profile's plan table, or return None without a table; raises ``UserError`` naming the wrong setting."""
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise UserError("profile.plan: expected a table, as slipstream plan --write writes it")
+    return Planned.from_dict(table)

@@ -13,6 +13,7 @@ import, so the resolved profile is passed in every task's environment, where it 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,9 +23,7 @@ from typing import Any
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.gpus import visible_gpus
-from slipstream.shared.profiles.placement import Placement
-from slipstream.shared.profiles.planned import Planned, planned_from
-from slipstream.shared.profiles.retries import retries_for
+from slipstream.shared.profiles.placement import Placement, Planned, planned_from
 from slipstream.shared.settings import to_dict, unknown_setting
 from slipstream.shared.stages import DISTRIBUTED, STAGES
 from slipstream.shared.toml_file import BadToml, read_toml
@@ -186,3 +185,38 @@ def path_of(choice: str, beside: Path = Path()) -> Path:
 
 def profile_names() -> list[str]:
     return sorted(file.stem for file in BUILT_IN.glob("*.toml"))
+
+
+# Flyte keeps two budgets per task. A *system* failure uses the platform's budget (3 by default; the attempt after the
+# last system retry runs on demand), a *user* failure uses the task's ``retries``. The preemption of a single pod is a
+# system failure: it costs no retries and cannot fail the stage. The preemption of a PyTorchJob is a user failure,
+# whichever pod reports it first: it costs a retry, and the next attempt stays on spot.
+#: Probability that an execution is preempted no more often than it has retries.
+ENOUGH = 0.99
+
+
+def retries_for(preemptions_per_day: float, hours: float, pods: int) -> int:
+    """Return the user retries that outlast the preemptions of a stage.
+
+    ``preemptions_per_day`` is the preemption rate of one pod, ``hours`` the time of the stage over all its attempts,
+    ``pods`` the number of pods of its job. A preempted pod ends the attempt of all pods. Preemptions are modelled as a
+    Poisson process; the result is the 99 % quantile of their number. It is 0 for a single pod.
+    """
+    if pods == 1:
+        return 0
+    return poisson_quantile(preemptions_per_day * hours / 24 * pods, ENOUGH)
+
+
+def poisson_quantile(mean: float, probability: float) -> int:
+    """Return the smallest n with P(X <= n) >= ``probability`` for a Poisson variable X of this mean.
+
+    Written out because importing scipy.stats would take longer than all other imports of a registration.
+    """
+    if mean <= 0:
+        return 0
+    number, at_most = 0, 0.0
+    while True:
+        at_most += math.exp(number * math.log(mean) - mean - math.lgamma(number + 1))
+        if at_most >= probability:
+            return number
+        number += 1

@@ -28,7 +28,6 @@ from slipstream.shared.storage.base import (
     try_create,
 )
 from slipstream.shared.storage.conditional import ConditionIgnored, check_conditional_writes
-from slipstream.shared.storage.limits import call_within
 from slipstream.shared.storage.local import (
     LocalStorage,
     cannot_write,
@@ -40,6 +39,7 @@ from slipstream.shared.storage.local import (
     writing_to,
 )
 from slipstream.shared.storage.names import check_name, path_below
+from slipstream.shared.storage.retry import call_within
 from slipstream.shared.untrusted_files import RefusedFile, open_untrusted
 
 __all__ = [

@@ -36,8 +36,7 @@ from slipstream.shared.storage.base import (
     RetriedRequest,
     StorageUnavailable,
 )
-from slipstream.shared.storage.limits import current_limit
-from slipstream.shared.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
+from slipstream.shared.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, current_limit
 
 MOST_BLOCKS = 50_000
 #: Options for a single try per request, since the client's own pauses start at 15 seconds.

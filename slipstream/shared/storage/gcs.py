@@ -35,8 +35,7 @@ from slipstream.shared.storage.base import (
     RetriedRequest,
     StorageUnavailable,
 )
-from slipstream.shared.storage.limits import current_limit
-from slipstream.shared.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
+from slipstream.shared.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, current_limit
 
 #: Exceptions of gcsfs for status 502, for failed connections, and for an unresponsive token service.
 TRANSIENT_ERRORS = (

@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from filelock import FileLock
+
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage.base import AlreadyThere, MissingObject, ObjectInfo, not_deleted
-from slipstream.shared.storage.locks import file_lock
 from slipstream.shared.storage.names import check_keys, check_prefix, path_below
 
 SCRATCH = ".scratch"
@@ -238,3 +239,12 @@ def sync_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_lock(path: Path, *, thread_local: bool = True) -> FileLock:
+    """Return a lock; if it is ``thread_local``, only the acquiring thread can release it.
+
+    ``acquire`` raises ``OSError`` on a disk without locks. filelock's own fallback is disabled: it relies on process
+    ids, which are not unique across containers.
+    """
+    return FileLock(path, thread_local=thread_local, fallback_to_soft=False)

@@ -41,12 +41,12 @@ from slipstream.shared.storage.base import (
     ranged_reader,
 )
 from slipstream.shared.storage.conditional import ConditionalWrite
-from slipstream.shared.storage.limits import current_limit
 from slipstream.shared.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.shared.storage.retry import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
     TRANSIENT_STATUS,
+    current_limit,
     pause_before_next,
     retry_transient,
 )

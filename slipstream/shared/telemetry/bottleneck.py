@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.shared.artifacts.results.bottleneck import (
+from slipstream.shared.artifacts.results.devices import (
     CAUSES,
     CHECKPOINT,
     COMMUNICATION,

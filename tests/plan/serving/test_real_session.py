@@ -19,8 +19,7 @@ from slipstream.operations.plan.serving.hosts import ServingTime
 from slipstream.operations.plan.serving.model import service_times
 from slipstream.operations.plan.serving.queueing import p99_seconds
 from slipstream.pipeline.export.session import onnx_predictor
-from slipstream.shared.comparison.intervals import latency_figures
-from slipstream.shared.comparison.latencies import TURN_CALLS
+from slipstream.shared.comparison.latencies import TURN_CALLS, latency_figures
 
 WIDTH, LAYERS, ROWS = 256, 8, 32
 CALLS, ARRIVALS, RUNS = 3_000, 8_000, 10

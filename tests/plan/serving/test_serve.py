@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from slipstream.operations.plan.command import main
 from slipstream.operations.plan.estimate import ONE_RUN
+from slipstream.operations.plan.money import milliseconds
 from slipstream.operations.plan.serving.decide import (
     COOLDOWN_S,
     MONTHS,
@@ -24,7 +25,6 @@ from slipstream.operations.plan.serving.hosts import serving_instances
 from slipstream.operations.plan.serving.load import MONTH_S, read_load
 from slipstream.operations.plan.serving.model import read_model, servable_variants, service_times
 from slipstream.operations.plan.serving.queueing import p99_seconds
-from slipstream.operations.plan.times import milliseconds
 from slipstream.shared.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
 from tests.support.wording import line_with, same_wording

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.pipeline.sweep.slots import OccupiedSlots
-from slipstream.pipeline.sweep.store import SweepStore
+from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore
 from slipstream.pipeline.train.checkpoint import lease as leases
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, last_heartbeat

@@ -16,11 +16,10 @@ from slipstream.pipeline.train.checkpoint.home import DECISION, CheckpointDirect
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.loop.step import micro_batches, padded_rows
 from slipstream.pipeline.train.memory import automatic, decision
-from slipstream.pipeline.train.memory.automatic import fewest_that_fit
+from slipstream.pipeline.train.memory.automatic import at_least_doubled, fewest_that_fit, legal_numbers
 from slipstream.pipeline.train.memory.choices import TracedJob, TraceJob
 from slipstream.pipeline.train.memory.command import rows_of_tokens
 from slipstream.pipeline.train.memory.decision import DecisionConditions, MicroBatchDecision, data_and_model
-from slipstream.pipeline.train.memory.numbers import at_least_doubled, legal_numbers
 from slipstream.pipeline.train.memory.processes import TraceFailure
 from slipstream.pipeline.train.memory.trace import Footprint
 from slipstream.pipeline.train.memory.tracker import KINDS

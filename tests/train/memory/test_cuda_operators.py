@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.memory.choices import TraceJob
-from slipstream.pipeline.train.memory.cuda_operators import cuda_operators
 from slipstream.pipeline.train.memory.processes import TraceFailure, trace_footprints
 from slipstream.pipeline.train.memory.trace import TracedStep
+from slipstream.pipeline.train.memory.tracker import cuda_operators
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.models.config import ModelConfig
 

@@ -22,10 +22,9 @@ from slipstream.operations.proofs.gpu.trainings import write_table
 from slipstream.pipeline.train.checkpoint.restore import first_difference
 from slipstream.pipeline.train.config import NO_LONGER_LASTING, TrainingConfig, resume_settings
 from slipstream.pipeline.train.loop.probe import ModelTraits
-from slipstream.pipeline.train.parallel import powersgd
+from slipstream.pipeline.train.parallel import replicas
 from slipstream.pipeline.train.parallel.config import GradientsConfig
-from slipstream.pipeline.train.parallel.powersgd import PowerSGD
-from slipstream.pipeline.train.parallel.replicas import check_exchange, replicate_model
+from slipstream.pipeline.train.parallel.replicas import PowerSGD, check_exchange, replicate_model
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.distributed.user_errors import check_gpus, resolve_backend
 from slipstream.shared.errors import UserError
@@ -114,7 +113,7 @@ def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.Mon
         yield
         events.append("ends")
 
-    original = powersgd.completed_future
+    original = replicas.completed_future
 
     def noted(flat: Tensor) -> Future[Tensor]:
         events.append("result")
@@ -124,7 +123,7 @@ def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "stream", used)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the backward pass")
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: events.append("all-reduce"))
-    monkeypatch.setattr(powersgd, "completed_future", noted)
+    monkeypatch.setattr(replicas, "completed_future", noted)
     own = ["begins", "all-reduce", "all-reduce", "result", "ends"]
     for device, expected in (("cuda", ["waits for the backward pass", *own]), ("cpu", ["no stream", *own[1:]])):
         hook, bucket = PowerSGD(2, 0, RankContext(0, 1, torch.device(device), "gloo")), Bucket()

@@ -17,7 +17,7 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.memory.lasting import ModelState
 from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.shared.artifacts.results import bottleneck as causes
+from slipstream.shared.artifacts.results import devices as causes
 from slipstream.shared.artifacts.results.training import read_attempt
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.errors import UserError

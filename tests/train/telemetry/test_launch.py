@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from slipstream.operations.proofs.gpu.checks.telemetry import one_thread
 from slipstream.operations.proofs.gpu.trainings import train, write_tokens
 from slipstream.pipeline.train.device_clock import DeviceClock, PassedMark
-from slipstream.pipeline.train.telemetry import launch
-from slipstream.pipeline.train.telemetry.launch import beyond_noise, overhead_seconds
+from slipstream.pipeline.train.telemetry import attempt as launch
+from slipstream.pipeline.train.telemetry.attempt import beyond_noise, overhead_seconds
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.shared.artifacts.results import bottleneck as causes
+from slipstream.shared.artifacts.results import devices as causes
 from slipstream.shared.artifacts.results.training import read_attempt
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from slipstream.operations.plan.money import milliseconds
 from slipstream.operations.plan.serving.decide import (
     COOLDOWN_S,
     DAYS,
@@ -19,7 +20,6 @@ from slipstream.operations.plan.serving.decide import (
 from slipstream.operations.plan.serving.load import RequestLoad
 from slipstream.operations.plan.serving.model import FP32
 from slipstream.operations.plan.serving.queueing import BEYOND
-from slipstream.operations.plan.times import milliseconds
 
 
 def serving_advice(rows: Sequence[ServingOption], load: RequestLoad, wanted: ServingRequirements) -> Iterator[str]:

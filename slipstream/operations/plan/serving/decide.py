@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from slipstream.operations.plan.money import milliseconds
 from slipstream.operations.plan.serving.hosts import ServingInstance, ServingTime, serving_time
 from slipstream.operations.plan.serving.load import DAY_S, HOUR_S, MONTH_S, RequestLoad
 from slipstream.operations.plan.serving.model import FP32, MeasuredModel
 from slipstream.operations.plan.serving.queueing import ServiceTimes, p99_seconds, servers_needed
-from slipstream.operations.plan.times import milliseconds
 from slipstream.shared.artifacts.results.export import VariantFigures
 from slipstream.shared.errors import UserError
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from slipstream.shared.distributed import fork_server
-from slipstream.shared.distributed.error_meanings import ErrorMeaning, error_meaning
+from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning
 from slipstream.shared.errors import Interrupted, UserError
 
 if TYPE_CHECKING:

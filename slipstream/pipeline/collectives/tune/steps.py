@@ -17,7 +17,7 @@ from slipstream.pipeline.collectives.launch.timing import slowest_rank_seconds
 from slipstream.pipeline.collectives.launch.worker import WorkerContext
 from slipstream.pipeline.collectives.tune.decision import FEWEST_TURNS
 from slipstream.shared.artifacts.prepared.data import Signature
-from slipstream.shared.interconnect.model.step_time import Compute, bucket_sizes
+from slipstream.shared.interconnect.model.hockney import Compute, bucket_sizes
 from slipstream.shared.interconnect.tuning import DdpSettings
 from slipstream.shared.models.arithmetic import Arithmetic, autocast_context, resolve_precision, tf32_allowed
 from slipstream.shared.models.config import ModelConfig

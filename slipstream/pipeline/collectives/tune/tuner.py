@@ -25,8 +25,8 @@ from slipstream.pipeline.collectives.tune.decision import FEWEST_TURNS, SpeedTes
 from slipstream.pipeline.collectives.tune.steps import Model, measure_compute, time_alternately, time_in_one_launch
 from slipstream.shared.errors import Interrupted, UserError
 from slipstream.shared.interconnect.history import ProfileHistory, TuningHistory
+from slipstream.shared.interconnect.model.hockney import Compute, bucket_sizes
 from slipstream.shared.interconnect.model.predictions import step_lines
-from slipstream.shared.interconnect.model.step_time import Compute, bucket_sizes
 from slipstream.shared.interconnect.profile import NetworkProfile
 from slipstream.shared.interconnect.tuning import (
     COPIED,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipstream.pipeline.export.check import OUTPUT, RAW, TENSORS, raw_column, runtime_providers
-from slipstream.pipeline.export.package.metadata import ModelProvenance, is_coarse, metadata_entries, with_metadata
+from slipstream.pipeline.export.package.libraries import ModelProvenance, is_coarse, metadata_entries, with_metadata
 from slipstream.pipeline.export.package.raw_columns import BOOLEAN, TEXT, TIME, RawColumns, read_columns
 from slipstream.pipeline.export.package.raw_model import encoding_model, raw_model
 from slipstream.pipeline.export.package.samples import ROWS, draw_raw, draw_tensors

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.pipeline.export.package.decode import decode_rows
 from slipstream.pipeline.export.package.raw_columns import FIRST, MISSING, UNSEEN, CategoryInput, raw_columns
+from slipstream.pipeline.export.package.samples import decode_rows
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.results.distributions import Bins, Distributions
-from slipstream.shared.comparison.bins import fit_numbers, fit_predictions, fit_texts
+from slipstream.shared.artifacts.results.scoring import Bins, Distributions
+from slipstream.shared.comparison.stability import fit_numbers, fit_predictions, fit_texts
 from slipstream.shared.models.predict import ModelFunction, predict_records
 
 #: Maximum rows and bytes of the sample.

@@ -22,8 +22,7 @@ from slipstream.pipeline.prepare.fit.splits import TRAIN, Cuts, assign_by_time, 
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.source.columnar import IDENTITY, Unit, read_unit
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.hashing import row_keys
-from slipstream.shared.source.columns.identity import combine_hashes, hash_identities, hash_rows, hash_values
+from slipstream.shared.source.columns.identity import combine_hashes, hash_identities, hash_rows, hash_values, row_keys
 from slipstream.shared.source.columns.number_formats import NumberFormat, missing_marks, retype_column
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.memory import MemoryBudget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.shared.source.columns.hashing import splitmix64
+from slipstream.shared.source.columns.identity import splitmix64
 from slipstream.shared.source.config import SplitConfig
 
 #: Times in seconds since 1970 at which the validation and test splits start.

@@ -26,7 +26,7 @@ from slipstream.shared.language.chat_template import (
 )
 from slipstream.shared.language.template_process import TemplateStopped
 from slipstream.shared.language.tokenizer import Tokenizer
-from slipstream.shared.source.columns.hashing import splitmix64
+from slipstream.shared.source.columns.identity import splitmix64
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.quarantine import BadRow
 

@@ -26,8 +26,7 @@ from slipstream.pipeline.report.pages.inline_svg import (
 )
 from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
 from slipstream.shared.artifacts.results.export import NO_LIMIT, ExportReport
-from slipstream.shared.artifacts.results.so_far import LiveProgress
-from slipstream.shared.artifacts.results.training import History
+from slipstream.shared.artifacts.results.training import History, LiveProgress
 
 LARGEST_CELL = 84.0
 #: Shade of a cell above which its text takes the card's (background) colour.

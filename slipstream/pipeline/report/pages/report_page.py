@@ -8,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from markupsafe import Markup
 
 from slipstream.pipeline.report import formatting as fmt
-from slipstream.pipeline.report.against_baseline import against_baseline
-from slipstream.pipeline.report.against_interconnect import against_interconnect
-from slipstream.pipeline.report.pages.kept_charts import MOST_CLASSES_DRAWN, stored_charts
+from slipstream.pipeline.report.against_plan import against_baseline, against_interconnect
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.run_directory import CARD
 from slipstream.pipeline.report.stage_results import StageResults
 from slipstream.pipeline.report.summary import RunSummary
-from slipstream.shared.artifacts.results.bottleneck import Bottleneck
-from slipstream.shared.artifacts.results.devices import TrainingDevices
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
+from slipstream.shared.artifacts.results.devices import Bottleneck, TrainingDevices
 from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.sweep import STATES, Sweep, SweepTrial
 from slipstream.shared.artifacts.results.training import TRACE
-from slipstream.shared.artifacts.store import ArtifactStore
+from slipstream.shared.artifacts.store import ArtifactStore, content_key
+from slipstream.shared.artifacts.versions import closure_version
 
 #: Names of a step's phases on the page.
 PHASES = {
@@ -208,3 +208,72 @@ def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+# Drawing takes longer than the rest of the page.
+KIND, FILE = "charts", "charts.json"
+MODULES = (
+    "slipstream.pipeline.report.pages.charts",
+    "slipstream.pipeline.report.pages.device_charts",
+    "slipstream.pipeline.report.pages.network_charts",
+    __name__,
+)
+#: Names of charts that are None for some runs.
+OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active", "variants")
+#: Largest number of classes for a readable confusion matrix. Above it, the page lists mistakes.
+MOST_CLASSES_DRAWN = 20
+
+
+def stored_charts(results: StageResults, store: ArtifactStore | None) -> dict[str, Markup | None]:
+    """Return every chart by name, or None if its data are missing from the results.
+
+    Charts are cached in ``store`` if given.
+    """
+    if store is None:
+        return as_markup(draw_charts(results))
+    key = content_key(KIND, drawing_version(), {"artifacts": results.fingerprints})
+    kept = store.find(KIND, key)
+    if not isinstance(kept, Artifact):
+        with store.workspace(KIND) as directory:
+            writer = ArtifactWriter(directory)
+            writer.write_json(FILE, draw_charts(results))
+            writer.finish(KIND, {})
+            kept = store.publish(directory, KIND, key)
+    return as_markup(kept.read_json(FILE))
+
+
+@cache
+def drawing_version() -> str:
+    return closure_version(MODULES, ("matplotlib",))
+
+
+def as_markup(drawn: dict[str, str | None]) -> dict[str, Markup | None]:
+    """Mark locally drawn SVG as HTML that needs no escaping."""
+    return {name: None if svg is None else Markup(svg) for name, svg in drawn.items()}
+
+
+def draw_charts(results: StageResults) -> dict[str, str | None]:
+    from slipstream.pipeline.report.pages import charts, device_charts, network_charts
+
+    history, evaluation, network = results.history, results.evaluation, results.network
+    classes = evaluation.classes
+    drawn: dict[str, str | None] = dict.fromkeys(OPTIONAL)
+    if scatter := evaluation.scatter:
+        drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
+    if roc := evaluation.roc:
+        drawn["roc"] = charts.roc_curve(roc, classes[1])
+    if (confusion := evaluation.confusion) and len(classes) <= MOST_CLASSES_DRAWN:
+        drawn["confusion"] = charts.confusion_matrix(confusion, classes)
+    if bins := evaluation.calibration:
+        drawn["reliability"] = charts.reliability_diagram(bins)
+    if devices := results.devices:
+        drawn |= {"busy": device_charts.busy(devices), "memory": device_charts.memory(devices)}
+        if any(device.sm_active for pod in devices.pods for device in pod.devices):
+            drawn["sm_active"] = device_charts.sm_active(devices)
+    if results.export.variants:
+        drawn["variants"] = charts.quality_against_latency(results.export)
+    return drawn | {
+        "loss": charts.loss(history),
+        "metric": charts.validation_metric(history, evaluation.metric_of_rows),
+        **(network_charts.network_charts(network.profile, network.course, network.model) if network else {}),
+    }

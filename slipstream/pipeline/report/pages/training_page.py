@@ -7,7 +7,7 @@ from datetime import datetime
 from slipstream.pipeline.report.pages import charts, device_charts
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.shared.artifacts.results.devices import TrainingDevices
-from slipstream.shared.artifacts.results.so_far import LiveProgress
+from slipstream.shared.artifacts.results.training import LiveProgress
 
 
 def training_page(so_far: LiveProgress, made_at: datetime, devices: TrainingDevices | None = None) -> str:

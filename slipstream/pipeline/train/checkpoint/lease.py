@@ -30,8 +30,7 @@ from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.storage import Storage, StorageUnavailable, call_within, storage_for
-from slipstream.shared.storage.local import LocalStorage
-from slipstream.shared.storage.locks import file_lock
+from slipstream.shared.storage.local import LocalStorage, file_lock
 
 #: Seconds between heartbeats.
 PERIOD_S = 5.0

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory
 from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.artifacts.records import to_json, to_tree
-from slipstream.shared.artifacts.results.bottleneck import AttemptLosses
+from slipstream.shared.artifacts.results.devices import AttemptLosses
 from slipstream.shared.artifacts.results.ledger import (
     START,
     AttemptEnd,

@@ -12,8 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from slipstream.pipeline.train.checkpoint.state import capture_random_state, restore_random_state
-from slipstream.shared.distributed.error_meanings import ErrorMeaning, error_meaning
-from slipstream.shared.distributed.user_errors import torch_user_error
+from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning, torch_user_error
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.network import numbers_in, numbers_trained
 from slipstream.shared.models.factory import Predictor, zero_inputs

@@ -23,24 +23,21 @@ from slipstream.pipeline.train.checkpoint.manager import RestoredCheckpoint
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch, stored_blocks, training_batches
 from slipstream.pipeline.train.data_order import GlobalOrder
+from slipstream.pipeline.train.device_clock import StepProfiler
 from slipstream.pipeline.train.fault_tolerance.goodput import EVALUATED
 from slipstream.pipeline.train.fault_tolerance.guard import Guard, StepTiming
 from slipstream.pipeline.train.loop.evaluation import agree_on_rows, record_evaluation
-from slipstream.pipeline.train.loop.nonfinite import name_rows
 from slipstream.pipeline.train.loop.optimizer import learning_rate
 from slipstream.pipeline.train.loop.precision import SKIPPED, USED
 from slipstream.pipeline.train.loop.progress import ProgressDisplay
 from slipstream.pipeline.train.loop.state import TrainingState
-from slipstream.pipeline.train.loop.step import StepResult, padded_rows, train_step
-from slipstream.pipeline.train.profiler import StepProfiler
+from slipstream.pipeline.train.loop.step import StepResult, name_rows, padded_rows, train_step
 from slipstream.pipeline.train.telemetry.marks import StepMarks
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.ledger import EVALUATION
-from slipstream.shared.artifacts.results.so_far import LiveProgress
-from slipstream.shared.artifacts.results.training import LossPoint, RollbackRange, ValidationPoint
-from slipstream.shared.distributed.error_meanings import ErrorMeaning, error_meaning
+from slipstream.shared.artifacts.results.training import LiveProgress, LossPoint, RollbackRange, ValidationPoint
 from slipstream.shared.distributed.process_group import RankContext
-from slipstream.shared.distributed.user_errors import AgreedUserError
+from slipstream.shared.distributed.user_errors import AgreedUserError, ErrorMeaning, error_meaning
 from slipstream.shared.errors import Agreed
 from slipstream.shared.logs import logger
 

@@ -13,9 +13,17 @@ import click
 
 from slipstream.config import RunConfig
 from slipstream.pipeline.train.checks import rows_of_text
-from slipstream.pipeline.train.memory.choices import TracedJob, TraceJob, layout_choices, trace_all
+from slipstream.pipeline.train.memory.choices import (
+    USABLE,
+    TracedJob,
+    TraceJob,
+    changed_settings,
+    cheapest_fitting,
+    find_remedies,
+    layout_choices,
+    trace_all,
+)
 from slipstream.pipeline.train.memory.processes import TraceFailure
-from slipstream.pipeline.train.memory.remedies import USABLE, changed_settings, cheapest_fitting, find_remedies
 from slipstream.pipeline.train.memory.tracker import KINDS
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.shared.errors import UserError

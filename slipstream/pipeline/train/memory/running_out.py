@@ -15,12 +15,11 @@ from slipstream.pipeline.train.checkpoint.manager import Checkpoints
 from slipstream.pipeline.train.data_loader import stored_blocks
 from slipstream.pipeline.train.data_order import GlobalOrder
 from slipstream.pipeline.train.loop.probe import ROWS
+from slipstream.pipeline.train.memory.automatic import at_least_doubled, legal_numbers
 from slipstream.pipeline.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
-from slipstream.pipeline.train.memory.numbers import at_least_doubled, legal_numbers
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.pipeline.train.setup import Setup, first_of_machine
-from slipstream.shared.errors import OutOfMemory, UserError
-from slipstream.shared.one_line import one_line
+from slipstream.shared.errors import OutOfMemory, UserError, one_line
 from slipstream.shared.storage import StorageUnavailable
 
 #: Errors of reads and writes that may succeed later.

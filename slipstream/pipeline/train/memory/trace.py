@@ -27,8 +27,7 @@ from slipstream.pipeline.train.loop.precision import LossScaler
 from slipstream.pipeline.train.loop.probe import ModelTraits
 from slipstream.pipeline.train.loop.state import Progress, TrainingState
 from slipstream.pipeline.train.loop.step import train_step
-from slipstream.pipeline.train.memory.cuda_operators import cuda_operators
-from slipstream.pipeline.train.memory.tracker import Kind, MemoryTracker
+from slipstream.pipeline.train.memory.tracker import Kind, MemoryTracker, cuda_operators
 from slipstream.pipeline.train.parallel.config import GradientsConfig
 from slipstream.pipeline.train.parallel.divide import DividedModel, model_parts
 from slipstream.pipeline.train.parallel.layout import Layout, check_plan

@@ -20,7 +20,7 @@ from slipstream.pipeline.train.parallel.model import ParallelModel
 from slipstream.pipeline.train.parallel.recompute import RecomputedForward
 from slipstream.pipeline.train.throughput import synchronise_device
 from slipstream.shared.artifacts.results.training import CompiledPass
-from slipstream.shared.distributed.error_meanings import error_meaning
+from slipstream.shared.distributed.user_errors import error_meaning
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.factory import Predictor
 from slipstream.shared.models.plan import block_names

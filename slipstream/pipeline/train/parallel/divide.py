@@ -25,7 +25,7 @@ from slipstream.pipeline.train.parallel.pipeline import Pipeline, cut_stages, st
 from slipstream.pipeline.train.parallel.sharding import divide_tensors, prepare_passes, shard_parameters
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.models.factory import Predictor
-from slipstream.shared.models.initial.values import InitialValues
+from slipstream.shared.models.initial.drawn import InitialValues
 from slipstream.shared.models.plan import model_plan
 from slipstream.shared.models.trained import TensorType, Weights, in_file_order
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.pipeline.train.setup import Setup
 from slipstream.pipeline.train.telemetry.step_times import StepTimes, threads_of_pod
-from slipstream.shared.artifacts.results.bottleneck import AttemptLosses, Bottleneck
+from slipstream.shared.artifacts.results.devices import AttemptLosses, Bottleneck
 from slipstream.shared.artifacts.results.ledger import EVALUATION, STALL, AttemptRecord, observed_in
 from slipstream.shared.logs import logger
 from slipstream.shared.telemetry.bottleneck import AttemptMeasurements, diagnose_training, measure_losses

@@ -24,9 +24,8 @@ from slipstream.shared.logs import logger
 from slipstream.shared.machine.gpus import largest_clocks
 from slipstream.shared.storage import Storage, StorageUnavailable, storage_for
 from slipstream.shared.telemetry import ring
-from slipstream.shared.telemetry.clocks import clocked_down
 from slipstream.shared.telemetry.node import read_facts
-from slipstream.shared.telemetry.series import condense_samples
+from slipstream.shared.telemetry.series import clocked_down, condense_samples
 from slipstream.shared.telemetry.totals import read_totals
 
 PREFIX = "devices/"

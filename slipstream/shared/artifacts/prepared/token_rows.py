@@ -2,19 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from slipstream.shared.artifacts.format import BLOCK_BYTES, ArtifactWriter
+from slipstream.shared.artifacts.format import BLOCK_BYTES, Artifact, ArtifactWriter
 from slipstream.shared.artifacts.prepared.card import CARD, DataCard
 from slipstream.shared.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
-from slipstream.shared.artifacts.prepared.tokenizer_json import FAST, disable_padding_and_truncation, largest_id
 from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import STORES, MissingObject, list_names, read_below
+
+#: The file's name, as Hugging Face's libraries write it.
+FAST = "tokenizer.json"
+#: Largest vocabulary of a tokenizer; models allocate an embedding per id.
+MOST_IDS = 1 << 24
+#: Entries that change encoding because of earlier use of the tokenizer, with values that disable them.
+STATE = {"truncation": None, "padding": None}
+#: Entry of the tokenizer's model that makes encoding random, with the value that disables it.
+RANDOM = {"dropout": None}
+
+
+def parse_tokenizer_json(text: str) -> dict[str, Any]:
+    """Parse a ``tokenizer.json``. Raises ``ValueError`` if it is not a JSON object."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
+
+
+def disable_padding_and_truncation(text: str) -> str:
+    """Return a ``tokenizer.json`` with truncation, padding and dropout disabled; unchanged if none was set.
+
+    The tokenizers library would otherwise cut or pad documents and encode them at random. Raises ``ValueError`` if
+    ``text`` is not a JSON object.
+    """
+    content = parse_tokenizer_json(text)
+    model = content.get("model")
+    parts = [(content, STATE), (model, RANDOM)] if isinstance(model, dict) else [(content, STATE)]
+    if not any(part.get(name) != value for part, entries in parts for name, value in entries.items()):
+        return text
+    for part, entries in parts:
+        part |= {name: value for name, value in entries.items() if name in part}
+    return json.dumps(content, ensure_ascii=False)
+
+
+def largest_id(text: str) -> int:
+    """Return the largest token id of a ``tokenizer.json``, or -1 if it has none. Raises ``ValueError`` if malformed."""
+    content = parse_tokenizer_json(text)
+    try:
+        stored = content["model"]["vocab"]  # ids by token, or a list whose indices are the ids
+        ids = [*(stored.values() if isinstance(stored, dict) else range(len(stored)))]
+        ids += [token["id"] for token in content.get("added_tokens") or ()]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{error!r}") from None
+    if not all(type(each) is int and each >= 0 for each in ids):
+        raise ValueError("its ids are not integers of at least 0")
+    return max(ids, default=-1)
+
 
 #: Files of a tokenizer in a Hugging Face model directory. Any of ``VOCABULARIES`` makes a tokenizer; ``OTHERS`` are
 #: optional additions.
@@ -112,3 +167,63 @@ def write_token_rows(
     writer.write_json(CARD, DataCard("", read, signature.task, signature.target, columns=[], classes={}).to_json())
     writer.finish(KIND, {"vocabulary": vocabulary, "seed": seed})
     return PreparedData.open(directory)
+
+
+# A trained model is measured on the held-out documents; the baseline, a Kneser-Ney model of bytes, is trained on the
+# training documents. Rows of tokens cannot restore the text: they cut documents, and a tokenizer may lose bytes.
+DOCUMENTS = "documents.parquet"
+SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("split", pa.string()),
+        ("texts", pa.list_(pa.large_string())),
+        ("tokens", pa.list_(pa.int32())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """Document with the ``texts`` that count in the loss: all of it, or the answers of a conversation.
+
+    ``tokens`` (int32) of held-out documents start with the context of the first token with loss; a token without loss
+    is -1 - id. Training documents have no tokens.
+    """
+
+    name: str
+    split: str
+    texts: list[str]
+    tokens: np.ndarray
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(text.encode()) for text in self.texts)
+
+
+def documents_table(documents: Sequence[Document]) -> pa.Table:
+    columns = {
+        "name": [each.name for each in documents],
+        "split": [each.split for each in documents],
+        "texts": [each.texts for each in documents],
+        "tokens": [each.tokens for each in documents],
+    }
+    return pa.Table.from_pydict(columns, SCHEMA)
+
+
+def write_documents(writer: ArtifactWriter, tables: Sequence[pa.Table]) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.concat_tables(tables), sink, compression="zstd")
+    writer.write_bytes(DOCUMENTS, sink.getvalue().to_pybytes())
+
+
+def has_documents(artifact: Artifact) -> bool:
+    return DOCUMENTS in artifact.files
+
+
+def read_documents(artifact: Artifact, split: str) -> list[Document]:
+    """Return the documents of a split in stored order. Raises ``DamagedArtifact`` if the file is damaged."""
+    table = pq.read_table(pa.BufferReader(artifact.read_bytes(DOCUMENTS)), filters=[("split", "=", split)])
+    return [
+        Document(row["name"], row["split"], row["texts"], np.array(row["tokens"], np.int32))
+        for row in table.to_pylist()
+    ]

@@ -18,8 +18,7 @@ from typing import Any
 
 from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.artifacts.records import decode_record
-from slipstream.shared.artifacts.results.bottleneck import AttemptLosses
-from slipstream.shared.artifacts.results.devices import LATEST
+from slipstream.shared.artifacts.results.devices import LATEST, AttemptLosses
 from slipstream.shared.artifacts.results.training import Goodput
 from slipstream.shared.logs import logger
 from slipstream.shared.storage import Storage

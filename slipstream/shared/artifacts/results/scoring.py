@@ -90,3 +90,79 @@ class Publication:
     model: str
     at: str
     run: str
+
+
+@dataclass(frozen=True)
+class PromotionRequest:
+    """Addresses of the exported model to promote, of its prepared data, and of the registry."""
+
+    exported: str
+    prepared: str
+    registry: str
+
+
+@dataclass(frozen=True)
+class PromotionDecision:
+    """Decision whether a model may replace the model in production.
+
+    ``number`` is the promotion's number unless another run promotes a model first.
+    """
+
+    passed: bool
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """Outcome of promoting a model to the registry at ``registry``.
+
+    ``version`` is the model's version in the registry, or "" if it was not stored.
+    """
+
+    promoted: bool
+    registry: str
+    version: str
+    why: str
+
+
+# Scoring counts its rows in the same bins to measure drift. Older exports lack the file.
+DISTRIBUTIONS = "distributions.json"
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Histogram of a column or of the predictions.
+
+    ``counts`` starts with missing values. For numbers, the bins below, between and above ``edges`` follow; for texts,
+    one count per entry of ``texts`` and one for all other texts.
+    """
+
+    edges: list[float]
+    texts: list[str]
+    counts: list[int]
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` unless there is a count for every bin and the edges ascend."""
+        if len(self.counts) != len(self.edges) + len(self.texts) + 2 or min(self.counts) < 0:
+            raise ValueError("expected a count of at least 0 for every bin")
+        if self.edges != sorted(set(self.edges)) or (self.edges and self.texts):
+            raise ValueError("the edges of the bins do not ascend")
+
+    @property
+    def ordered(self) -> bool:
+        """True for bins of numbers, whose order has a meaning; False for texts."""
+        return not self.texts
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """Histograms over a sample of the training ``rows``: of every raw column, if any, and of the predictions.
+
+    With two classes, a prediction is the probability of the second; with more, the most probable class; for regression,
+    the value.
+    """
+
+    rows: int
+    columns: dict[str, Bins]
+    predictions: Bins

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.records import read_record, to_json
-from slipstream.shared.artifacts.results.bottleneck import Bottleneck
-from slipstream.shared.artifacts.results.devices import DEVICES, TrainingDevices
+from slipstream.shared.artifacts.results.devices import DEVICES, Bottleneck, TrainingDevices
 
 KIND = "train"
 HISTORY = "history.json"
@@ -222,3 +221,36 @@ def read_attempt(directory: Path) -> Attempt:
 def code_versions_of(trained: Artifact) -> list[str]:
     """Return the code versions that trained a model, in order; empty if unknown."""
     return read_record(trained, ATTEMPT, Attempt).code_versions if ATTEMPT in trained.files else []
+
+
+@dataclass(frozen=True)
+class LiveAttempt:
+    """Progress of one attempt; steps are optimiser steps at its start, at its last checkpoint, and now."""
+
+    number: int
+    processes: int
+    first_step: int
+    saved_step: int
+    last_step: int
+    #: Seconds since its start.
+    wall: float
+    #: Rows per second; None before the first step.
+    rows_per_s: float | None
+    #: Reason of its end; "" while it runs.
+    ended: str
+
+
+@dataclass(frozen=True)
+class LiveProgress:
+    """Losses and attempts of a training up to now.
+
+    Loss points after the last evaluation are rank 0's only.
+    """
+
+    step: int
+    steps_total: int
+    skipped: int
+    steps: list[LossPoint]
+    evaluations: list[ValidationPoint]
+    best: ValidationPoint | None
+    attempts: list[LiveAttempt] = field(default_factory=list)

@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from slipstream.shared.interconnect.model.hockney import Hockney, TimeEstimate
+from slipstream.shared.interconnect.model.hockney import Compute, Hockney, TimeEstimate, predict_step_time
 from slipstream.shared.interconnect.model.schemes import (
     SCHEMES,
     TOLERATED,
@@ -23,7 +23,6 @@ from slipstream.shared.interconnect.model.schemes import (
     message_model,
     shared_cores,
 )
-from slipstream.shared.interconnect.model.step_time import Compute, predict_step_time
 from slipstream.shared.interconnect.profile import ModelPoint, NetworkProfile
 
 FEWEST_SIZES = 3

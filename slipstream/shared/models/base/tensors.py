@@ -137,7 +137,7 @@ class BaseValues:
     base: OpenedBase
 
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
-        """Fill a parameter's slice; see :class:`~slipstream.shared.models.initial.values.InitialValues`."""
+        """Fill a parameter's slice; see :class:`~slipstream.shared.models.initial.drawn.InitialValues`."""
         self.base.fill(part, name, offsets)
 
 

@@ -40,7 +40,7 @@ class DrawnValues:
 
     @torch.no_grad()
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
-        """Fill a parameter's slice; see :class:`~slipstream.shared.models.initial.values.InitialValues`."""
+        """Fill a parameter's slice; see :class:`~slipstream.shared.models.initial.drawn.InitialValues`."""
         assert isinstance(self.model, StatesDeviations)
         draw_slice(part, name, size, offsets, std=self.model.initial_std(name), seed=self.seed)
 
@@ -74,3 +74,21 @@ def normal_sequence(seed: int, name: str, start: int, count: int) -> np.ndarray:
     raw = np.random.Philox(key=key, counter=[counter, 0, 0, 0]).random_raw(skipped + count)[skipped:]
     # Midpoints of 2**53 equal intervals of (0, 1), so that no quantile is infinite.
     return ndtri(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
+
+
+class InitialValues(Protocol):
+    """Initial values of parameters; every device fills only the slices that it holds."""
+
+    def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
+        """Fill ``part``, a slice that starts at ``offsets`` of the parameter ``name`` with shape ``size``.
+
+        A parameter is divided along its first dimension; a parameter of two dimensions along either. Raises
+        ``UserError`` if the values are missing.
+        """
+
+
+@torch.no_grad()
+def fill_parameters(model: nn.Module, values: InitialValues) -> None:
+    """Fill all parameters of an undivided model."""
+    for name, parameter in model.named_parameters():
+        values.fill(parameter, name, parameter.shape, (0,) * parameter.ndim)

@@ -26,7 +26,6 @@ import xxhash
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.hashing import splitmix64
 from slipstream.shared.source.columns.number_formats import FALSE, TRUE, NumberFormat
 
 ROW_HASH = 2
@@ -271,3 +270,21 @@ def inexact_values(column: pa.Array, number_format: NumberFormat) -> np.ndarray:
         large = np.abs(value_types.as_far_as_read(numbers).to_numpy(zero_copy_only=False)) >= INEXACT[pa.float64().id]
         flawed[places] = large
     return flawed
+
+
+# The mixer is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+def splitmix64(x: np.ndarray) -> np.ndarray:
+    """Mix uint64 values of any shape; a bijection."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def row_keys(first: int, rows: int, seed: int) -> np.ndarray:
+    """Return uniform uint64 ``[rows]`` for the row numbers from ``first`` on, determined by number and seed alone."""
+    start = np.uint64((seed * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64)
+    return splitmix64(splitmix64(np.arange(first, first + rows, dtype=np.uint64)) ^ start)

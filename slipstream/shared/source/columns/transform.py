@@ -19,7 +19,7 @@ import xxhash
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.hashing import splitmix64
+from slipstream.shared.source.columns.identity import splitmix64
 from slipstream.shared.source.columns.number_formats import NumberFormat
 
 #: Codes of missing and of unseen texts, and the first code of the vocabulary.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.shared.one_line import one_line
+from slipstream.shared.errors import one_line
 from slipstream.shared.telemetry.bottleneck import DECISIVE, decisive_causes
 from slipstream.shared.telemetry.metrics import STEP
 from slipstream.shared.telemetry.node import NodeFacts, read_facts

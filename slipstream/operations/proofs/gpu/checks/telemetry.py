@@ -25,7 +25,7 @@ from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.loop import optimizer, train_loop
 from slipstream.pipeline.train.telemetry.totals import gpu_uuid
 from slipstream.shared.artifacts.prepared.data import TARGET
-from slipstream.shared.artifacts.results import bottleneck
+from slipstream.shared.artifacts.results import devices
 from slipstream.shared.artifacts.results.training import read_attempt
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.telemetry import ring
@@ -218,9 +218,9 @@ class ProvokedCause:
 
 
 CAUSES = {
-    "slow loader": ProvokedCause(bottleneck.DATA, "most time on gathering", 256, (32,), gathering_s=0.1),
-    "slow copies to the device": ProvokedCause(bottleneck.DATA, "most time on copy", 256, (32,), copying_s=0.1),
-    "tiny batches": ProvokedCause(bottleneck.LAUNCH, "do not depend on its rows", 8, (16,) * 60),
+    "slow loader": ProvokedCause(devices.DATA, "most time on gathering", 256, (32,), gathering_s=0.1),
+    "slow copies to the device": ProvokedCause(devices.DATA, "most time on copy", 256, (32,), copying_s=0.1),
+    "tiny batches": ProvokedCause(devices.LAUNCH, "do not depend on its rows", 8, (16,) * 60),
 }
 STEPS, EPOCHS = 10, 2
 
