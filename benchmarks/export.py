@@ -37,6 +37,7 @@ from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
 from slipstream.operations.proofs.turns import Figures
 from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.choose import FP32, FP32_FILE
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.convert import exporters_silenced
 from slipstream.pipeline.export.package.assemble import MODEL
@@ -44,7 +45,6 @@ from slipstream.pipeline.export.quantize.quantise import Quantiser
 from slipstream.pipeline.export.quantize.recipes import Recipe, has_convolutions
 from slipstream.pipeline.export.quantize.search import BATCHES, calibration_inputs
 from slipstream.pipeline.export.session import at_batch, onnx_predictor
-from slipstream.pipeline.export.variants import FP32, FP32_FILE
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData

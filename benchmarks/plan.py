@@ -32,7 +32,7 @@ from slipstream.operations.plan.measured import MeasuredTraining, measured_train
 from slipstream.operations.plan.money import HOUR_S
 from slipstream.operations.plan.simulation import RUNS, PreemptionRules, simulate_trainings
 from slipstream.pipeline.prepare.engine import prepare
-from slipstream.shared.artifacts.results.training_figures import read_figures
+from slipstream.shared.artifacts.results.ledger import read_figures
 from slipstream.shared.source.config import DataConfig
 
 STEP_S = 0.03

@@ -26,7 +26,7 @@ from harness.processes import alone
 from harness.table import Column, Table
 from slipstream.operations.doctor.package import measured_save
 from slipstream.operations.plan.money import HOUR_S
-from slipstream.operations.plan.storm import SimulatedTrainings, TrainingPace, simulate_constant_rate
+from slipstream.operations.plan.simulation import SimulatedTrainings, TrainingPace, simulate_constant_rate
 from slipstream.operations.proofs.turns import Figures
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.shared.artifacts.results.ledger import STEPS

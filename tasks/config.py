@@ -86,7 +86,7 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
     Raises ``UserError`` if the parallel layout does not fit the number of processes, or if a model to compress is
     sharded or has adapters.
     """
-    from slipstream.shared.models.base.fingerprint import fingerprint_origin
+    from slipstream.shared.models.base.directory import fingerprint_origin
     from slipstream.shared.models.factory_code import fingerprint_model
 
     config.model.check_base()

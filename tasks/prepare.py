@@ -16,8 +16,8 @@ from slipstream.flyte.artifact_types import MadePrepared, Part
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
 from slipstream.shared.artifacts.format import Artifact
-from slipstream.shared.artifacts.store import STORE, ArtifactStore
 from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.settings import to_dict
 from slipstream.shared.source.config import DataConfig
@@ -57,7 +57,7 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     from slipstream.pipeline.prepare.sharded import shares
     from slipstream.shared.artifacts import exchange
     from slipstream.shared.source.files import files_unchanged
-    from slipstream.shared.source.fingerprint import fingerprint_source
+    from slipstream.shared.source.resolved import fingerprint_source
     from slipstream.shared.source.standard_library import list_data
 
     listing = list_data(data, config)

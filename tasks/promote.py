@@ -49,7 +49,7 @@ def judge(
     config: RunConfig,
 ) -> JudgedPromotion:
     """Evaluate the gate: compare an exported model with the model in production on the same test rows."""
-    from slipstream.pipeline.promote import engine as promote
+    from slipstream.pipeline.promote import comparison as promote
     from slipstream.pipeline.promote.store import Registry
     from slipstream.shared.artifacts.prepared.streamed import open_prepared
 
@@ -64,7 +64,7 @@ def judge(
 @map_errors
 def put_in_service(request: PromotionRequest, config: RunConfig, verdict: PromotionDecision) -> Promotion:
     """Store a model that has passed the gate in the registry, and promote it to production."""
-    from slipstream.pipeline.promote import engine as promote
+    from slipstream.pipeline.promote import comparison as promote
     from slipstream.pipeline.promote.store import Registry
     from slipstream.shared.artifacts.prepared.streamed import open_prepared
 

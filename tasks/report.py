@@ -25,7 +25,7 @@ from slipstream.pipeline.report.summary import (
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
-from slipstream.shared.artifacts.store import STORE, ArtifactStore
+from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
 from slipstream.shared.settings import to_dict
 from slipstream.shared.stages import StageRun
 
@@ -58,7 +58,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     others "" and ``None``.
     """
     from slipstream.pipeline.report.engine import build_report
-    from slipstream.pipeline.report.figures import schedule_figures
+    from slipstream.pipeline.report.formatting import schedule_figures
     from slipstream.pipeline.report.stage_results import StageResults
 
     measured = [network for network in networks if network]

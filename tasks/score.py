@@ -16,8 +16,7 @@ from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Part
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import fresh_directory, local_path, map_errors, runs_locally
-from slipstream.pipeline.report.scoring_summary import ScoringSummary
-from slipstream.pipeline.report.summary import RunSummary
+from slipstream.pipeline.report.summary import RunSummary, ScoringSummary
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import STORES

@@ -19,9 +19,9 @@ from slipstream.flyte.forked_workers import start_server
 from slipstream.flyte.homes import checkpoint_address, this_attempt
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
-from slipstream.shared.artifacts.homes import SWEEPS, Holder
 from slipstream.shared.artifacts.records import to_tree
 from slipstream.shared.artifacts.results.sweep import Sweep
+from slipstream.shared.artifacts.workspaces import SWEEPS, Holder
 from slipstream.shared.errors import Preempted, UserError
 from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.profiles.profile import current_profile

@@ -19,9 +19,8 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.loop.optimizer import make_optimizer
-from slipstream.pipeline.train.loop.precision import LossScaler
 from slipstream.pipeline.train.loop.probe import ModelTraits
-from slipstream.pipeline.train.loop.state import Progress, TrainingState, copy_weights
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
 from slipstream.pipeline.train.loop.train_loop import TrainLoop
 from slipstream.pipeline.train.parallel.replicas import replicate_model
 from slipstream.shared.artifacts.prepared.data import PreparedData

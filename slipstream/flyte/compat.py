@@ -102,7 +102,7 @@ HITS = Patch(
     "flytekit.core.local_cache:LocalTaskCache.get",
     (FLYTEKIT,),
     "a hit of the local cache runs no code of the task, so nothing verifies the files or reports the reuse; local runs "
-    "of this project use slipstream/shared/artifacts/store.py",
+    "of this project use slipstream/shared/artifacts/workspaces.py",
 )
 RESULTS = Patch(
     "flytekit.core.local_cache:LocalTaskCache.set",
@@ -244,7 +244,7 @@ def is_json(value: object) -> bool:
 def cause_first(original: Any) -> Any:
     """Write the cause first in a pod of this project's tasks."""
     from slipstream.flyte.last_line import message_of
-    from slipstream.flyte.out_of_memory import STAGE
+    from slipstream.flyte.metadata import STAGE
 
     def get_traceback_str(error: Exception) -> str:
         return message_of(error, original(error)) if STAGE in os.environ else original(error)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from flytekit import current_context
 
 from slipstream.flyte.stage import describe_input, runs_locally
-from slipstream.shared.artifacts.homes import HOMES, Holder, home_below
-from slipstream.shared.artifacts.store import STORE, content_key
+from slipstream.shared.artifacts.workspaces import HOMES, STORE, Holder, content_key, home_below
 from slipstream.shared.profiles.placement import Placement
 
 

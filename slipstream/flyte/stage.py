@@ -20,11 +20,10 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.flyte.artifact_types import Made, artifact_fingerprint, artifact_uri
 from slipstream.flyte.memory_notes import noted_memory
-from slipstream.flyte.metadata import cache_version
-from slipstream.flyte.out_of_memory import named_out_of_memory
+from slipstream.flyte.metadata import cache_version, named_out_of_memory
 from slipstream.flyte.watching.telemetry import stage_sampled
 from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
-from slipstream.shared.artifacts.store import STORE, ArtifactStore, content_key
+from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore, content_key
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.machine.description import measuring_machine

@@ -66,7 +66,6 @@ from slipstream.shared.artifacts.format import (
     canonical_json,
     hash_file,
 )
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.prepared.data import segment_number
 from slipstream.shared.artifacts.records import LARGEST_RECORD, decode_record, to_json, to_tree
 from slipstream.shared.artifacts.results.devices import AttemptLosses, DeviceSeries, PodSeries
@@ -82,6 +81,7 @@ from slipstream.shared.artifacts.results.training import LiveProgress, LossPoint
 from slipstream.shared.artifacts.strict_json import DEEPEST, parse_json
 from slipstream.shared.artifacts.typed_values import decode_value
 from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import storage_for
 from slipstream.shared.storage.names import MOST_DIGITS, number_as_name, number_in_name
@@ -609,7 +609,7 @@ OTHER_JSON = {
     "slipstream/shared/language/template_worker.py": "what this process and its own child send each other",
     "slipstream/shared/language/tokenizer.py": "a tokenizer of Hugging Face",
     "slipstream/shared/models/base/directory.py": "a base model of Hugging Face, of limited size",
-    "slipstream/shared/models/base/headers.py": "a header of safetensors, of limited size",
+    "slipstream/shared/models/base/tensors.py": "a header of safetensors, of limited size",
     "slipstream/shared/models/transformer.py": "a config.json of Hugging Face, which may hold infinity",
     "slipstream/pipeline/prepare/language/corpus.py": "a row of raw data",
     "slipstream/pipeline/prepare/language/encode.py": "a tokenizer that this process has written",
@@ -620,7 +620,7 @@ OTHER_JSON = {
     "slipstream/pipeline/sweep/study.py": "a choice that Optuna draws from the user's space",
     "slipstream/pipeline/collectives/launch/worker_group.py": "what ranks of one process group send each other",
     "slipstream/pipeline/train/applied_tuning.py": "what ranks of one process group send each other",
-    "slipstream/shared/machine/cloud_metadata.py": "an answer of the cloud's metadata server, of limited size",
+    "slipstream/shared/machine/description.py": "an answer of the cloud's metadata server, of limited size",
     "slipstream/shared/storage/gcs.py": "an answer of the store's API",
     "slipstream/operations/doctor/kubectl.py": "an answer of the Kubernetes API",
     "slipstream/operations/proofs/gpu/run_check.py": "what this process and its own child send each other",
@@ -642,8 +642,7 @@ OTHER_DIGITS = {
     "slipstream/shared/machine/limits.py": "Linux's control groups",
     "slipstream/shared/machine/nvml.py": "the environment",
     "slipstream/shared/machine/out_of_memory.py": "Linux's control groups",
-    "slipstream/shared/telemetry/sampler/amd.py": "Linux's /sys",
-    "slipstream/shared/telemetry/sampler/host.py": "Linux's /proc",
+    "slipstream/shared/telemetry/sampler/sampling.py": "Linux's /proc and /sys",
 }
 SOURCES = [path for floor in ("slipstream", "tasks", "workflows") for path in sorted((ROOT / floor).rglob("*.py"))]
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.operations.proofs.processes import FORK
 from slipstream.shared.artifacts.format import Artifact
-from slipstream.shared.artifacts.store import ArtifactStore
+from slipstream.shared.artifacts.workspaces import ArtifactStore
 from tests.support.tables import table_text
 
 

@@ -13,7 +13,7 @@ import pytest
 from slipstream.flyte.homes import checkpoint_address
 from slipstream.flyte.stage import describe_input
 from slipstream.shared.artifacts import syntax, versions
-from slipstream.shared.artifacts.store import content_key
+from slipstream.shared.artifacts.workspaces import content_key
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory_code import fingerprint_model
 from slipstream.shared.profiles.profile import current_profile

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from slipstream.operations.proofs.gpu.trainings import write_table
 from slipstream.pipeline.compress.config import CompressionConfig
-from slipstream.pipeline.compress.engine import CompressionRun, propose_model
+from slipstream.pipeline.compress.engine import CompressionRun, propose_model, unit_importance, units_to_keep
 from slipstream.pipeline.compress.groups import PruningGroup, find_groups, unite_prunings
-from slipstream.pipeline.compress.importance import unit_importance, units_to_keep
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.shared.errors import UserError

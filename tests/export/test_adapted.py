@@ -20,7 +20,7 @@ from slipstream.pipeline.export.check import check_package
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.export import LibraryFiles, read_export
-from slipstream.shared.models.base.fingerprint import BaseRecord, fingerprint_base
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
 from slipstream.shared.models.hugging_face.command import main

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from slipstream.operations.proofs.gpu.trainings import write_prepared, write_table
-from slipstream.pipeline.export import engine, variants
+from slipstream.pipeline.export import choose, engine
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.quantize import search
 from slipstream.pipeline.export.quantize import search as searching
@@ -208,8 +208,8 @@ def test_an_export_that_does_not_agree_with_torch_stops_the_run(
     """The exporter is made to write another model than it was given."""
     data = write_table(tmp_path / "data", "classification")
     trained, other = trained_on(data, steps=5), trained_on(data, steps=6)
-    right = variants.to_onnx
-    monkeypatch.setattr(variants, "to_onnx", lambda model, *rest: right(other.load(), *rest))
+    right = choose.to_onnx
+    monkeypatch.setattr(choose, "to_onnx", lambda model, *rest: right(other.load(), *rest))
     with refuses(UserError):
         exported(tmp_path / "out", trained, data, SHORT, {})
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -221,7 +221,7 @@ def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
     data = write_table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=20)
     fp32 = tmp_path / "fp32.onnx"
-    variants.to_onnx(trained.load(), data.signature, record_inputs(data.signature, data.split("train")[:2]), 20, fp32)
+    choose.to_onnx(trained.load(), data.signature, record_inputs(data.signature, data.split("train")[:2]), 20, fp32)
     found = {}
     for changed in ("nothing", "test", "train"):
         splits = {name: np.array(data.split(name)) for name in ("train", "validation", "test")}
@@ -247,7 +247,7 @@ def test_the_most_sensitive_layers_stay_in_fp32(tmp_path: Path) -> None:
     data = write_table(tmp_path / "data", "classification")
     inputs = record_inputs(data.signature, data.split("train")[:100])
     fp32 = tmp_path / "fp32.onnx"
-    variants.to_onnx(trained_on(data, 20).load(), data.signature, [each[:2] for each in inputs], 20, fp32)
+    choose.to_onnx(trained_on(data, 20).load(), data.signature, [each[:2] for each in inputs], 20, fp32)
     (tmp_path / "scratch").mkdir()
     quantiser, recipe = Quantiser(fp32, inputs, tmp_path / "scratch", 7), Recipe("static")
     whole = tmp_path / "model.u8s8.onnx"

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from slipstream.operations.proofs.gpu.trainings import write_table
 from slipstream.pipeline.export.convert import to_onnx
-from slipstream.pipeline.export.gpu_files import check_symmetric, trtexec_command, write_tensorrt
+from slipstream.pipeline.export.engine import check_symmetric, trtexec_command, write_tensorrt
 from slipstream.pipeline.export.quantize import quantise as quantisation
 from slipstream.pipeline.export.quantize.quantise import WEIGHT_BITS, Quantiser, smooth_first_product
 from slipstream.pipeline.export.quantize.recipes import Recipe, narrow_convolutions, recipes_for

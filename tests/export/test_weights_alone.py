@@ -18,9 +18,14 @@ from slipstream.pipeline.export.check import BadPackage, check_package, main
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.package.sign import sign_package
 from slipstream.pipeline.export.package.triton import write_repository
-from slipstream.pipeline.promote.comparison import ComparedPackage, Incomparable, paired_predictions
+from slipstream.pipeline.promote.comparison import (
+    ComparedPackage,
+    Incomparable,
+    evaluate_promotion,
+    paired_predictions,
+    promote_package,
+)
 from slipstream.pipeline.promote.config import PromotionConfig
-from slipstream.pipeline.promote.engine import evaluate_promotion, promote_package
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.report.engine import build_export
 from slipstream.pipeline.score.model import ServedModel

@@ -14,10 +14,17 @@ from torch.nn import functional
 from slipstream.operations.proofs.gpu.trainings import SMALL_TRANSFORMER
 from slipstream.pipeline.train.checkpoint.staging import pin_memory
 from slipstream.pipeline.train.config import TrainingConfig
-from slipstream.pipeline.train.device_clock import WAIT, WARM_UP, StepProfiler, device_clock, same_gpu
+from slipstream.pipeline.train.device_clock import (
+    WAIT,
+    WARM_UP,
+    StepProfiler,
+    device_clock,
+    measured_peak,
+    same_gpu,
+    synchronise_device,
+)
 from slipstream.pipeline.train.loop.objective import token_losses
-from slipstream.pipeline.train.loop.precision import kernels_configured
-from slipstream.pipeline.train.throughput import measured_peak, synchronise_device
+from slipstream.pipeline.train.loop.state import kernels_configured
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.artifacts.results.training import OPERATIONS
 from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning

@@ -13,7 +13,7 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor
 
-from slipstream.shared.artifacts.hugging_face import INDEX, WHOLE
+from slipstream.shared.artifacts.prepared.token_rows import INDEX, WHOLE
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.hugging_face.files import divide_into_shards, hugging_face_files, weight_files

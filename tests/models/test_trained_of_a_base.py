@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
-from slipstream.shared.artifacts.hugging_face import CONFIG, WHOLE
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, WHOLE
 from slipstream.shared.artifacts.results.training import KIND
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.base.fingerprint import BaseRecord, fingerprint_base
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import build_model

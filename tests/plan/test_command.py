@@ -35,7 +35,7 @@ from slipstream.operations.plan.measured import measured_training
 from slipstream.operations.plan.options import instance_options
 from slipstream.operations.plan.write import profile_toml
 from slipstream.shared.artifacts.format import canonical_json
-from slipstream.shared.artifacts.results.training_figures import gpu_name, read_figures
+from slipstream.shared.artifacts.results.ledger import gpu_name, read_figures
 from slipstream.shared.checkpoint_interval import best_seconds
 from slipstream.shared.profiles.profile import load_profile
 from slipstream.shared.storage import storage_for

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from slipstream.operations.plan.simulation import MOST_ATTEMPTS
-from slipstream.operations.plan.storm import TrainingPace, is_warned, preemption_table, simulate_constant_rate
+from slipstream.operations.plan.simulation import (
+    MOST_ATTEMPTS,
+    TrainingPace,
+    is_warned,
+    preemption_table,
+    simulate_constant_rate,
+)
 from slipstream.operations.proofs.rehearsal.command import main
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import load_profile

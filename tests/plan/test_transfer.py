@@ -18,7 +18,7 @@ from slipstream.operations.plan.estimate import (
     roofline_seconds,
 )
 from slipstream.operations.plan.measured import MeasuredTraining, measured_training
-from slipstream.pipeline.train.throughput import measured_peak
+from slipstream.pipeline.train.device_clock import measured_peak
 from tests.support.measured_trainings import FIGURES, LEDGER, SECONDS, figures
 
 WIDTHS, BATCHES = (128, 256, 512, 1024), (64, 256, 1024, 4096)

@@ -21,7 +21,7 @@ from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.profiles.profile import parse_profile
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tasks.prepare import made_by
 
 PROFILE = {"stages": {"prepare": {"nodes": 2, "retries": 3}}}

@@ -28,7 +28,7 @@ from slipstream.flyte.failures import (
     collect_reports,
     ran_out_of_memory,
 )
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import Interrupted, OutOfMemory, Preempted, UserError
 
 ENDINGS = {

@@ -24,7 +24,7 @@ from flytekit.extend import IgnoreOutputs
 from slipstream.flyte import departure, last_line
 from slipstream.flyte.departure import JobResult, OutputPrefix, error_document, one_verdict
 from slipstream.flyte.failures import PodPreempted
-from slipstream.flyte.out_of_memory import STAGE
+from slipstream.flyte.metadata import STAGE
 from slipstream.operations.proofs.processes import FORK
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome

@@ -16,7 +16,7 @@ import pytest
 from slipstream.pipeline.prepare.shuffle import RunWriter
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.files import list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.tables import Prepare, everything, table_text
 from tests.support.wording import refuses
 

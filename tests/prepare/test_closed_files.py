@@ -31,7 +31,7 @@ from slipstream.shared.source.config import DataConfig
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.shared.source import images
 from slipstream.shared.source.files import list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
+from slipstream.shared.source.resolved import fingerprint_source
 
 with tempfile.TemporaryDirectory() as directory:  # imports all that is needed, from where only root may read
     prepare(Path(directory) / "p", sys.argv[1], "y", DataConfig(), {}, 1)

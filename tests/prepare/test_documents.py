@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from slipstream.pipeline.evaluate.baseline import feature_table
+from slipstream.pipeline.evaluate.engine import feature_table
 from slipstream.pipeline.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.shared.artifacts.format import Artifact
@@ -22,7 +22,7 @@ from slipstream.shared.models.factory import build_model
 from slipstream.shared.source.columns.transform import BUCKETS, Transform, tokenise_texts
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.tables import Prepare, everything
 from tests.support.wording import refuses
 

@@ -18,7 +18,7 @@ from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.tables import Prepare, everything
 from tests.support.wording import refuses, same_wording
 

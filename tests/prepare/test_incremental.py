@@ -24,7 +24,7 @@ from slipstream.shared.artifacts.prepared.data import SPLITS, TARGET, PreparedDa
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig, SplitConfig
 from slipstream.shared.source.files import list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.groups import ALONE
 from tests.support.shares import on_several
 from tests.support.wording import refuses, same_wording

@@ -24,7 +24,7 @@ from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
+from slipstream.shared.source.resolved import fingerprint_source
 from slipstream.shared.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.shares import on_several

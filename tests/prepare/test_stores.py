@@ -13,7 +13,7 @@ from slipstream.pipeline.prepare.engine import prepare
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.faulty_stores import Remote
 from tests.support.tables import table_text
 from tests.support.wording import refuses

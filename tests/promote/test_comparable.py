@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.pipeline.promote.comparison import Incomparable, check_unseen
-from slipstream.pipeline.promote.engine import evaluate_promotion
+from slipstream.pipeline.promote.comparison import Incomparable, check_unseen, evaluate_promotion
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.export import Holdout

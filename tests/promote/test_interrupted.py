@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from slipstream.pipeline.export.package import copies
-from slipstream.pipeline.promote.engine import evaluate_promotion, promote_package
+from slipstream.pipeline.promote.comparison import evaluate_promotion, promote_package
 from slipstream.pipeline.promote.store import Registry, package_version
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision

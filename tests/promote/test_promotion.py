@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.pipeline.promote.comparison import evaluate_promotion
 from slipstream.pipeline.promote.config import PromotionConfig
-from slipstream.pipeline.promote.engine import evaluate_promotion
 from slipstream.pipeline.promote.store import Registry, package_version
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.errors import UserError

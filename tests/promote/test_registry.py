@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from slipstream.pipeline.export.check import check_package
-from slipstream.pipeline.promote.engine import evaluate_promotion
+from slipstream.pipeline.promote.comparison import evaluate_promotion
 from slipstream.pipeline.promote.store import Registry, main, package_version
 from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.errors import UserError

@@ -10,9 +10,14 @@ import pytest
 
 from slipstream.pipeline.export import engine
 from slipstream.pipeline.export.config import ExportConfig
-from slipstream.pipeline.promote.comparison import ComparedPackage, Incomparable, check_same_tokens
+from slipstream.pipeline.promote.comparison import (
+    ComparedPackage,
+    Incomparable,
+    check_same_tokens,
+    evaluate_promotion,
+    promote_package,
+)
 from slipstream.pipeline.promote.config import PromotionConfig
-from slipstream.pipeline.promote.engine import evaluate_promotion, promote_package
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.records import to_json

@@ -16,7 +16,7 @@ from slipstream.pipeline.report.pages import device_charts
 from slipstream.pipeline.report.pages.report_page import stored_charts
 from slipstream.pipeline.report.terminal import held_back
 from slipstream.shared.artifacts.results.devices import PodSeries
-from slipstream.shared.artifacts.results.training_figures import read_figures
+from slipstream.shared.artifacts.results.ledger import read_figures
 from slipstream.shared.profiles.profile import load_profile
 from slipstream.shared.stages import StageRun, StageUsage
 from tests.support.network_profiles import network_profile

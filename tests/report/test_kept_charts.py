@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from slipstream.pipeline.report.pages import report_page
 from slipstream.pipeline.report.pages.report_page import FILE, KIND, stored_charts
-from slipstream.shared.artifacts.store import ArtifactStore
+from slipstream.shared.artifacts.workspaces import ArtifactStore
 from tests.support.report_runs import results
 
 

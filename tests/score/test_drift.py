@@ -15,7 +15,7 @@ from slipstream.pipeline.export.check import digest_line
 from slipstream.pipeline.export.package.raw_columns import raw_columns
 from slipstream.pipeline.export.package.samples import decode_rows
 from slipstream.pipeline.promote.store import Registry
-from slipstream.pipeline.report.scoring_summary import ScoringSummary
+from slipstream.pipeline.report.summary import ScoringSummary
 from slipstream.pipeline.score.model import ServedModel
 from slipstream.pipeline.score.predict import PREDICTIONS, BinCounter, measure_drift, table_predictor
 from slipstream.pipeline.score.publish import score_data

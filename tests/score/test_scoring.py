@@ -36,7 +36,7 @@ from slipstream.shared.models.trained import TrainedModel
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.columns.transform import tokenise_texts
 from slipstream.shared.source.config import DataConfig
-from slipstream.shared.source.fingerprint import load_digits
+from slipstream.shared.source.resolved import load_digits
 from slipstream.shared.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packages import package

@@ -11,7 +11,7 @@ from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.sweep.records import TrialProposed
 from slipstream.pipeline.sweep.store import SweepStore
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import (
     AlreadyThere,

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
 from slipstream.operations.proofs.gpu.layouts import whole
-from slipstream.pipeline.train.parallel.recompute import recompute_blocks
+from slipstream.pipeline.train.parallel.compiled import recompute_blocks
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.models.adapters.layers import is_adapter
 from slipstream.shared.models.adapters.network import hold_frozen
@@ -106,8 +106,7 @@ def gradients(case: Case) -> dict[str, Tensor]:
     from slipstream.pipeline.train.loop.probe import ModelTraits
     from slipstream.pipeline.train.parallel.config import ParallelConfig
     from slipstream.pipeline.train.parallel.divide import divide_model
-    from slipstream.pipeline.train.parallel.layout import Layout
-    from slipstream.pipeline.train.parallel.model import ParallelModel
+    from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
     from slipstream.pipeline.train.parallel.replicas import replicate_model
 
     device, world = torch.device("cpu"), dist.get_world_size()

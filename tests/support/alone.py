@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed.process_group import process_group
 from slipstream.shared.distributed.user_errors import AgreedUserError
 from slipstream.shared.errors import AgreedPreempted, Preempted, UserError

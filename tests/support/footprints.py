@@ -17,15 +17,13 @@ from torch import Tensor
 from slipstream.pipeline.train.checkpoint.staging import local_tensor
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
-from slipstream.pipeline.train.loop.precision import LossScaler
 from slipstream.pipeline.train.loop.probe import ModelTraits, probe_model
-from slipstream.pipeline.train.loop.state import Progress, TrainingState
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
 from slipstream.pipeline.train.loop.step import train_step
 from slipstream.pipeline.train.memory.trace import CPU, TracedStep, zero_batch
+from slipstream.pipeline.train.parallel.compiled import recompute_blocks
 from slipstream.pipeline.train.parallel.divide import divide_model
-from slipstream.pipeline.train.parallel.layout import Layout
-from slipstream.pipeline.train.parallel.model import ParallelModel
-from slipstream.pipeline.train.parallel.recompute import recompute_blocks
+from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
 from slipstream.pipeline.train.parallel.replicas import replicate_model
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.models.adapters.network import hold_frozen

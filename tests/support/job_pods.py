@@ -22,7 +22,7 @@ from slipstream.flyte.failures import agent_error, collect_reports
 from slipstream.operations.proofs.rehearsal.operator import watch_job
 from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import OutOfMemory, Preempted
 from slipstream.shared.storage import storage_for
 

@@ -10,9 +10,8 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import stored_blocks, training_batches
 from slipstream.pipeline.train.data_order import GlobalOrder
 from slipstream.pipeline.train.loop.optimizer import make_optimizer
-from slipstream.pipeline.train.loop.precision import LossScaler
 from slipstream.pipeline.train.loop.probe import ModelTraits
-from slipstream.pipeline.train.loop.state import Progress, TrainingState, copy_weights
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
 from slipstream.pipeline.train.loop.step import train_step
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
 from slipstream.shared.artifacts.prepared.data import PreparedData

@@ -10,7 +10,16 @@ from typing import Any
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.records import to_tree
 from slipstream.shared.artifacts.results.devices import AttemptSpan, DeviceSeries, PodSeries, TrainingDevices
-from slipstream.shared.artifacts.results.ledger import ACTIVITIES, DATA_WAIT, EVALUATION, RESTORE, STALL, START, STEPS
+from slipstream.shared.artifacts.results.ledger import (
+    ACTIVITIES,
+    DATA_WAIT,
+    EVALUATION,
+    RESTORE,
+    STALL,
+    START,
+    STEPS,
+    TrainingFigures,
+)
 from slipstream.shared.artifacts.results.training import (
     KIND,
     Attempt,
@@ -21,7 +30,6 @@ from slipstream.shared.artifacts.results.training import (
     ValidationPoint,
     record_files,
 )
-from slipstream.shared.artifacts.results.training_figures import TrainingFigures
 
 A100 = "NVIDIA A100-SXM4-80GB"
 STEPS_DONE, BATCH = 36_000, 512

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.promote.comparison import evaluate_promotion, promote_package
 from slipstream.pipeline.promote.config import PromotionConfig
-from slipstream.pipeline.promote.engine import evaluate_promotion, promote_package
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.scoring import Promotion

@@ -24,7 +24,7 @@ from slipstream.operations.proofs.rehearsal.rendering import raw_output
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.pipeline.train.checkpoint.lease import wait_for_others
 from slipstream.pipeline.train.checkpoint.unfinished import finished_result
-from slipstream.shared.artifacts.homes import Holder, home_below
+from slipstream.shared.artifacts.workspaces import Holder, home_below
 from slipstream.shared.storage import storage_for
 
 #: How an attempt ends early: before, during and after its first save.

@@ -18,7 +18,7 @@ from slipstream.config import RunConfig
 from slipstream.pipeline.sweep import worker as engine
 from slipstream.pipeline.sweep.engine import run_trials
 from slipstream.pipeline.sweep.worker import WorkerPod
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.storage.local import LocalStorage
 from tests.support.noted_trial import noted
 

@@ -29,9 +29,9 @@ from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from slipstream.operations.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.format import ArtifactWriter
-from slipstream.shared.artifacts.homes import HOMES
 from slipstream.shared.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.shared.artifacts.records import write_record
+from slipstream.shared.artifacts.workspaces import HOMES
 from slipstream.shared.models.config import ModelConfig
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3

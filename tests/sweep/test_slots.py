@@ -10,7 +10,7 @@ from slipstream.pipeline.sweep import store as slots
 from slipstream.pipeline.sweep.records import TrialProposed
 from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore
 from slipstream.pipeline.train.checkpoint.lease import Lease
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 
 
 @pytest.fixture(params=["disk", "s3"])

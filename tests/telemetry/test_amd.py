@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.shared.machine import limits
 from slipstream.shared.telemetry.records import DeviceReading
-from slipstream.shared.telemetry.sampler.amd import AmdDevices
+from slipstream.shared.telemetry.sampler.sampling import AmdDevices
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 FILES = {

@@ -26,9 +26,8 @@ from slipstream.shared.artifacts.format import DamagedArtifact
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.adapters.merge import merge_adapters
-from slipstream.shared.models.adapters.network import numbers_in, plain_shapes
-from slipstream.shared.models.base.fingerprint import BaseRecord, fingerprint_base
+from slipstream.shared.models.adapters.network import merge_adapters, numbers_in, plain_shapes
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
 from slipstream.shared.models.trained import TrainedModel, Weights, write_trained

@@ -62,8 +62,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher
     from slipstream.pipeline.train.loop import train_loop
     from slipstream.pipeline.train.loop.optimizer import make_optimizer
-    from slipstream.pipeline.train.loop.precision import LossScaler
-    from slipstream.pipeline.train.loop.state import Progress, TrainingState, copy_weights
+    from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
     from slipstream.pipeline.train.loop.step import StepResult
     from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
     from slipstream.shared.artifacts.prepared.data import PreparedData

@@ -18,11 +18,11 @@ from slipstream.pipeline.train.checks import check_training
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.pipeline.train.setup import same_origin
-from slipstream.shared.artifacts.hugging_face import CONFIG, LONGEST_JSON, WHOLE
 from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, LONGEST_JSON, WHOLE
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import vocabulary_beside
-from slipstream.shared.models.base.fingerprint import BaseRecord, fingerprint_base
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
 from slipstream.shared.models.base.tensors import OpenedBase
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.trained import TrainedModel

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.parallel.config import ParallelConfig
-from slipstream.shared.models.base.headers import LENGTH_BYTES
+from slipstream.shared.models.base.tensors import LENGTH_BYTES
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.trained import TrainedModel
 from slipstream.shared.storage import storage_for

@@ -18,9 +18,8 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch
 from slipstream.pipeline.train.loop.objective import correct_sum, evaluate_split, loss_sum
 from slipstream.pipeline.train.loop.optimizer import make_optimizer
-from slipstream.pipeline.train.loop.precision import LossScaler
 from slipstream.pipeline.train.loop.probe import ModelTraits
-from slipstream.pipeline.train.loop.state import Progress, TrainingState, copy_weights
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
 from slipstream.pipeline.train.loop.step import padded_rows, train_step
 from slipstream.pipeline.train.parallel.replicas import replicate_model
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.flyte.stage import describe_input
-from slipstream.shared.artifacts.store import content_key
 from slipstream.shared.artifacts.syntax import analyse_source
+from slipstream.shared.artifacts.workspaces import content_key
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory_code import fingerprint_model, model_code
 

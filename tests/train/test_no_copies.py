@@ -16,9 +16,8 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch, DeviceBuffer
 from slipstream.pipeline.train.loop.objective import Teacher
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
-from slipstream.pipeline.train.loop.precision import LossScaler
 from slipstream.pipeline.train.loop.probe import probe_model
-from slipstream.pipeline.train.loop.state import Progress, TrainingState
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
 from slipstream.pipeline.train.loop.step import train_step
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec

@@ -25,16 +25,18 @@ from slipstream.pipeline.train.loop.optimizer import (
     may_exceed,
     step_unless_skipped,
 )
-from slipstream.pipeline.train.loop.precision import (
+from slipstream.pipeline.train.loop.probe import probe_model
+from slipstream.pipeline.train.loop.state import (
     FIRST_SCALE,
     RESCALED,
     SKIPPED,
     USED,
     LossScaler,
+    Progress,
+    TrainingState,
+    copy_weights,
     kernels_configured,
 )
-from slipstream.pipeline.train.loop.probe import probe_model
-from slipstream.pipeline.train.loop.state import Progress, TrainingState, copy_weights
 from slipstream.pipeline.train.loop.step import train_step
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
@@ -173,7 +175,7 @@ def test_a_gradient_that_is_not_scaled_down_would_not_have_changed(largest: floa
 
 
 def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.pipeline.train.loop.precision.STEPS_TO_GROW", 3)
+    monkeypatch.setattr("slipstream.pipeline.train.loop.state.STEPS_TO_GROW", 3)
     ours = LossScaler(CPU, enabled=True)
     theirs = torch.amp.GradScaler("cpu", growth_interval=3)
     p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))

@@ -46,7 +46,7 @@ STEP_MODULES = (
     "slipstream.pipeline.train.loop.step",
     "slipstream.pipeline.train.loop.objective",
     "slipstream.pipeline.train.loop.optimizer",
-    "slipstream.pipeline.train.loop.precision",
+    "slipstream.pipeline.train.loop.state",
     "slipstream.pipeline.train.loop.step",
     "slipstream.pipeline.train.loop.objective",
     "slipstream.shared.models.arithmetic",

@@ -13,7 +13,7 @@ from slipstream.config import RunConfig
 from slipstream.pipeline.sweep import worker
 from slipstream.pipeline.sweep.engine import run_trials
 from slipstream.pipeline.sweep.worker import WorkerPod
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])

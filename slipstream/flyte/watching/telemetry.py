@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flytekit import current_context
 
-from slipstream.shared.artifacts.store import STORE
+from slipstream.shared.artifacts.workspaces import STORE
 from slipstream.shared.logs import logger
 from slipstream.shared.profiles.placement import Placement
 from slipstream.shared.profiles.profile import current_profile

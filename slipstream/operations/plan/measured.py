@@ -10,8 +10,8 @@ from slipstream.operations.plan.capacity import PastAttempt
 from slipstream.shared.artifacts.format import LONGEST_MANIFEST, MANIFEST, Manifest
 from slipstream.shared.artifacts.records import from_tree
 from slipstream.shared.artifacts.results import ledger
+from slipstream.shared.artifacts.results.ledger import TrainingFigures, read_figures
 from slipstream.shared.artifacts.results.training import KIND as TRAINED
-from slipstream.shared.artifacts.results.training_figures import TrainingFigures, read_figures
 from slipstream.shared.artifacts.strict_json import parse_json
 from slipstream.shared.errors import UserError
 from slipstream.shared.interconnect.profile import KIND as NETWORK

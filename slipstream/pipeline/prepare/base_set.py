@@ -50,8 +50,8 @@ from slipstream.shared.source.columns.number_formats import CASTS, DECLARED
 from slipstream.shared.source.columns.transform import Transform
 from slipstream.shared.source.config import ColumnType, DataConfig
 from slipstream.shared.source.files import SourceFile
-from slipstream.shared.source.fingerprint import digest_files
 from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.resolved import digest_files
 from slipstream.shared.storage import S3, STORES, copy_within_s3, list_names, open_reader, storage_for
 
 #: Parsed JSON object.

@@ -14,15 +14,21 @@ import xxhash
 
 from slipstream.pipeline.prepare.base_set import BaseSet, FileSet
 from slipstream.shared.artifacts.format import canonical_json
-from slipstream.shared.artifacts.hugging_face import CONFIG
-from slipstream.shared.artifacts.prepared.token_rows import FAST
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, FAST
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.engine import tokenizers_library
 from slipstream.shared.language.tokenizer import Tokenizer, read_tokenizer, vocabulary_beside
 from slipstream.shared.source.config import DataConfig, Format
 from slipstream.shared.source.files import IMAGE_FORMATS, Listing, SourceFile
-from slipstream.shared.source.fingerprint import digest_files
-from slipstream.shared.source.resolved import KINDS, Kind, ResolvedSource, format_of_all, one_format, texts_by_class
+from slipstream.shared.source.resolved import (
+    KINDS,
+    Kind,
+    ResolvedSource,
+    digest_files,
+    format_of_all,
+    one_format,
+    texts_by_class,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

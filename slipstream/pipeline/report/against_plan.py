@@ -11,7 +11,7 @@ from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.costs import CostFigures
 from slipstream.shared.artifacts.results.devices import COMMUNICATION, Bottleneck
 from slipstream.shared.artifacts.results.evaluation import Evaluation
-from slipstream.shared.artifacts.results.training_figures import TrainingFigures
+from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from slipstream.shared.interconnect.profile import NetworkProfile
 from slipstream.shared.profiles.placement import Planned
 from slipstream.shared.telemetry.bottleneck import WORTH_A_LOOK

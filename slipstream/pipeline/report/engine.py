@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream.pipeline.report.against_plan import TRAIN, against_plan
 from slipstream.pipeline.report.costs import stage_costs
-from slipstream.pipeline.report.figures import ScheduleFigures
+from slipstream.pipeline.report.formatting import ScheduleFigures
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.pages.report_page import report_page
 from slipstream.pipeline.report.run_directory import (
@@ -41,11 +41,11 @@ from slipstream.shared.artifacts.records import read_record
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.evaluation import PlotData
 from slipstream.shared.artifacts.results.export import KIND, SIGNATURE, DeployedSignature, read_export
+from slipstream.shared.artifacts.results.ledger import read_figures
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.results.training import TRACE
-from slipstream.shared.artifacts.results.training_figures import read_figures
-from slipstream.shared.artifacts.store import ArtifactStore
+from slipstream.shared.artifacts.workspaces import ArtifactStore
 from slipstream.shared.models.metrics import HEADLINE
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.stages import StageRun

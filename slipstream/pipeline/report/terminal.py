@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.against_plan import AgainstPlan, against_baseline
 from slipstream.pipeline.report.costs import CostFigures
-from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
+from slipstream.pipeline.report.formatting import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.devices import Bottleneck
 from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.export import ExportReport, VariantFigures
+from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
-from slipstream.shared.artifacts.results.training_figures import TrainingFigures
 from slipstream.shared.stages import StageRun
 
 WIDTH = 80

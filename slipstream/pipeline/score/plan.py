@@ -16,8 +16,7 @@ from slipstream.shared.settings import to_dict
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.config import DataConfig, Format
 from slipstream.shared.source.files import IMAGE_FORMATS, Listing, SourceFile, list_source
-from slipstream.shared.source.fingerprint import fingerprint_source
-from slipstream.shared.source.resolved import TEXT, ResolvedSource, format_of_all, one_format
+from slipstream.shared.source.resolved import TEXT, ResolvedSource, fingerprint_source, format_of_all, one_format
 from slipstream.shared.storage import STORES, check_conditional_writes, storage_for
 from slipstream.shared.storage.local import local_path
 

@@ -21,7 +21,7 @@ from slipstream.shared.artifacts.results.sweep import AgainstGiven, Sweep, Sweep
 from slipstream.shared.comparison.quality import UNITS, quality_loss
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.fingerprint import fingerprint_origin
+from slipstream.shared.models.base.directory import fingerprint_origin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.predict import held_out_rows, model_function, predict_records, record_targets
 from slipstream.shared.settings import to_dict

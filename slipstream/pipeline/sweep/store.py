@@ -40,8 +40,8 @@ from slipstream.pipeline.train.checkpoint.home import CLAIMS, CheckpointDirector
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, process_lock, within_timeout
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.format import MANIFEST
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.records import LARGEST_RECORD
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.models.config import ModelConfig

@@ -14,8 +14,8 @@ from typing import Literal
 from slipstream.config import RunConfig
 from slipstream.pipeline.sweep.records import CurvePoint
 from slipstream.shared.artifacts.format import Artifact
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.results.training import KIND, ValidationPoint
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed.child_processes import end_with_parent
 from slipstream.shared.distributed.user_errors import torch_user_error
 from slipstream.shared.errors import Interrupted, OutOfMemory, Preempted, UserError
@@ -87,7 +87,7 @@ def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
 
     try:
         from slipstream.shared.artifacts.prepared.streamed import open_prepared
-        from slipstream.shared.models.base.fingerprint import fingerprint_origin
+        from slipstream.shared.models.base.directory import fingerprint_origin
 
         model, training = job.config.model, job.config.for_training()
         base = fingerprint_origin(model)

@@ -29,8 +29,8 @@ from slipstream.pipeline.sweep.trial import TrialJob, TrialOutcome, train_trial
 from slipstream.pipeline.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
 from slipstream.pipeline.train.checkpoint.lease import Lease
 from slipstream.shared.artifacts.format import Artifact
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.results.training import KIND
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed import fork_server
 from slipstream.shared.errors import Preempted, UserError
 from slipstream.shared.logs import logger

@@ -21,8 +21,8 @@ from slipstream.pipeline.train.data_order import GlobalOrder
 from slipstream.pipeline.train.loop.probe import ModelTraits, probe_model
 from slipstream.pipeline.train.loop.step import micro_batches, padded_rows
 from slipstream.pipeline.train.memory.lasting import MemoryCapacity, ModelState, refuse_what_cannot_fit, room_of_host
+from slipstream.pipeline.train.parallel.compiled import recompute_blocks
 from slipstream.pipeline.train.parallel.layout import check_plan, count_nodes
-from slipstream.pipeline.train.parallel.recompute import recompute_blocks
 from slipstream.pipeline.train.parallel.replicas import check_exchange
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.shared.artifacts.prepared.streamed import open_prepared

@@ -20,16 +20,16 @@ from slipstream.pipeline.train.identity import run_identity
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.pipeline.train.run import run_attempt
 from slipstream.shared.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.streamed import make_stub
 from slipstream.shared.artifacts.results.training import KIND
 from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed.child_processes import exit_at_once, group_stands
 from slipstream.shared.distributed.user_errors import torch_user_error
 from slipstream.shared.errors import OutOfMemory, UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.fingerprint import fingerprint_origin
+from slipstream.shared.models.base.directory import fingerprint_origin
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import STORES
 from slipstream.shared.telemetry.metrics import MetricLabels

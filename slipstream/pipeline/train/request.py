@@ -10,9 +10,9 @@ import torch
 
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.loop.objective import Teacher
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.training import ValidationPoint
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.config import ModelConfig, TeachingConfig

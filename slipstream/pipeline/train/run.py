@@ -34,13 +34,12 @@ from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher, metadata_servers
 from slipstream.pipeline.train.identity import log_resumption, training_code
-from slipstream.pipeline.train.loop.precision import kernels_configured
+from slipstream.pipeline.train.loop.state import kernels_configured
 from slipstream.pipeline.train.loop.train_loop import RanOutOfMemory, TrainLoop
 from slipstream.pipeline.train.memory.decision import with_micro_batches
 from slipstream.pipeline.train.memory.running_out import after_running_out
-from slipstream.pipeline.train.parallel.layout import Layout, count_nodes
-from slipstream.pipeline.train.parallel.model import ParallelModel
-from slipstream.pipeline.train.parallel.recompute import recompute_blocks
+from slipstream.pipeline.train.parallel.compiled import recompute_blocks
+from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel, count_nodes
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel, check_exchange, replicate_model
 from slipstream.pipeline.train.request import Lineage, TrainingRequest
 from slipstream.pipeline.train.setup import (
@@ -73,7 +72,7 @@ from slipstream.shared.errors import Preempted
 from slipstream.shared.logs import logger
 from slipstream.shared.models.adapters.network import hold_frozen
 from slipstream.shared.models.arithmetic import autocast_context, common_precision, device_capability
-from slipstream.shared.models.base.fingerprint import BaseRecord, fingerprint_origin
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_origin
 from slipstream.shared.models.factory import initial_values
 from slipstream.shared.models.initial.drawn import fill_parameters
 from slipstream.shared.models.trained import write_trained

@@ -15,13 +15,11 @@ from slipstream.pipeline.train.data_loader import padding_inputs
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.identity import bit_identity_conditions, in_older_form, run_identity
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
-from slipstream.pipeline.train.loop.precision import LossScaler
 from slipstream.pipeline.train.loop.probe import ModelTraits
-from slipstream.pipeline.train.loop.state import Progress, TrainingState, copy_weights
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
 from slipstream.pipeline.train.memory.decision import DecisionConditions
 from slipstream.pipeline.train.parallel.compiled import CompiledTraining, compile_blocks
-from slipstream.pipeline.train.parallel.layout import Layout
-from slipstream.pipeline.train.parallel.model import ParallelModel
+from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
 from slipstream.pipeline.train.request import Lineage, TrainingRequest
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.distributed.process_group import RankContext

@@ -13,8 +13,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from slipstream.shared.artifacts.hugging_face import CONFIG, LONGEST_JSON
-from slipstream.shared.artifacts.prepared.token_rows import FAST, MOST_IDS, disable_padding_and_truncation, read_files
+from slipstream.shared.artifacts.prepared.token_rows import (
+    CONFIG,
+    FAST,
+    LONGEST_JSON,
+    MOST_IDS,
+    disable_padding_and_truncation,
+    read_files,
+)
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.engine import TokenizerEngine, bytes_bpe, engine_process, trained_bpe
 from slipstream.shared.storage import STORES, MissingObject, open_below

@@ -28,7 +28,7 @@ from slipstream.shared.artifacts.records import read_record, write_record
 from slipstream.shared.artifacts.results.training import HISTORY, KIND, History
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.fingerprint import BaseRecord
+from slipstream.shared.models.base.directory import BaseRecord
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, resolve_model_name
 from slipstream.shared.models.pruning import Retained

@@ -20,9 +20,8 @@ from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import hash_rows
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
-from slipstream.shared.source.fingerprint import load_digits
 from slipstream.shared.source.quarantine import BadRow
-from slipstream.shared.source.resolved import ResolvedSource
+from slipstream.shared.source.resolved import ResolvedSource, load_digits
 from slipstream.shared.storage import StorageUnavailable
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from slipstream.shared.machine.cloud_metadata import (
+from slipstream.shared.machine.description import (
     GOOGLE,
     LINK_LOCAL,
     AwsMetadata,

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.layers import LoraLinear, is_adapter
-from slipstream.shared.models.adapters.merge import merge_adapters, merged_tensors
 from slipstream.shared.models.adapters.network import (
     add_adapters,
     layers_with_adapters,
+    merge_adapters,
+    merged_tensors,
     numbers_in,
     numbers_trained,
     plain_shapes,

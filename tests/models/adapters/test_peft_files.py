@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from slipstream.shared.artifacts.hugging_face import ADAPTER as WEIGHTS
-from slipstream.shared.artifacts.hugging_face import ADAPTER_CONFIG as CONFIG
+from slipstream.shared.artifacts.prepared.token_rows import ADAPTER as WEIGHTS
+from slipstream.shared.artifacts.prepared.token_rows import ADAPTER_CONFIG as CONFIG
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.network import add_adapters
 from slipstream.shared.models.adapters.peft_files import NewAdapter, StoredAdapter, peft_files, read_peft

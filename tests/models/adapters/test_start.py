@@ -12,10 +12,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from slipstream.config import RunConfig
-from slipstream.shared.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG
+from slipstream.shared.artifacts.prepared.token_rows import ADAPTER, ADAPTER_CONFIG
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.peft_files import NewAdapter, peft_files
-from slipstream.shared.models.base.fingerprint import fingerprint_base, fingerprint_origin
+from slipstream.shared.models.base.directory import fingerprint_base, fingerprint_origin
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import build_model, initial_values

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.shared.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.artifacts.prepared.token_rows import INDEX, WHOLE
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.base.directory import read_pieces
 from slipstream.shared.models.base.tensors import OpenedBase
@@ -125,7 +125,7 @@ def test_a_header_that_is_too_long_is_not_read(whole: Path, monkeypatch: pytest.
         lengths.append(width)
         return read_pieces(info, start, width, stride, count)
 
-    monkeypatch.setattr("slipstream.shared.models.base.headers.read_pieces", noted)
+    monkeypatch.setattr("slipstream.shared.models.base.tensors.read_pieces", noted)
     same_wording(refusal(whole))
     assert lengths == [8]
 

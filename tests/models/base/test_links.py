@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.shared.artifacts.hugging_face import CONFIG, INDEX, WHOLE
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, INDEX, WHOLE
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.base.fingerprint import fingerprint_base
+from slipstream.shared.models.base.directory import fingerprint_base
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from tests.support.bases import SIGNATURE, make_base

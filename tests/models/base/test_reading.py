@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.shared.artifacts.hugging_face import WHOLE
+from slipstream.shared.artifacts.prepared.token_rows import WHOLE
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.base import tensors as module
-from slipstream.shared.models.base.directory import BaseDirectory, read_pieces
-from slipstream.shared.models.base.fingerprint import fingerprint_base
+from slipstream.shared.models.base.directory import BaseDirectory, fingerprint_base, read_pieces
 from slipstream.shared.models.base.tensors import OpenedBase
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
@@ -175,7 +174,7 @@ def test_what_identifies_a_base(tmp_path: Path) -> None:
 def test_a_base_is_read_once_for_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_base(tmp_path / "base")
     first = fingerprint_base(str(base))
-    monkeypatch.setattr("slipstream.shared.models.base.fingerprint.read_pieces", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("slipstream.shared.models.base.directory.read_pieces", lambda *_: pytest.fail("read again"))
     assert fingerprint_base(str(base)) == first
     monkeypatch.undo()
     tensors = load_file(base / WHOLE)

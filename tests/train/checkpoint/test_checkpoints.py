@@ -21,7 +21,7 @@ from slipstream.pipeline.train.checkpoint.shards import FileWriter
 from slipstream.pipeline.train.checkpoint.staging import assign_writers
 from slipstream.pipeline.train.checkpoint.state import join_tensors, split_tensors
 from slipstream.shared.artifacts.format import hash_file
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import StorageUnavailable, storage_for
 from tests.support.small_run import Run, names, same

@@ -17,8 +17,8 @@ from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, Check
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, wait_for_announced, wait_for_others
 from slipstream.pipeline.train.checkpoint.unfinished import UnfinishedTraining, finished_result
 from slipstream.pipeline.train.config import TrainingConfig
-from slipstream.shared.artifacts.homes import Holder, home_below
 from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.artifacts.workspaces import Holder, home_below
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import Replaced, storage_for
 from tests.support.faulty_s3 import FaultyS3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName, complete_checkpoints
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import storage_for
 from tests.support.faulty_s3 import FaultyS3

@@ -13,7 +13,7 @@ from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore
 from slipstream.pipeline.train.checkpoint import lease as leases
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, last_heartbeat
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.storage import StorageUnavailable, call_within, storage_for
 from tests.support.faulty_s3 import FaultyS3
 

@@ -21,8 +21,8 @@ from slipstream.pipeline.train.checkpoint.home import CheckpointName
 from slipstream.pipeline.train.checkpoint.restore import Candidate, check_tensors
 from slipstream.pipeline.train.identity import describe_other_code
 from slipstream.shared.artifacts.format import Artifact
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.results.training import Attempt, code_versions_of, read_attempt
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.trained import TrainedModel

@@ -14,7 +14,7 @@ from slipstream.pipeline.train.checkpoint import lease
 from slipstream.pipeline.train.checkpoint.command import main
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.pipeline.train.checkpoint.lease import Lease
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.storage import s3, storage_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run

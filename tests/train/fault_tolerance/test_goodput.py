@@ -14,7 +14,6 @@ from slipstream.operations.proofs.processes import FORK
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory
 from slipstream.pipeline.train.fault_tolerance import goodput
 from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.results.ledger import (
     EVALUATION,
     KILLED,
@@ -24,6 +23,7 @@ from slipstream.shared.artifacts.results.ledger import (
     read_attempts,
     summarise_goodput,
 )
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed.child_processes import end_with_parent
 from slipstream.shared.storage import storage_for
 from tests.support.processes import running

@@ -22,7 +22,7 @@ from slipstream.pipeline.train.fault_tolerance.notices import (
     PreemptionNotice,
 )
 from slipstream.shared.distributed.process_group import Peers
-from slipstream.shared.machine.cloud_metadata import AwsMetadata, MetadataUnavailable
+from slipstream.shared.machine.description import AwsMetadata, MetadataUnavailable
 from tests.support.metadata_server import metadata_server
 
 CLOUDS: dict[str, Callable[[str], MetadataServer]] = {"aws": AwsNotices, "gcp": GcpNotices, "azure": AzureNotices}

@@ -26,7 +26,7 @@ from slipstream.pipeline.train.memory.tracker import KINDS
 from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.pipeline.train.parallel.layout import check_plan
 from slipstream.pipeline.train.request import TrainingRequest
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.plan import ParallelPlan

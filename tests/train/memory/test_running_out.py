@@ -20,8 +20,8 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.memory import automatic, running_out
 from slipstream.pipeline.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
 from slipstream.pipeline.train.parallel.config import ParallelConfig
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.results.ledger import read_attempts
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import OutOfMemory, UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.storage import StorageUnavailable, storage_for

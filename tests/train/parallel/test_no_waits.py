@@ -30,8 +30,7 @@ def two_steps(parallel: dict[str, object], ema: float, precision: str) -> float:
     """The loss of the second of two steps; the first may wait, as it makes what later ones use."""
     from slipstream.pipeline.train.loop import optimizer
     from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
-    from slipstream.pipeline.train.loop.precision import LossScaler
-    from slipstream.pipeline.train.loop.state import Progress, TrainingState
+    from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
     from slipstream.pipeline.train.loop.step import train_step
 
     optimizer.known_to_host = lambda tensor: False  # as on a GPU

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from slipstream.pipeline.train.checkpoint.staging import local_tensor
 from slipstream.pipeline.train.config import TrainingConfig, resume_settings
 from slipstream.pipeline.train.loop.probe import ModelTraits
-from slipstream.pipeline.train.parallel.compiled import compile_blocks
+from slipstream.pipeline.train.parallel.compiled import compile_blocks, recompute_blocks
 from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.pipeline.train.parallel.divide import divide_model
-from slipstream.pipeline.train.parallel.layout import Layout
-from slipstream.pipeline.train.parallel.model import ParallelModel
-from slipstream.pipeline.train.parallel.recompute import recompute_blocks
+from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel, replicate_model
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.errors import UserError

@@ -18,7 +18,7 @@ from slipstream.shared.artifacts.results.export import (
     read_export,
     without_onnx,
 )
-from slipstream.shared.artifacts.results.training_figures import TrainingFigures
+from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import VNNI
 from slipstream.shared.toml_file import read_toml

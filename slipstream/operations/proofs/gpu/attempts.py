@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 from slipstream.operations.proofs.processes import FORK, free_port
 from slipstream.pipeline.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.results.training import ValidationPoint
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.storage import storage_for
 

@@ -26,8 +26,7 @@ from slipstream.shared.models.initial.drawn import DrawnValues
 
 if TYPE_CHECKING:
     from slipstream.pipeline.train.checkpoint.manager import Checkpoints
-    from slipstream.pipeline.train.parallel.layout import Layout
-    from slipstream.pipeline.train.parallel.model import ParallelModel
+    from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
 
 LENGTH = 16
 SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=256)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from slipstream.operations.doctor.package import measured_save
-from slipstream.operations.plan.storm import TrainingPace, preemption_table
+from slipstream.operations.plan.simulation import TrainingPace, preemption_table
 from slipstream.operations.proofs.rehearsal.acts import Acts
 from slipstream.operations.proofs.rehearsal.rehearsal import (
     CONFIG,

@@ -28,7 +28,7 @@ from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from slipstream.operations.proofs.rehearsal.record import ExecutionRecord, TaskAttempt
 from slipstream.operations.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
 from slipstream.operations.proofs.rehearsal.rounds import RETRIES, PropellerRounds
-from slipstream.shared.artifacts.homes import HOMES
+from slipstream.shared.artifacts.workspaces import HOMES
 
 Literals = dict[str, Literal]
 #: Output of an element that failed.

@@ -15,12 +15,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from slipstream.pipeline.export.choose import GateResult
+from slipstream.pipeline.export.choose import GateResult, left_out
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.quantize.quantise import Quantiser
 from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS, FOR_GPUS, Recipe, recipes_for
 from slipstream.pipeline.export.session import onnx_predictor
-from slipstream.pipeline.export.variants import left_out
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.export import VariantFigures
 from slipstream.shared.comparison.latencies import SCREENING_ROUNDS, Workload, screen_speedups

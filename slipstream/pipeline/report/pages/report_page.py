@@ -24,8 +24,8 @@ from slipstream.shared.artifacts.results.devices import Bottleneck, TrainingDevi
 from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.sweep import STATES, Sweep, SweepTrial
 from slipstream.shared.artifacts.results.training import TRACE
-from slipstream.shared.artifacts.store import ArtifactStore, content_key
 from slipstream.shared.artifacts.versions import closure_version
+from slipstream.shared.artifacts.workspaces import ArtifactStore, content_key
 
 #: Names of a step's phases on the page.
 PHASES = {

@@ -25,8 +25,7 @@ from slipstream.pipeline.train.checkpoint.home import (
 )
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, is_locked, is_unlocked, last_heartbeat
 from slipstream.shared.artifacts.format import MANIFEST
-from slipstream.shared.artifacts.homes import HOMES, Holder
-from slipstream.shared.artifacts.store import STORE
+from slipstream.shared.artifacts.workspaces import HOMES, STORE, Holder
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import STORES, ObjectInfo, list_objects, storage_for, store_time
 from slipstream.shared.storage.local import LocalStorage, local_path

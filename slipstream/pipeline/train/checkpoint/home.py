@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slipstream.shared.artifacts.format import MANIFEST
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.records import LARGEST_RECORD, Extra, decode_record, to_json
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import Interrupted, UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.storage import (

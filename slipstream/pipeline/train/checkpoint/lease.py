@@ -26,7 +26,7 @@ from slipstream.pipeline.train.checkpoint.home import (
     newest_attempt,
 )
 from slipstream.shared.artifacts.format import canonical_json
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.storage import Storage, StorageUnavailable, call_within, storage_for

@@ -23,7 +23,7 @@ from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, Check
 from slipstream.pipeline.train.checkpoint.publish import CONTENT, KIND, is_rank_file, rank_file, run_and_gather
 from slipstream.pipeline.train.checkpoint.shards import ByteRange, Index, holds_tensors
 from slipstream.shared.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact, FileRecord, Manifest
-from slipstream.shared.artifacts.homes import Holder
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed.process_group import Peers
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import with_defaults

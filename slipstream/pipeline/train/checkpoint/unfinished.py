@@ -19,9 +19,9 @@ from slipstream.pipeline.train.checkpoint.home import (
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, last_heartbeat, wait_for_others
 from slipstream.pipeline.train.config import STEP_VERSION, resume_settings
 from slipstream.shared.artifacts.format import MANIFEST, Artifact, DamagedArtifact
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.results.training import KIND
 from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.logs import logger
 from slipstream.shared.storage import STORES, MissingObject, download_all, storage_for
 

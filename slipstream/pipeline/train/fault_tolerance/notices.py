@@ -21,7 +21,7 @@ from email.utils import parsedate_to_datetime
 from types import FrameType
 from typing import Protocol
 
-from slipstream.shared.machine.cloud_metadata import (
+from slipstream.shared.machine.description import (
     GOOGLE,
     LINK_LOCAL,
     TIMEOUT_S,

@@ -26,7 +26,7 @@ from slipstream.pipeline.train.loop.optimizer import (
 )
 from slipstream.pipeline.train.loop.probe import ROWS, running_statistics, unchanged_after
 from slipstream.pipeline.train.loop.state import TrainingState
-from slipstream.pipeline.train.parallel.model import ParallelModel
+from slipstream.pipeline.train.parallel.layout import ParallelModel
 from slipstream.pipeline.train.telemetry.marks import StepMarks
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.training import SkippedStep

@@ -28,9 +28,8 @@ from slipstream.pipeline.train.fault_tolerance.goodput import EVALUATED
 from slipstream.pipeline.train.fault_tolerance.guard import Guard, StepTiming
 from slipstream.pipeline.train.loop.evaluation import agree_on_rows, record_evaluation
 from slipstream.pipeline.train.loop.optimizer import learning_rate
-from slipstream.pipeline.train.loop.precision import SKIPPED, USED
 from slipstream.pipeline.train.loop.progress import ProgressDisplay
-from slipstream.pipeline.train.loop.state import TrainingState
+from slipstream.pipeline.train.loop.state import SKIPPED, USED, TrainingState
 from slipstream.pipeline.train.loop.step import StepResult, name_rows, padded_rows, train_step
 from slipstream.pipeline.train.telemetry.marks import StepMarks
 from slipstream.shared.artifacts.prepared.data import PreparedData

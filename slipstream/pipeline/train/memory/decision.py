@@ -23,9 +23,9 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.parallel.config import layout_in_words
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.shared.artifacts.format import canonical_json
-from slipstream.shared.artifacts.homes import Holder
 from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.artifacts.records import to_json
+from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed.process_group import Peers, RankContext
 from slipstream.shared.distributed.user_errors import same_error_on_all_ranks
 from slipstream.shared.errors import UserError

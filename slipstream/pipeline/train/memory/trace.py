@@ -23,17 +23,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
-from slipstream.pipeline.train.loop.precision import LossScaler
 from slipstream.pipeline.train.loop.probe import ModelTraits
-from slipstream.pipeline.train.loop.state import Progress, TrainingState
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
 from slipstream.pipeline.train.loop.step import train_step
 from slipstream.pipeline.train.memory.tracker import Kind, MemoryTracker, cuda_operators
+from slipstream.pipeline.train.parallel.compiled import recompute_blocks
 from slipstream.pipeline.train.parallel.config import GradientsConfig
 from slipstream.pipeline.train.parallel.divide import DividedModel, model_parts
-from slipstream.pipeline.train.parallel.layout import Layout, check_plan
-from slipstream.pipeline.train.parallel.model import Forward, LossOf, ParallelModel
+from slipstream.pipeline.train.parallel.layout import Forward, Layout, LossOf, ParallelModel, check_plan
 from slipstream.pipeline.train.parallel.pipeline import Pipeline
-from slipstream.pipeline.train.parallel.recompute import recompute_blocks
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel, uses_ddp
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.distributed.process_group import RankContext

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from slipstream.pipeline.train.device_clock import synchronise_device
 from slipstream.pipeline.train.loop.probe import unchanged_after
-from slipstream.pipeline.train.parallel.model import ParallelModel
-from slipstream.pipeline.train.parallel.recompute import RecomputedForward
-from slipstream.pipeline.train.throughput import synchronise_device
+from slipstream.pipeline.train.parallel.layout import ParallelModel
 from slipstream.shared.artifacts.results.training import CompiledPass
 from slipstream.shared.distributed.user_errors import error_meaning
 from slipstream.shared.errors import UserError
@@ -117,3 +118,52 @@ def compile_blocks(
         with_it = min(seconds() for _ in range(TIMED))
     figures = CompiledPass(seconds=(first - with_it) * len(pieces), pass_s=with_it, plain_pass_s=without)
     return CompiledTraining(blocks, tuple(x[pieces[0]] for x in batch), context, figures)
+
+
+# Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". Random numbers are replayed, so gradients
+# are bitwise equal; the cost is another forward pass. Parameters keep their names.
+class RecomputedForward:
+    """Replacement for a block's ``forward`` that recomputes it in the backward pass, if any."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        #: Function to run and to recompute; compiling the block replaces this function.
+        self.forward: Callable[..., Any] = block.forward
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.forward(*inputs, **named)
+        return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=self._contexts, **named)
+
+    def _contexts(self) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+        """Return the contexts of first run and recomputation, which must not update batch statistics again."""
+        return nullcontext(), buffers_unchanged(self._block)
+
+
+@contextmanager
+def buffers_unchanged(block: nn.Module) -> Iterator[None]:
+    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, old in before:
+                buffer.copy_(old)
+
+
+def recompute_blocks(network: nn.Module) -> None:
+    """Make the backward pass recompute all blocks of ``network``, in place.
+
+    Call it before dividing or compiling; copies, such as pipeline stages, inherit it. Raises ``UserError`` for a model
+    without blocks.
+    """
+    blocks = block_names(network)
+    if not blocks:
+        raise UserError(
+            "training.recompute: this model repeats no kind of module, so it has no blocks to recompute; expected "
+            "none, or a method plan() that names the blocks (slipstream/shared/models/plan.py)"
+        )
+    for name in blocks:
+        block = network.get_submodule(name)
+        # Without ``setattr``: an attribute of the instance takes precedence over the method.
+        vars(block)["forward"] = RecomputedForward(block)

@@ -19,8 +19,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from slipstream.pipeline.train.checkpoint.staging import local_tensor
 from slipstream.pipeline.train.device_clock import wait_for
-from slipstream.pipeline.train.parallel.layout import DATA, Layout, check_plan
-from slipstream.pipeline.train.parallel.model import Forward, LossOf, ParallelModel
+from slipstream.pipeline.train.parallel.layout import DATA, Forward, Layout, LossOf, ParallelModel, check_plan
 from slipstream.pipeline.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
 from slipstream.pipeline.train.parallel.sharding import divide_tensors, prepare_passes, shard_parameters
 from slipstream.shared.distributed.process_group import RankContext

@@ -17,8 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from slipstream.pipeline.train.checkpoint.staging import local_tensor
-from slipstream.pipeline.train.parallel.layout import Layout
-from slipstream.pipeline.train.parallel.model import LossOf
+from slipstream.pipeline.train.parallel.layout import Layout, LossOf
 from slipstream.shared.machine.torch_versions import accept_any_layout
 from slipstream.shared.models.factory import Predictor, zero_inputs
 from slipstream.shared.models.plan import ParallelPlan, model_plan

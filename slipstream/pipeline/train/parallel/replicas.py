@@ -18,7 +18,7 @@ from slipstream.pipeline.train.checkpoint.state import StateDict
 from slipstream.pipeline.train.loop.probe import ROWS, ModelTraits, running_statistics, unchanged_after
 from slipstream.pipeline.train.parallel.compiled import CompiledTraining
 from slipstream.pipeline.train.parallel.config import GradientsConfig
-from slipstream.pipeline.train.parallel.model import Forward, LossOf, ParallelModel
+from slipstream.pipeline.train.parallel.layout import Forward, LossOf, ParallelModel
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.distributed.user_errors import SOMETIMES_UNUSED
 from slipstream.shared.errors import UserError

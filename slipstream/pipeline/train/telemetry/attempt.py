@@ -14,14 +14,13 @@ from torch import Tensor
 
 from slipstream.pipeline.train.data_loader import stored_blocks
 from slipstream.pipeline.train.data_order import GlobalOrder
-from slipstream.pipeline.train.device_clock import DeviceClock
+from slipstream.pipeline.train.device_clock import DeviceClock, compute_throughput
 from slipstream.pipeline.train.loop.probe import ROWS, unchanged_after
 from slipstream.pipeline.train.loop.state import TrainingState
-from slipstream.pipeline.train.parallel.model import Forward
+from slipstream.pipeline.train.parallel.layout import Forward
 from slipstream.pipeline.train.setup import ResumedTraining, Setup
 from slipstream.pipeline.train.telemetry.around import safe_diagnosis
 from slipstream.pipeline.train.telemetry.pods import read_device_series
-from slipstream.pipeline.train.throughput import compute_throughput
 from slipstream.shared.artifacts.results.ledger import (
     DATA_WAIT,
     STALL,

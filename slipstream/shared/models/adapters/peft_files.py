@@ -10,12 +10,11 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from slipstream.shared.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG
+from slipstream.shared.artifacts.prepared.token_rows import ADAPTER, ADAPTER_CONFIG
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.layers import is_adapter
 from slipstream.shared.models.base.directory import START, BaseDirectory
-from slipstream.shared.models.base.headers import read_header
-from slipstream.shared.models.base.tensors import TYPES, OpenedBase
+from slipstream.shared.models.base.tensors import TYPES, OpenedBase, read_header
 from slipstream.shared.models.config import LINEAR_LAYERS, LoraConfig
 from slipstream.shared.settings import LARGEST
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from slipstream.shared.artifacts.hugging_face import CONFIG, INDEX, WHOLE
 from slipstream.shared.artifacts.prepared.data import Signature
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, INDEX, WHOLE
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.base.directory import BaseDirectory
 from slipstream.shared.models.base.tensors import our_names, stored_tensors

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from slipstream.shared.artifacts.hugging_face import CONFIG, INDEX, WHOLE
-from slipstream.shared.models.adapters.merge import merged_tensors
-from slipstream.shared.models.adapters.network import plain_shapes
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, INDEX, WHOLE
+from slipstream.shared.models.adapters.network import merged_tensors, plain_shapes
 from slipstream.shared.models.trained import TensorType, raw_bytes, safetensors_header
 from slipstream.shared.models.transformer import Transformer
 from slipstream.shared.models.transformer_config import TransformerConfig, to_hugging_face

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from slipstream.shared.artifacts.store import STORE
+from slipstream.shared.artifacts.workspaces import STORE
 from slipstream.shared.errors import UserError, one_line
 from slipstream.shared.telemetry.ring import newest_sample
 from slipstream.shared.telemetry.view.page import TelemetrySnapshot, page_lines

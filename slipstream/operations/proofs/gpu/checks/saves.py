@@ -17,8 +17,7 @@ from slipstream.pipeline.train.checkpoint.manager import Checkpoints
 from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
 from slipstream.pipeline.train.checkpoint.staging import SnapshotBuffers
 from slipstream.pipeline.train.checkpoint.state import AppState
-from slipstream.pipeline.train.device_clock import device_clock
-from slipstream.pipeline.train.throughput import synchronise_device
+from slipstream.pipeline.train.device_clock import device_clock, synchronise_device
 
 MIB = 1 << 20
 Snapshot = dict[str, Tensor]

@@ -19,9 +19,9 @@ from slipstream.operations.proofs.gpu.attempts import TrainingJob, end_of_log, r
 from slipstream.operations.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.operations.proofs.gpu.trainings import train_transformer, write_table, write_tokens
 from slipstream.pipeline.train.checks import check_compiler
+from slipstream.pipeline.train.device_clock import synchronise_device
 from slipstream.pipeline.train.loop.optimizer import EARLY, AveragedWeights
 from slipstream.pipeline.train.parallel.config import GradientsConfig, ParallelConfig
-from slipstream.pipeline.train.throughput import synchronise_device
 from slipstream.shared.artifacts.results.training import History, read_attempt, read_history
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
