@@ -46,7 +46,7 @@ def levels(graph: Mapping[str, set[str]], nodes: Iterable[str]) -> list[list[str
 
 
 def kinds(graph: Mapping[str, set[str]]) -> dict[str, str]:
-    """Return the kind of every package of ``slipstream/``: its group, or "tasks" for the one that imports flytekit."""
+    """Return the kind of every package of ``slipstream/``: its group, or "tasks" for ``flyte``."""
     return {name: "tasks" if name == "flyte" else group_of(name) for name in graph.keys() - BARS.keys()}
 
 
