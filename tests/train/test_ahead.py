@@ -142,8 +142,8 @@ def test_the_host_is_two_steps_ahead_at_most_and_the_record_tells_the_devices_ti
     assert max(found["ahead"]) <= 2 and sum(found["ahead"]) > STEPS / 2
     assert found["ledger_ahead"] <= 0, "no step is counted before it is finished"
     assert found["steps"] == pytest.approx(STEPS * STEP_S, rel=0.05)
-    # The host waits for every batch, the device for the first alone.
-    assert found["data_wait"] < 3 * STEP_S
+    # The host waits for every batch, the device for the first alone: without overlap it would be 0.7.
+    assert found["data_wait"] < 0.6 * STEPS * STEP_S
     # A checkpoint every six or seven steps, by the device's time for a step; by the host's it would be every thousand.
     assert len(found["saved"]) >= 2
     assert all(4 <= later - earlier <= 9 for earlier, later in pairwise(found["saved"][1:]))
