@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flytekit import PythonFunctionTask, task
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.flyte.stage import local_path, rows_path
+from slipstream.flyte.stage import local_path, map_errors, rows_path
 
 if TYPE_CHECKING:
     from slipstream.shared.artifacts.prepared.data import PreparedData
     from slipstream.shared.models.trained import TrainedModel
-import functools
-from collections.abc import Callable
-from typing import Any
-
-from flytekit import PythonFunctionTask, task
-
-from slipstream.flyte.stage import map_errors
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,9 +17,10 @@ from slipstream.pipeline.evaluate.language import (
     held_out_documents,
 )
 from slipstream.shared.artifacts.format import Artifact
-from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.prepared.token_rows import has_documents
 from slipstream.shared.artifacts.results.evaluation import (
+    BaselineScores,
     Evaluation,
     Gain,
     Headline,
@@ -28,18 +30,13 @@ from slipstream.shared.artifacts.results.evaluation import (
 )
 from slipstream.shared.comparison.quality import quality_loss
 from slipstream.shared.errors import UserError
+from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.models import metrics
+from slipstream.shared.models.metrics import classification_scores, regression_scores
 from slipstream.shared.models.predict import held_out_rows, model_function, predict_records, record_targets
 
 if TYPE_CHECKING:
     from slipstream.shared.models.trained import TrainedModel
-from dataclasses import dataclass
-from typing import Any
-
-from slipstream.shared.artifacts.prepared.data import Signature
-from slipstream.shared.artifacts.results.evaluation import BaselineScores
-from slipstream.shared.machine.limits import usable_cores
-from slipstream.shared.models.metrics import classification_scores, regression_scores
 
 SCATTER_POINTS = 500
 

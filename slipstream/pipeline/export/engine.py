@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -20,17 +21,21 @@ from slipstream.pipeline.export.choose import (
     Variant,
     choose_variant,
     fp32_variant,
+    left_out,
     onnx_variant,
     torch_variants,
     variant_figures,
 )
 from slipstream.pipeline.export.config import ExportConfig
-from slipstream.pipeline.export.convert import PARITY_BATCHES, output_name
+from slipstream.pipeline.export.convert import PARITY_BATCHES, exporters_silenced, output_name, without_provenance
 from slipstream.pipeline.export.package.assemble import LOGITS, assemble_package, finish_package
 from slipstream.pipeline.export.package.distributions import model_distributions
 from slipstream.pipeline.export.package.libraries import ModelProvenance, write_libraries
-from slipstream.pipeline.export.quantize.search import BATCHES, search_recipes
-from slipstream.pipeline.export.session import check_provider, operator_times
+from slipstream.pipeline.export.quantize.half_precision import TRIED_ROWS, Half, largest_output_error, write_half
+from slipstream.pipeline.export.quantize.quantise import Quantiser, calibration_rows, stacked_products
+from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS
+from slipstream.pipeline.export.quantize.search import BATCHES, calibration_inputs, creation_failure, search_recipes
+from slipstream.pipeline.export.session import check_provider, default_threads, operator_times
 from slipstream.pipeline.export.weights_alone import export_weights, too_large
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
@@ -44,6 +49,7 @@ from slipstream.shared.artifacts.results.export import (
     ExportReport,
     MachineFigures,
     ModelSignature,
+    VariantFigures,
 )
 from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS
 from slipstream.shared.artifacts.results.training import code_versions_of
@@ -56,22 +62,9 @@ from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.models.predict import held_out_rows, predict_records, record_targets
 
 if TYPE_CHECKING:
-    from slipstream.shared.models.trained import TrainedModel
-from collections.abc import Sequence
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, get_args
-
-from slipstream.pipeline.export.choose import left_out
-from slipstream.pipeline.export.convert import exporters_silenced, without_provenance
-from slipstream.pipeline.export.quantize.half_precision import TRIED_ROWS, Half, largest_output_error, write_half
-from slipstream.pipeline.export.quantize.quantise import Quantiser, calibration_rows, stacked_products
-from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS
-from slipstream.pipeline.export.quantize.search import calibration_inputs, creation_failure
-from slipstream.pipeline.export.session import default_threads
-from slipstream.shared.artifacts.results.export import VariantFigures
-
-if TYPE_CHECKING:
     import onnx
+
+    from slipstream.shared.models.trained import TrainedModel
 
 
 #: Gate results of the variants that the gate does not evaluate.
@@ -165,15 +158,22 @@ def export(
     on_tensors = deployed_signature(signature, config.opset, str(chosen.file))
     file = directory / str(chosen.file)
     deployed = assemble_package(writer, file, on_tensors, data, origin, config.sample_rows == "real")
-    write_record(writer, REPORT, report)
-    write_record(writer, SIGNATURE, deployed)
     if distributions := model_distributions(chosen.load(), data):
         write_record(writer, DISTRIBUTIONS, distributions)
+    write_descriptions(writer, report, deployed, data)
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
+    return finish_package(writer, made_by)
+
+
+def write_descriptions(
+    writer: ArtifactWriter, report: ExportReport, deployed: ModelSignature, data: PreparedData
+) -> None:
+    """Write the report, the signature, and the files of the data for encoding raw columns."""
+    write_record(writer, REPORT, report)
+    write_record(writer, SIGNATURE, deployed)
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
-    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
-    return finish_package(writer, made_by)
 
 
 def check_inputs(model: Signature, data: Signature) -> None:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 from slipstream.pipeline.export.card import model_card
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.package.assemble import LOGITS, finish_package, holdout_rule
 from slipstream.pipeline.export.package.libraries import HUGGING_FACE
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
-from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.artifacts.results.export import (
     MODEL_CARD,
@@ -28,19 +32,13 @@ from slipstream.shared.artifacts.results.export import (
     MachineFigures,
 )
 from slipstream.shared.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import nn
-from pathlib import Path
-
-from torch import nn
-
-from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.hugging_face.files import transformer_config
 from slipstream.shared.models.transformer import Transformer
+
+if TYPE_CHECKING:
+    pass
 
 
 def too_large(model: nn.Module, config: ExportConfig) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,14 +14,6 @@ from slipstream.pipeline.export.package.raw_columns import RawColumns, read_colu
 from slipstream.pipeline.export.session import session_on, session_options
 from slipstream.pipeline.score.model import RAW, ServedModel
 from slipstream.shared.artifacts.results.export import RawSignature
-from slipstream.shared.models.predict import record_inputs
-from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.transform import Transform
-
-if TYPE_CHECKING:
-    import onnxruntime
-from collections.abc import Sequence
-
 from slipstream.shared.artifacts.results.scoring import Bins, Distributions, DriftFigures, Stability
 from slipstream.shared.comparison.stability import (
     ENOUGH,
@@ -32,6 +24,12 @@ from slipstream.shared.comparison.stability import (
     drift_test,
     significant_drifts,
 )
+from slipstream.shared.models.predict import record_inputs
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.columns.transform import Transform
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 #: Rows per call; their intermediate results fit into the processor's cache.
 BATCH_ROWS = 2048

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-from slipstream.shared.errors import Agreed, UserError
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-import time
 from datetime import timedelta
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from slipstream.shared.errors import Interrupted
+from slipstream.shared.errors import Agreed, Interrupted, UserError
+
+if TYPE_CHECKING:
+    pass
 
 #: Error message for parameters that have a gradient in some steps only.
 SOMETIMES_UNUSED = (

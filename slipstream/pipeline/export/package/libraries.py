@@ -5,12 +5,20 @@ They are written for every transformer, with or without ONNX variants.
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import onnx
+from onnx import TensorProto
 
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.token_rows import FAST, TOKENIZER, disable_padding_and_truncation
-from slipstream.shared.artifacts.results.export import LibraryFiles
+from slipstream.shared.artifacts.results.export import DeployedTensor, LibraryFiles, ModelSignature
+from slipstream.shared.artifacts.versions import ROOT
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.chat_template import stop_token_ids
 from slipstream.shared.language.tokenizer import READ
@@ -20,16 +28,6 @@ if TYPE_CHECKING:
 
     from slipstream.shared.models.config import ModelConfig
     from slipstream.shared.models.transformer import Transformer
-import json
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import onnx
-from onnx import TensorProto
-
-from slipstream.shared.artifacts.results.export import DeployedTensor, ModelSignature
-from slipstream.shared.artifacts.versions import ROOT
 
 HUGGING_FACE, ADAPTER = "hugging-face", "adapter"
 WEIGHTS = ".safetensors"
