@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.collectives.tune.decision import compare_settings
+from slipstream.pipeline.collectives.tune.decision import compare_settings
 
 
 def turns(rng: np.random.Generator, gain: float, noise: float, count: int) -> tuple[list[float], list[float]]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.trained import Architecture, write_trained
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.trained import Architecture, write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.report_pages import assert_is_inert
 from tests.support.tokens import VOCABULARY, small_transformer, token_data, word_tokenizer
@@ -87,7 +87,7 @@ def test_a_mistake_is_one_line(
 
 NETS = """
 open("ran", "w").close()
-from slipstream.models.tables_and_images import MLP
+from slipstream.shared.models.tables_and_images import MLP
 def build(signature, hidden): return MLP(signature, hidden=hidden)
 """
 

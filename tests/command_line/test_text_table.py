@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.text_table import aligned_table, numbered_line
+from slipstream.shared.text_table import aligned_table, numbered_line
 
 FORGED = "a\n1  b\x1b[2J\u202e"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.machine.peaks import data_sheet_peak
+from slipstream.shared.machine.gpus import data_sheet_peak
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.manifests.command import main
-from slipstream.manifests.documents import MARK
+from slipstream.operations.manifests.command import main
+from slipstream.operations.manifests.documents import MARK
 from tests.support import REPOSITORY
 from tests.support.wording import line_with, same_wording
 

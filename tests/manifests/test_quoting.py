@@ -10,11 +10,11 @@ import pytest
 import yaml
 from jinja2 import UndefinedError
 
-from slipstream.manifests.build import build_manifests
-from slipstream.manifests.documents import MARK, jinja_environment, quoted
-from slipstream.manifests.site import profile_site
-from slipstream.manifests.triton import TritonService
-from slipstream.profiles.profile import parse_profile
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.documents import MARK, jinja_environment, quoted
+from slipstream.operations.manifests.site import profile_site
+from slipstream.operations.manifests.triton import TritonService
+from slipstream.shared.profiles.profile import parse_profile
 from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core
 
 PLAIN = "PLAIN"

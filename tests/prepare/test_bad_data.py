@@ -13,10 +13,10 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.prepare.shuffle import RunWriter
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
+from slipstream.pipeline.prepare.shuffle import RunWriter
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.tables import Prepare, everything, table_text
 from tests.support.wording import refuses
 

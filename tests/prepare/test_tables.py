@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.format import DamagedArtifact
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.source.config import DataConfig
 from tests.support.tables import Prepare, everything, table_text
 
 ADULT = Path(__file__).parents[3] / "shared" / "data"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.report import formatting
+from slipstream.pipeline.report import formatting
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.machine import gpus
+from slipstream.shared.machine import gpus
 
 SOURCE = Path(__file__).with_suffix(".c")
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def plain(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from slipstream.telemetry.sampler.nvml import NvidiaDevices
+    from slipstream.shared.telemetry.sampler.nvml import NvidiaDevices
 
     devices = NvidiaDevices()
     for _ in range(int(sys.argv[1])):

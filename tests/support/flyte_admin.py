@@ -31,8 +31,8 @@ from flyteidl.service import (
 )
 from google.protobuf.message import Message
 
-from slipstream.doctor.archive import workflow_nodes
-from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.doctor.archive import workflow_nodes
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.distributed.process_group import RankContext
+from slipstream.shared.distributed.process_group import RankContext
 
 
 def on_cpu(rank: int, world: int) -> RankContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from slipstream.artifacts.versions import ROOT
+from slipstream.shared.artifacts.versions import ROOT
 
 MONITORING = ROOT / "monitoring"
 

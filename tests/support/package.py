@@ -11,8 +11,8 @@ from filelock import FileLock
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
-from slipstream.doctor.archive import RegistrationArchive, read_package
-from slipstream.proofs.processes import FORK
+from slipstream.operations.doctor.archive import RegistrationArchive, read_package
+from slipstream.operations.proofs.processes import FORK
 from tests.support import REPOSITORY
 
 IMAGE = "registry.example/slipstream:test"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.export import engine
-from slipstream.export.config import ExportConfig
-from slipstream.models.trained import TrainedModel
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.toys import trained_on
 
 

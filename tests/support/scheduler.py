@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from slipstream.proofs.rehearsal.pods import PodProcess, Toleration
+from slipstream.operations.proofs.rehearsal.pods import PodProcess, Toleration
 
 
 @dataclass

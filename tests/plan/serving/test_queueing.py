@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99_seconds, servers_needed
+from slipstream.operations.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99_seconds, servers_needed
 from tests.support.wording import refuses
 
 SHARES = (np.arange(2000) + 0.5) / 2000
