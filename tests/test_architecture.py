@@ -73,6 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "proofs": FOUNDATIONS | {"config", "flyte", "doctor", "plan", "report", *STAGES},
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
+    "versions": {"artifacts"},
     "subcommands": ERRORS | {"machine"},
     "__main__": {"subcommands", "export", "distributed"},
 }

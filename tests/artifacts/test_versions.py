@@ -22,6 +22,7 @@ from tests.support.wording import refuses
 
 CACHES = (
     versions.code_version,
+    versions.closure_digest,
     versions.cached_syntax,
     versions.module_digest,
     versions.module_source_path,
