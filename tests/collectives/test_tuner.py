@@ -250,6 +250,7 @@ class SlowToMake(SyntheticModel):
         return super().build()
 
 
+@pytest.mark.prove
 def test_the_time_of_a_candidate_has_its_preparation_in_it() -> None:
     # A second of turns would be ten of them.
     in_use, _ = in_group(2, time_alternately, SlowToMake(1), DdpSettings(), DdpSettings(), 1.0)

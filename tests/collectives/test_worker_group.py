@@ -56,6 +56,7 @@ def trouble_while_peers_wait(worker: WorkerContext) -> None:
     raise KeyError("no such thing")
 
 
+@pytest.mark.prove
 def test_the_cause_is_there_at_once_though_the_group_cannot_be_taken_down() -> None:
     workers, started = WorkerGroup.local(2, 20), time.monotonic()
     with pytest.raises(RuntimeError, match=r"(?s)rank 0 .*KeyError"):
@@ -76,8 +77,10 @@ def test_some_of_the_ranks_are_a_group_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("kind", "error", "said"),
     [
-        ("refuse", UserError, "^largest: too much$"),
-        ("bug", RuntimeError, "rank 2 failed during the part that fails: .*KeyError"),
+        pytest.param("refuse", UserError, "^largest: too much$", marks=pytest.mark.prove),
+        pytest.param(
+            "bug", RuntimeError, "rank 2 failed during the part that fails: .*KeyError", marks=pytest.mark.prove
+        ),
         ("die", Interrupted, "^rank 2 died .SIGKILL.* during the part that fails$"),
         pytest.param(
             "hang",

@@ -209,6 +209,7 @@ def test_workflows_start_where_text_is_ascii_by_default(tmp_path: Path) -> None:
     assert started.returncode == 0 and started.stdout.splitlines()[0] in ("ANSI_X3.4-1968", "US-ASCII"), started.stdout
 
 
+@pytest.mark.prove
 def test_a_process_of_its_own_says_the_same(pyflyte_run: Run, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(HEADER + GOOD)
     arguments = ("--data", "t.csv", "--target", "yy")

@@ -22,6 +22,7 @@ from slipstream.train import request, setup
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.probe import probe_model
 from tests.support import training
+from tests.support.proving import first_few
 from tests.support.training import refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
 
@@ -103,7 +104,7 @@ def rank_without_room_for_its_state(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
-@pytest.mark.parametrize("body", [rank_without_room_for_the_model, rank_without_room_for_its_state])
+@pytest.mark.parametrize("body", first_few([rank_without_room_for_the_model, rank_without_room_for_its_state]))
 def test_ranks_agree_that_one_has_too_little_memory(body: Callable[..., None], tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     trained(prepared, tmp_path / "x", 2, TrainingConfig(epochs=1, batch_size=64), body=body)

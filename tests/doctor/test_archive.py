@@ -13,6 +13,7 @@ from slipstream.doctor.archive import read_package
 from slipstream.errors import UserError
 from tests.support.limited import limited
 from tests.support.mutations import binary_size
+from tests.support.proving import diagonal
 from tests.support.small_package import small_package
 
 
@@ -46,8 +47,7 @@ ARCHIVES: dict[str, tuple[Iterable[bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
-@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize(("packed", "name"), diagonal([True, False], ARCHIVES))
 def test_what_is_no_package_is_one_line(tmp_path: Path, name: str, packed: bool) -> None:
     parts, said = ARCHIVES[name]
     content = b"".join(parts)

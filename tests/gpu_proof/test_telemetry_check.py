@@ -56,6 +56,7 @@ def compared(directory: Path) -> dict[str, float | str]:
     return {figure.name: figure.value for figure in figures}
 
 
+@pytest.mark.prove
 def test_readings_like_the_tools_hold(tmp_path: Path, tool: Callable[..., None]) -> None:
     tool(*RIGHT)
     found = compared(tmp_path)
@@ -148,6 +149,7 @@ def test_readings_of_the_host_that_are_wrong_fail(
         list(telemetry.beside_proc(tmp_path))
 
 
+@pytest.mark.prove
 def test_causes_that_were_not_made_are_not_named(place: CheckContext) -> None:
     with (
         mock.patch.object(telemetry, "provocations", lambda cause: ()),

@@ -62,8 +62,9 @@ def test_the_library_panics(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        *((name, 1) for name in PANICS),
-        *(pytest.param(name, 2, marks=[] if name == "an empty pattern" else pytest.mark.prove) for name in PANICS),
+        pytest.param(name, workers, marks=[] if name == "an empty pattern" else pytest.mark.prove)
+        for workers in (1, 2)
+        for name in PANICS
     ],
 )
 def test_a_panic_is_one_line(

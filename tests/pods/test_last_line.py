@@ -93,6 +93,7 @@ def test_a_failed_pod_ends_with_its_cause(pods: Pods, registered: bool) -> None:
     assert "tasks/prepare.py" in document.error.message
 
 
+@pytest.mark.prove
 def test_a_pod_that_has_done_its_work_complains_of_nothing(pods: Pods) -> None:
     log, outputs = pods.run("", distribution(pods))
     assert pods.bucket.keys(f"{outputs}/outputs.pb"), log

@@ -16,6 +16,7 @@ from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
 from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
+from tests.support.proving import diagonal
 from tests.support.shares import MADE_BY, on_several
 from tests.support.tables import Prepare, with_types
 from tests.support.wording import refuses
@@ -93,8 +94,7 @@ def test_a_key_that_is_a_column_too_has_to_agree(prepared: Prepare, tmp_path: Pa
     assert with_types(prepared(tmp_path / "in", drop=["year"]))["year"] == ("integer", "dropped")
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-@pytest.mark.parametrize("settings", [{}, {"time": "day"}, {"group": "day"}])
+@pytest.mark.parametrize(("suffix", "settings"), diagonal(["csv", "parquet"], [{}, {"time": "day"}, {"group": "day"}]))
 def test_several_shares_give_the_same_bytes(tmp_path: Path, suffix: str, settings: dict[str, Any]) -> None:
     for seed in range(9):
         write(tmp_path / "in", f"day=2024-01-{seed + 1:02d}", seed, suffix)

@@ -218,6 +218,7 @@ def test_a_lost_worker_costs_its_unit_alone(parquet: Path, tmp_path: Path) -> No
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
+@pytest.mark.prove
 def test_a_killed_process_takes_its_workers_along(parquet: Path, tmp_path: Path) -> None:
     """An orphan would write the file of a unit at the same time as the worker of the next attempt."""
     assert with_workers(parquet, tmp_path, "parent").returncode == -signal.SIGKILL

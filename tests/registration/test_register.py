@@ -155,6 +155,7 @@ def test_register_gives_another_profile_and_other_schedules_another_version(site
         assert version not in {key[3] for key in first}
 
 
+@pytest.mark.prove
 def test_a_version_that_is_given_twice_with_another_profile_is_one_line(site: Site) -> None:
     words = ["workflows/collectives.py" if word == "workflows" else word for word in COMMANDS["register"]]
     words += ["--version", "v1"]

@@ -138,6 +138,7 @@ def test_images_are_scored_file_by_file(of_images: Registry, tmp_path: Path) -> 
     assert table.column_names[:3] == ["file", "row", "label"]
 
 
+@pytest.mark.prove
 def test_one_two_and_four_pods_write_the_same_bytes(
     served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +298,7 @@ def test_a_model_that_is_signed_is_scored_with_by_its_signers_key_alone(served: 
     assert (new, again) == (True, False), "the key that was looked at changes nothing of the table"
 
 
+@pytest.mark.prove
 def test_in_a_store_it_is_the_same_table(served: Registry, tmp_path: Path, store: FaultyS3) -> None:
     data = write_files(tmp_path / "in", files=2, of_each=200)
     for path in [*data.iterdir(), *Path(served.uri).rglob("*")]:

@@ -21,7 +21,7 @@ from tests.support.mutations import changed_archive, changed_bytes, changed_json
 #: Of each kind in ``make prove``; with ``tests/fuzz/test_tables.py`` they take an hour.
 SECONDS = 150.0
 #: Of each kind in ``make test``.
-CASES = 25
+CASES = 10
 #: How each kind is made, and how it is read.
 Kinds = Mapping[str, tuple[Callable[[Path], None], Callable[[Path], None]]]
 #: Other libraries read them, and need not see what was changed if the manifest vouches for it. Nor does a training: who

@@ -105,6 +105,7 @@ def test_promtool_finds_nothing_to_mend(labels: MetricLabels) -> None:
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no prometheus: apt-get install prometheus")
 def test_a_prometheus_server_scrapes_a_sampler(nvml: FakeNvml, tmp_path: Path) -> None:
     served, own = free_port(), free_port()

@@ -168,6 +168,7 @@ def test_a_bad_base_is_refused_before_any_process_starts(data: PreparedData, bas
         check_training(directory, ModelConfig(base=str(short)), ONE_EPOCH, 1, 1)
 
 
+@pytest.mark.prove
 def test_without_a_check_the_processes_refuse_it_together(data: PreparedData, tmp_path: Path) -> None:
     cut = make_base(tmp_path / "cut")
     (cut / WHOLE).write_bytes((cut / WHOLE).read_bytes()[:-4])

@@ -21,6 +21,7 @@ from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import Remote
 from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
+from tests.support.proving import first_few
 from tests.support.wording import refuses
 
 CPU = torch.device("cpu")
@@ -82,6 +83,7 @@ def test_what_fits_is_fetched_once(uri: str, tmp_path: Path) -> None:
     assert data.stream.fetched_bytes == sum(ROWS) * SIGNATURE.record.itemsize == data.stream.most_bytes
 
 
+@pytest.mark.prove
 def test_training_and_evaluation_share_the_cache(uri: str, whole: PreparedData, tmp_path: Path) -> None:
     data = streamed(uri, tmp_path / "stub", 40)
     order = GlobalOrder(stored_blocks(data, "train"), 100, seed=4)
@@ -114,7 +116,7 @@ def test_a_flipped_bit_in_the_store_is_named(store: FaultyS3, whole: PreparedDat
         open_prepared(make_stub("s3://bucket/flipped", tmp_path / "all")).split("train")
 
 
-@pytest.mark.parametrize("size", [None, 100])
+@pytest.mark.parametrize("size", first_few([None, 100]))
 def test_rows_that_are_not_in_the_store_are_named(store: FaultyS3, uri: str, tmp_path: Path, size: int | None) -> None:
     stub = make_stub(uri, tmp_path / "stub")
     storage_for(uri).delete(["train-00001.rows"])

@@ -14,6 +14,7 @@ from slipstream.models.arithmetic import DeviceCapability, common_precision
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support import training
+from tests.support.proving import first_few
 from tests.support.training import log, refusal, table_of_numbers, trained
 from tests.support.wording import refuses, same_wording
 
@@ -56,7 +57,7 @@ def rank_of_two_kinds(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
-@pytest.mark.parametrize("wanted", ["auto", "bf16"])
+@pytest.mark.parametrize("wanted", first_few(["auto", "bf16"]))
 def test_a_t4_beside_an_a100(wanted: Literal["auto", "bf16"], tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     config = TrainingConfig(epochs=1, batch_size=64, precision=wanted)
@@ -69,6 +70,7 @@ def test_a_t4_beside_an_a100(wanted: Literal["auto", "bf16"], tmp_path: Path) ->
     assert "training.precision: auto is fp16 on all ranks, as their devices differ" in log(tmp_path / "x")
 
 
+@pytest.mark.prove
 def test_a_pipeline_between_gpus_over_gloo_is_refused_without_flyte_as_well(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     config = TrainingConfig(batch_size=64, backend="gloo", parallel=ParallelConfig(pipeline=2))

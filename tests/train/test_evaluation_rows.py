@@ -95,6 +95,7 @@ def test_all_ranks_take_what_fits_on_the_fullest_and_the_loss_is_the_same(prepar
         assert ours["accuracy"] == theirs["accuracy"]
 
 
+@pytest.mark.prove
 def test_a_resumed_run_evaluates_in_the_same_batches_bit_for_bit(prepared: Path, tmp_path: Path) -> None:
     undisturbed = evaluations(prepared, tmp_path / "undisturbed", 20)
     assert rows_of(tmp_path / "undisturbed") == {8}

@@ -67,6 +67,7 @@ def test_parameters_that_take_part_in_some_batches_only_are_refused_in_one_line(
     same_wording(refusal(tmp_path, 0))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.prove), 3])
 def test_micro_batches_have_one_shape(prepared: Path, tmp_path: Path, accumulation: int) -> None:
     config = TrainingConfig(epochs=2, batch_size=64, patience=0, accumulation=accumulation)
@@ -122,6 +123,7 @@ def check_buffers() -> None:
         assert ddp and [*ddp.buffers()] and not ddp.will_sync_module_buffers()
 
 
+@pytest.mark.prove
 def test_no_buffer_is_broadcast_before_every_forward_pass(tmp_path: Path) -> None:
     on_ranks(2, check_buffers, tmp_path)
 

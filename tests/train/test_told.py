@@ -25,6 +25,7 @@ def test_all_ranks_stop_where_rank_0_is_told_to(world: int, prepared: Path, tmp_
     assert any(log.endswith("Stopped: stopped at step 10\n") for log in logs), logs
 
 
+@pytest.mark.prove
 def test_a_training_that_nobody_stops_ends_as_without_anybody(
     prepared: Path, undisturbed: Callable[[int], dict[str, str]], tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def outlived_by_a_reducer(port: int) -> None:
     assert group_threads()
 
 
+@pytest.mark.prove
 def test_a_process_group_outlives_what_would_end_it_with_pythons_lock_in_hand() -> None:
     process = FORK.Process(target=outlived_by_a_reducer, args=(free_port(),), daemon=True)
     process.start()

@@ -14,6 +14,8 @@ from slipstream.errors import UserError
 
 PROMISES = ROOT / "tests/guarantees.toml"
 PAGE = ROOT / "docs/guarantees.md"
+#: What marks some parameters of a test for `make prove`.
+PARTLY = ("mark.prove", "first_few(", "diagonal(")
 #: The commands in the order in which a cell of the page lists them.
 COMMANDS = ("make test", "make prove", "make gpu", "make bench")
 HEAD = """\
@@ -71,7 +73,8 @@ def commands_of_test(test: ast.FunctionDef, constants: Mapping[str, str]) -> set
     if "pytest.mark.prove" in marks:
         return {"make prove"}
     names = [node.id for mark in test.decorator_list for node in ast.walk(mark) if isinstance(node, ast.Name)]
-    partly = any("mark.prove" in text for text in (*marks, *(constants.get(name, "") for name in names)))
+    texts = (*marks, *(constants.get(name, "") for name in names))
+    partly = any(word in text for text in texts for word in PARTLY)
     return {"make test", "make prove"} if partly else {"make test"}
 
 

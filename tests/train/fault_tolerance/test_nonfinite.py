@@ -101,6 +101,7 @@ def test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window(
     assert result_digests(killed) == result_digests(whole)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "parallel", [{"shard": "weights"}, pytest.param({"shard": "weights", "offload": True}, marks=pytest.mark.prove)]
 )

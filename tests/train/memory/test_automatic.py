@@ -183,6 +183,7 @@ def test_who_was_refused_is_refused_again_and_a_new_run_is_not() -> None:
     assert not replace(named, refused="").refused_in(Holder("a run"))
 
 
+@pytest.mark.prove
 def test_a_training_decides_and_writes_it_into_its_home(tmp_path: Path) -> None:
     data = token_data(tmp_path / "data").artifact.directory
     train(data, tmp_path / "run", NARROW)

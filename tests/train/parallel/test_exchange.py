@@ -70,6 +70,7 @@ def compressed_sums() -> tuple[Tensor, Tensor, list[Tensor], int]:
     return exact, sent, [memory.error for memory in hook._buckets.values()], len(hook._buckets)
 
 
+@pytest.mark.prove
 def test_powersgd_loses_nothing_of_the_gradients_but_what_it_remembers(tmp_path: Path) -> None:
     found = on_ranks(3, compressed_sums, tmp_path)
     exact, sent, _, buckets = found[0]

@@ -189,6 +189,7 @@ def test_each_rank_writes_its_totals(watched: Path) -> None:
     assert all(0 <= share <= 1 for share in first.bottlenecks.values())
 
 
+@pytest.mark.prove
 def test_times_change_no_number(watched: Path, tmp_path: Path) -> None:
     unwatched = trained(watched / "data", tmp_path / "unwatched", 2, SETTINGS, body=without_marks)
     assert (watched / "run/model/last.safetensors").read_bytes() == (unwatched / "last.safetensors").read_bytes()
