@@ -1,7 +1,5 @@
 """Fixtures for all tests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator

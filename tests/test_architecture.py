@@ -1,7 +1,5 @@
 """The layout of the code: three floors, imports point down only, also those by string, and there is no circle."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Documents: generated pages equal their source, no promise gets lost, and every page is short."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import tomllib

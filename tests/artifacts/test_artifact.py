@@ -1,7 +1,5 @@
 """Artifacts are read back byte for byte; damage is named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

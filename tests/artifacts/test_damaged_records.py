@@ -3,8 +3,6 @@
 Every function that reads a record from bytes is in :data:`READERS`, or the last tests of this file fail.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Records are read back unchanged; an error names the field."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, field

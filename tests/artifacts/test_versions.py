@@ -1,7 +1,5 @@
 """A stage's key depends on the import closure of its engine, and on nothing else."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

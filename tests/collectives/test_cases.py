@@ -1,7 +1,5 @@
 """Collective operations return the right result for every type; a single wrong element is found."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

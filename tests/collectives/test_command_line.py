@@ -1,7 +1,5 @@
 """``slipstream collectives``, alone and under torchrun: errors in one line, and output by rank 0 only."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

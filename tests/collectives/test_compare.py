@@ -1,7 +1,5 @@
 """Comparison of profiles on simulated launches with a known truth: slower, unchanged or not significant."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

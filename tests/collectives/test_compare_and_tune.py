@@ -1,7 +1,5 @@
 """The commands ``compare`` and ``tune``, with and without Flyte."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Grades of networks with made-up bandwidths."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.collectives.findings import PUBLISHED, grade_bandwidth

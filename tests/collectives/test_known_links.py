@@ -4,8 +4,6 @@ Whatever compares two times belongs to `make prove`, which runs alone: other wor
 never faster than its rate.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

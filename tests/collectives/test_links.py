@@ -1,7 +1,5 @@
 """Links have the stated rates; a machine without links says why."""
 
-from __future__ import annotations
-
 import statistics
 import time
 

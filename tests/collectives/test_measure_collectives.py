@@ -1,7 +1,5 @@
 """Workflow and task that only measure the interconnect, in a real Elastic process group on this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gain of NUMA binding: where it is measured, and that ranks are really bound."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

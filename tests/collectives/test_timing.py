@@ -1,7 +1,5 @@
 """Timing of iterations: no resets in between, the slowest rank counts, and it ends once the median is known."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

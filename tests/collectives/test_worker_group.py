@@ -1,7 +1,5 @@
 """Fresh process groups: dead, hanging and missing workers are named in time, and no process is left over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

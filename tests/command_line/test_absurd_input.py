@@ -1,7 +1,5 @@
 """Absurd input is refused in one line, as fast as any other mistake: no endless work, full memory or traceback."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """User errors end in one message and exit code 1 or 2, without a traceback or partial output."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

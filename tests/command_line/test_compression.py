@@ -1,7 +1,5 @@
 """``prune`` and ``distil``: a trained model is compressed, then reused; impossible requests end in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``export_model``: a trained model is exported, then reused; other inputs are refused in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

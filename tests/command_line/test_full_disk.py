@@ -3,8 +3,6 @@
 At each name under which a file is opened for writing, one after the other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Cost of imports: a workflow's module loads flytekit and the needs of the Elastic plugin, but no engine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

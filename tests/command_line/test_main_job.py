@@ -1,7 +1,5 @@
 """The main job on the command line: stages run, are reused, and run again after changes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Nested conditionals run only the branch that is taken, with any workflow module imported."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

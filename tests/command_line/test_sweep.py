@@ -1,7 +1,5 @@
 """``pyflyte run workflows/sweep.py sweep``: search, training of the best settings, and resumption."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The gate: bounds of losses, and the choice from measured figures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distillation: the loss on any number of ranks, kills and resumption, refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

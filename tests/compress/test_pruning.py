@@ -1,7 +1,5 @@
 """Pruning: groups of units, the choice of the units to keep, and a result like any other trained model."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Search for the smallest model: the next candidate, the sizes of students, refusals."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec

@@ -1,7 +1,5 @@
 """Compression of transformers: pruned feed-forward layers or a shallower student."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

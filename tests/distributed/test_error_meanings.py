@@ -1,7 +1,5 @@
 """Errors of CUDA, HIP, NCCL and gloo become one line of error or another attempt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Forked processes have the environment, directory and output of spawned ones, and end with their parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A limited child process contains failures, crashes, endless work, memory and output of a library."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

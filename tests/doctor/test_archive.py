@@ -1,7 +1,5 @@
 """Archives that unpack to more than a package holds are refused before they are unpacked."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 from collections.abc import Iterable

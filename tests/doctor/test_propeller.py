@@ -1,7 +1,5 @@
 """Propeller's limit of failed rounds, read with kubectl from the manifests of Flyte's charts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluation of small models on small data."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """Models and rows that cannot be exported end in one line, without an artifact."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, cast

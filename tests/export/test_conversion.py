@@ -1,7 +1,5 @@
 """The ONNX file: dynamic batch size, equal to torch, independent of the exporting machine."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

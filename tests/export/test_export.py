@@ -1,7 +1,5 @@
 """Whole exports of small models: files, the chosen variant, failures."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """FP16 and BF16 files for GPUs: matmuls in 16 bits and sums in FP32, checked without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """A model too large for ONNX variants is exported as Hugging Face files; commands that need ONNX say so in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

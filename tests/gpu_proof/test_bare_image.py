@@ -1,7 +1,5 @@
 """`make gpu` needs the packages that docs/gpu.md lists, and no others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command that checks a GPU, rehearsed on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

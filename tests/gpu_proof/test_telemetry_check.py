@@ -1,8 +1,6 @@
 """The check of telemetry on a GPU can fail: with a fake NVML and nvidia-smi, wrong readings and marks, and causes that
 were not provoked."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tokenizers that panic, hang or exhaust memory end in one line, in workers too."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

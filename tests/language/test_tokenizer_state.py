@@ -1,7 +1,5 @@
 """Truncation, padding and dropout in a tokenizer.json do not change a document's ids."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One line per message on stderr, from the chosen level on, with any other handlers."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

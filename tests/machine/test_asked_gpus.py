@@ -1,7 +1,5 @@
 """A pod that requested GPUs and sees none is refused in one line with the likely cause."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """The supported range of torch, and its differences by the names that older and newer versions have."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

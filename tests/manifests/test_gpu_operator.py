@@ -1,7 +1,5 @@
 """Sharing and partitioning of GPUs, and the operator's settings, follow from the profile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Queues and quotas cover the profile's requests, and production has priority."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.machine.limits import parse_quantity

@@ -1,7 +1,5 @@
 """Documents that share a row attend only to themselves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

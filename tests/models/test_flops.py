@@ -1,7 +1,5 @@
 """FLOPs of the built-in models from their shapes equal those that torch's counter counts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rotary tables are computed once, and never from a traced pass."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared key and value heads reach a fused kernel on every GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,8 +1,6 @@
 """The transformer equals Hugging Face's implementation for the same weights; its initial weights are a pure function of
 seed and name."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rules and dashboard query only exported metrics; every rule fires when it should, and only then."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

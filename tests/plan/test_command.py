@@ -1,7 +1,5 @@
 """``slipstream plan``: recommendations from measured runs, and refusals in one line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import date

@@ -1,7 +1,5 @@
 """Cost of preemptions against closed forms for exponential times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

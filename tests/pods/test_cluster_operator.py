@@ -1,7 +1,5 @@
 """The rehearsed cluster on pods that end, are lost or are deleted; small shell scripts stand in for pods."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

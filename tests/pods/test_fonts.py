@@ -1,7 +1,5 @@
 """Charts in pods need no fonts of the system, so no library looks for any."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

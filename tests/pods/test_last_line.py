@@ -1,7 +1,5 @@
 """The last line of a pod's log: the cause of a failure, and never a library's complaint about open sessions."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Memory notes of attempts, one rule at a time; ``test_out_of_memory.py`` runs whole pods."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

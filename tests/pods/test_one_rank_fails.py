@@ -3,8 +3,6 @@
 Taking the group down never ends here, as NCCL's does not while the peers are in a collective.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

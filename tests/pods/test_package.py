@@ -1,7 +1,5 @@
 """Settings of a packaged workflow: resources, spot, retries, caching, timeouts, the shape of the PyTorchJobs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

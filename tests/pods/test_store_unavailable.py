@@ -1,7 +1,5 @@
 """An unavailable store: every task asks Flyte to retry, and tells a user at the terminal how to continue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A rehearsal of the cluster: the packaged container command and environment of the training task, run as pods."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ The pods here are processes without torch's agent: two workers of each end by :m
 and the pod leaves by :func:`one_verdict`, against S3. ``test_departure.py`` runs whole pods.
 """
 
-from __future__ import annotations
-
 import atexit
 import random
 import signal

@@ -1,7 +1,5 @@
 """Bad data is reported in one line that names it; bad rows are quarantined and counted."""
 
-from __future__ import annotations
-
 import errno
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A chat template that hangs or takes memory ends the preparation with a line that names row and template."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A table prepared by several machines equals that of a single machine, byte for byte."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """A base set whose manifest vouches for other content than prepare writes is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Declared properties of the data (types, separators, quotes) are applied; undeclared ones cause a warning."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every type in exchanged files and in records of finished work is read back bit for bit."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

@@ -1,7 +1,5 @@
 """Any bytes give a result with consistent counts, or one line of error, without a traceback or a hang."""
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """New files after an earlier preparation: statistics and rows stay, and only new files are processed."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The source is listed once: the fingerprinted files are read, and changes meanwhile are errors."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable

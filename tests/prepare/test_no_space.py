@@ -3,8 +3,6 @@
 The disk is a small tmpfs, mounted in a namespace of the test's own.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

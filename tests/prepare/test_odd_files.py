@@ -1,7 +1,5 @@
 """Unusual files, names and values: read correctly, or refused in one line with a remedy."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

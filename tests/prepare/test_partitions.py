@@ -1,7 +1,5 @@
 """The keys of a Hive-partitioned directory are columns."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

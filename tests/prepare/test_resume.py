@@ -1,7 +1,5 @@
 """A killed preparation resumes and gives the result of an uninterrupted one."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Raw data in S3 is read by ranges, with failing requests, and gives the same result as local files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

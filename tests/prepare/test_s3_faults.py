@@ -1,7 +1,5 @@
 """An S3 that stalls, denies or loses raw data during reading: retried if possible, else one line of error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Columns get the types of their values in every format."""
 
-from __future__ import annotations
-
 import csv
 import io
 import tempfile

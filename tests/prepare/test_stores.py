@@ -1,7 +1,5 @@
 """Raw data and base sets in Google's and Azure's stores give what the same files give locally."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ordinary tables need only their name and a target; stored values can be computed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

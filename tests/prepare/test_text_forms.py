@@ -1,7 +1,5 @@
 """Text formats other than a comma-separated file: delimiters, JSON Lines, compression, and empty columns."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

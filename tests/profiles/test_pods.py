@@ -1,7 +1,5 @@
 """The manifest of a pod for a placement with every field."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

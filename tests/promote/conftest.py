@@ -1,7 +1,5 @@
 """Registries with promoted models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Models with other questions, or with rows that may have been trained on, are not compared."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The model in service is replaced only by a model that is shown to be as good; a refusal has a reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Damaged and untrusted registries, and the registry's command."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

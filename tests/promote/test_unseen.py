@@ -1,7 +1,5 @@
 """Every test row that the promoted model was trained on is found, whatever changed between two preparations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

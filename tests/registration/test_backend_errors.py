@@ -1,7 +1,5 @@
 """Unreachable Flyte, TLS errors and refused logins: one line, and exit code 1."""
 
-from __future__ import annotations
-
 import datetime
 import socket
 import time

@@ -1,7 +1,5 @@
 """Every patch is for the installed versions, is needed by them, and leaves the types and tasks of others alone."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

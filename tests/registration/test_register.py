@@ -1,7 +1,5 @@
 """The README's commands against a FlyteAdmin on loopback; registered entities run like on a cluster."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

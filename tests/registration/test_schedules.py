@@ -1,7 +1,5 @@
 """Schedules: parsing, accepted cron expressions, and launch plans."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Devices of a run: utilisation, diagnosis and cost, on the page and in the terminal."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Charts of a network profile and the page of a measurement: positions of points and texts."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The report's page: data never becomes markup, nothing is loaded, and it fits a phone."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The report of a scheduled run: later runs that were skipped because it was still running."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad input is one line with problem, place and remedy; nothing is published."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

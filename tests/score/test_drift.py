@@ -1,7 +1,5 @@
 """Drift: rows like the training's raise no alarm, and a shift of one standard deviation in one column does."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass, replace

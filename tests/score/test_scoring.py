@@ -1,7 +1,5 @@
 """Published scores equal the model's outputs for every row, in any storage format and by any number of pods."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

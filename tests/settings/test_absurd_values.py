@@ -1,7 +1,5 @@
 """Every setting accepts valid values and refuses others in one line that names it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Wrong settings are named by their path, value and allowed values, from every source."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

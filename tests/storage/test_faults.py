@@ -1,7 +1,5 @@
 """Stores that answer badly, corrupt bytes or are unavailable."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

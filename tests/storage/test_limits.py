@@ -1,7 +1,5 @@
 """Requests with deadlines: one for all attempts together, and a fresh connection for every attempt."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Any name leads to a path below its directory, or is refused in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -6,8 +6,6 @@ workflow's tasks and a launch plan's workflow come first; a launch plan is born 
 version is active; code and inputs are uploaded to a signed URL of the store.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent import futures

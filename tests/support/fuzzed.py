@@ -1,7 +1,5 @@
 """Inputs that are changed at random: a case is a number, the seed of its changes."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Trainings under a layout on real processes, and faults that the comparison with one process has to find."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Packages the workflows like ``pyflyte package`` and reads the package back."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -1,7 +1,5 @@
 """Models to promote, and promotions by a run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parameters of which only the first belong to ``make test``; ``make prove`` has all others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

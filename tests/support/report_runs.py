@@ -1,7 +1,5 @@
 """Artifacts of a run, small and made in memory, for tests of the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

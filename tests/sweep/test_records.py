@@ -1,7 +1,5 @@
 """Records of trials: damaged and changed ones neither count nor block."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Trials that cannot continue, and trials on preempted machines."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

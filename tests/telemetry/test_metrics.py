@@ -1,7 +1,5 @@
 """Prometheus metrics: names, labels and values, checked by a linter and a server."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

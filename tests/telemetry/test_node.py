@@ -1,7 +1,5 @@
 """Node facts from the cloud's metadata server, over real HTTP; a bad server costs a second at most."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Totals pushed to a gateway: content, and gateways that are dead, silent, or refuse."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Samples on disk: retention, and recovery from cut and damaged files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

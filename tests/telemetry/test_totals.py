@@ -1,7 +1,5 @@
 """Totals: counted by the sampler, written by it and by the ranks, and read from untrusted files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

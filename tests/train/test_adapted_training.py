@@ -1,7 +1,5 @@
 """Training of adapters on a base: memory, saved state, results and refusals."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

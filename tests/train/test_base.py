@@ -1,7 +1,5 @@
 """Fine-tuning as a whole: starting weights, results and refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

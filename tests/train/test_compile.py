@@ -1,7 +1,5 @@
 """Training with a compiled pass: results, no later compilation, refusals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import nullcontext

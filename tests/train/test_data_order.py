@@ -1,7 +1,5 @@
 """The order of the data: every row once an epoch, equal for every world, fair in every batch, and fast."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

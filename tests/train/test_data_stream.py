@@ -1,7 +1,5 @@
 """Prepared data that streams from a store: the same batches, a bounded cache, no unverified data."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

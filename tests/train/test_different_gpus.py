@@ -1,7 +1,5 @@
 """Agreement of ranks with different GPUs: one precision and one backend."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """On GPUs an evaluation's batches are as large as fits on every one, and equal in a resumed run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import partial

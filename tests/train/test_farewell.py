@@ -1,7 +1,5 @@
 """At the end, the other ranks wait for rank 0 to write the model, longer than a collective's timeout."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

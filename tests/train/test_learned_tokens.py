@@ -1,7 +1,5 @@
 """The loss with some tokens masked: equal numbers for any division of a batch."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models with special needs: batch normalisation, unused parameters, fixed shapes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

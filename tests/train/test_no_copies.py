@@ -1,7 +1,5 @@
 """A step copies nothing between host and device, and batches come from pinned memory; "meta" stands in for a device."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps give the stored losses for every kind of model; if these change, ``STEP_VERSION`` is raised."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Throughput and model FLOPs utilisation: counted operations and peak rates."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``on_evaluation`` is called on rank 0 for every evaluation, and may stop the training on all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

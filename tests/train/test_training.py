@@ -1,7 +1,5 @@
 """Training's arithmetic: one gradient for any ranks and micro-batches; precision, stopping, refusals."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

@@ -1,7 +1,5 @@
 """The exported directory: its files, checks without torch or Flyte, and detection of damage."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The raw model against Transform: on generated columns and values, tensor by tensor, and with a trained model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

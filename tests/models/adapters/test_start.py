@@ -1,7 +1,5 @@
 """Training that starts from an adapter in peft's files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

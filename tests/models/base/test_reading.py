@@ -1,7 +1,5 @@
 """Parts of tensors, on disk and in a store: read correctly, without reading more than needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

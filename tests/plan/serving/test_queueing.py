@@ -1,7 +1,5 @@
 """Waiting in a queue: the formula against simulated queues."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """``slipstream plan serve``: replicas and dollars from an exported model and recorded requests."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The picture of the architecture: folders as boxes in layers, and an arrow for every import that no others imply."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise

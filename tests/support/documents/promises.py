@@ -1,7 +1,5 @@
 """The promises of ``tests/guarantees.toml``, the commands that prove them, and the page of both."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Promises of checkpoints, one at a time, in one process."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

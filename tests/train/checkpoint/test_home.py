@@ -1,7 +1,5 @@
 """Checkpoint directories: their holder, and the checkpoints that count."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Deletion of unneeded checkpoints; if it is forbidden or late, no training ends and none uses wrong data."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

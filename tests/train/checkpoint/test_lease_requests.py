@@ -1,7 +1,5 @@
 """The lease of a checkpoint directory in a store that accepts requests and does not answer them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Training resumes after an edit of the code and says so; all settings that decide the result must be equal."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The list of checkpoint directories, and deletion of abandoned ones."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Each rank reads, holds and verifies only its part of a checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

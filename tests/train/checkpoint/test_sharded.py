@@ -1,7 +1,5 @@
 """Sharded state (FSDP2): every rank writes its own part, and any number of ranks reads it back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

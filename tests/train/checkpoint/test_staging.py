@@ -1,7 +1,5 @@
 """The snapshot is copied during training, and still holds the state of its step."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A killed run ends bit for bit like an undisturbed one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable

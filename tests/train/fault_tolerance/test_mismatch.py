@@ -1,7 +1,5 @@
 """Checkpoints that do not fit, and unusable checkpoint directories, are refused before training."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Non-finite losses and gradients: skipped, named, rolled back from, and exact through kills."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Preemption notices are received during all work of a run, and cost no work if there was time to save."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Preemption notices over real HTTP; no behaviour of a metadata server can end a healthy run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

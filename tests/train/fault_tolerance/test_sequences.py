@@ -1,8 +1,6 @@
 """Any sequence of disturbances: a training resumes from its last finished save, restores nothing late, and ends with
 the weights of an undisturbed one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable

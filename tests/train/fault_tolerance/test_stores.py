@@ -1,7 +1,5 @@
 """Training whose data and checkpoints are in Google's or Azure's store, killed while the store answers badly."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

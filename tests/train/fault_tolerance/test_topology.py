@@ -1,7 +1,5 @@
 """A run that resumes with another number of processes sees the same samples in the same order."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

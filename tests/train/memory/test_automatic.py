@@ -1,8 +1,6 @@
 """``training.accumulation: auto``: the fewest micro-batches that fit, searched once and kept in the checkpoint
 directory."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``slipstream memory``: its output, without allocating any memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Traces run the operators of a GPU, also without one, and their peaks are those that were measured on one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Traced memory of a step against the real memory of its processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

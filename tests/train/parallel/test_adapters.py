@@ -1,7 +1,5 @@
 """Adapters of a model on several processes: gradients of one process, and weights kept in four bits."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Impossible layouts end in one line that names the setting to change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

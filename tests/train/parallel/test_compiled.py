@@ -1,7 +1,5 @@
 """Compiled blocks: the order of their gradients, and every layout's agreement with one process."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext

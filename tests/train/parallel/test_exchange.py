@@ -1,7 +1,5 @@
 """``training.gradients`` and ``training.backend``: exchange of gradients between replicas, also with kills."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

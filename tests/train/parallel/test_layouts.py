@@ -1,7 +1,5 @@
 """Every layout computes what one process computes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A step of a transformer never makes the host wait for a device, under any layout."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A single process trains without DDP: the same bits as with it, and a checkpoint made with it resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A user's network with several inputs, its own plan and its own initial deviations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A rank that resumes under another layout reads little more than its part of a checkpoint."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The trained weights of a divided model come to rank 0 one at a time."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from functools import partial

@@ -1,7 +1,5 @@
 """Memory at the start of a training, and a pod's waiting time for the others."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

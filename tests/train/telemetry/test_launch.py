@@ -1,7 +1,5 @@
 """The overhead of a pass is found where it is known, and no other model is called launch-bound."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The phases of a step, and the exchange of all ranks' times together with the gradients."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

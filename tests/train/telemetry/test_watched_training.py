@@ -1,8 +1,6 @@
 """Watched trainings: no behaviour of the driver changes weights or delays the end, Prometheus has the dashboard's
 metrics, and kills lose few samples and no cent."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing.process
 import os
