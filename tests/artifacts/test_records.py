@@ -87,13 +87,6 @@ def test_numbers_are_finite(number: str) -> None:
             to_json(Point(value))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"x": 1.0}]', b'{"x": 1.0}, {"x": 1.0}', b"\xff", b"[" * 100_000])
-def test_what_is_no_record_is_refused(content: bytes) -> None:
-    with refuses(DamagedArtifact) as error:
-        from_json(content, Point, "file")
-    assert "\n" not in error.value.message and len(error.value.message) < 300
-
-
 @pytest.mark.parametrize("record", [Point("x"), Point(1.0, 2.5), OldMap("m", [Point(1.0)])])  # type: ignore[arg-type]
 def test_a_writer_that_is_wrong_is_told(record: object) -> None:
     with refuses(ValueError):

@@ -1,6 +1,5 @@
 """Bad data is reported in one line that names it; bad rows are quarantined and counted."""
 
-import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prepare.shuffle import RunWriter
 from slipstream.source.files import list_source
 from slipstream.source.fingerprint import fingerprint_source
 from tests.support.tables import Prepare, everything, table_text
@@ -177,13 +175,6 @@ def test_compressed_text_is_read_and_a_cut_one_is_named(prepared: Prepare, tmp_p
         prepared(path)
 
 
-@pytest.mark.parametrize("value", ['"1,234.50"', '"3,14"'])
-def test_numbers_with_separators_are_text_with_a_word(prepared: Prepare, value: str) -> None:
-    body = "".join(f"{value.replace('3', str(i % 9), 1)},{i % 7},{i % 2}\n" for i in range(300))
-    data = prepared("price,z,y\n" + body)
-    assert any("'price': looks like numbers with separators" in warning for warning in data.card["warnings"])
-
-
 @pytest.mark.prove
 def test_very_many_columns_and_very_long_texts(prepared: Prepare) -> None:
     draw = np.random.default_rng(0)
@@ -193,21 +184,6 @@ def test_very_many_columns_and_very_long_texts(prepared: Prepare) -> None:
     data = prepared(long)
     assert next(c["role"] for c in data.card["columns"] if c["name"] == "note") == "prose"
     assert data.card["rows"]["kept"] == 90
-
-
-def test_a_full_disk_is_said_and_leaves_no_artifact(
-    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = []
-
-    def full(*_: object) -> None:
-        written.append(1)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(RunWriter, "add", full)
-    with refuses(UserError):
-        prepared(GOOD)
-    assert written and not (tmp_path / "prepared-1" / "manifest.json").exists()
 
 
 class TestFiles:

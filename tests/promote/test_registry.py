@@ -75,12 +75,6 @@ def test_a_promotion_under_the_number_of_another_is_named(served: Registry) -> N
         served.promoted()
 
 
-def test_a_pointer_that_is_none_is_named(models: Models, served: Registry) -> None:
-    Path(served.uri, "promoted", "00000002.json").write_text("{}")
-    with refuses(UserError, match=r"promoted/00000002\.json:"):
-        served.promoted()
-
-
 @pytest.mark.parametrize(
     "changed", [{"version": "../../outside"}, {"version": ""}, {"manifest": "x"}, {"version": "0123456789abcdef\n"}]
 )

@@ -167,14 +167,6 @@ def test_a_file_that_is_missing_or_extra_is_found(copy: Path) -> None:
         check_package(copy)
 
 
-def test_a_manifest_that_is_nested_beyond_reading_is_one_line(copy: Path) -> None:
-    manifest = b"[" * 100_000
-    (copy / MANIFEST).write_bytes(manifest)
-    (copy / DIGEST).write_text(digest_line(manifest))
-    with refuses(BadPackage):
-        check_package(copy)
-
-
 def test_a_mistake_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
     for where in (tmp_path, tmp_path / "nowhere"):
         ran = run_check(where)

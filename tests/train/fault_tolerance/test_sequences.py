@@ -49,18 +49,6 @@ def run(
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("where", ["disk", "s3"])
-def test_a_sequence(
-    where: str, prepared: Path, undisturbed: Callable[[int], dict[str, str]], store: FaultyS3, tmp_path: Path
-) -> None:
-    # Two ranks and one; each sequence holds both of what is looked for.
-    seed = 11 if where == "disk" else 22
-    happened = run(where, range(seed, seed + 1), prepared, undisturbed, store, tmp_path)
-    assert happened["two at once"], happened
-    assert any(how.startswith("cut off") for how in happened), happened
-
-
-@pytest.mark.prove
 @pytest.mark.parametrize(("where", "part"), PROOF)
 def test_200_sequences(
     where: str, part: int, prepared: Path, undisturbed: Callable[[int], dict[str, str]], store: FaultyS3, tmp_path: Path

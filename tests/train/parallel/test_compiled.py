@@ -78,12 +78,6 @@ def check(case: LayoutCase, place: Path) -> None:
 
 @pytest.mark.prove
 @needs_compiler
-def test_a_compiled_layout_agrees_with_one_process(tmp_path: Path) -> None:
-    check(LAYOUTS["weights 2"], tmp_path)
-
-
-@pytest.mark.prove
-@needs_compiler
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_compiled_layout_agrees_with_one_process(name: str, tmp_path: Path) -> None:
     check(LAYOUTS[name], tmp_path)
