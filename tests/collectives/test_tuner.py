@@ -290,7 +290,7 @@ def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channel
     header, *rows = plugin_csv(Tuning(nccl, "a model", DdpSettings(), chosen)).splitlines()
     table = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
     assert {row["collective_type"] for row in table} == {
-        *("allreduce", "broadcast", "reduce", "allgather", "reducescatter"),
+        *("allreduce", "broadcast", "reduce", "allgather", "reducescatter")
     }
     for row in table:
         assert row["min_bytes"] == "0" and int(row["max_bytes"]) > 1 << 40 and row["channels"] == "8"

@@ -65,11 +65,7 @@ def test_a_provider_that_is_not_there_is_one_line(model: tuple[str, str], pyflyt
         [
             ((1, 1), {}, "--model: "),
             ((0, 0), {}, "--data: "),
-            (
-                (0, 1),
-                {"budget_ms": 1e-6},
-                "export.budget_ms: no variant that may be deployed",
-            ),
+            ((0, 1), {"budget_ms": 1e-6}, "export.budget_ms: no variant that may be deployed"),
             ((0, 1), {"budget_mb": 1e-6}, "comes closest"),
         ],
         2,

@@ -152,12 +152,7 @@ def test_a_budget_that_only_a_variant_meets() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"budget_ms": 0.1},
-        {"budget_mb": 0.00001},
-        {"budget_ms": 9.0, "budget_percentile": "p99"},
-    ],
+    "settings", [{"budget_ms": 0.1}, {"budget_mb": 0.00001}, {"budget_ms": 9.0, "budget_percentile": "p99"}]
 )
 def test_a_budget_that_nobody_meets(settings: dict[str, Any]) -> None:
     with refuses(UserError):

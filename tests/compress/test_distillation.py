@@ -74,8 +74,7 @@ def taught(prepared: Path, teacher: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(
-    ("world", "accumulation"),
-    [(2, 3), *(pytest.param(*each, marks=pytest.mark.prove) for each in ((2, 1), (1, 3)))],
+    ("world", "accumulation"), [(2, 3), *(pytest.param(*each, marks=pytest.mark.prove) for each in ((2, 1), (1, 3)))]
 )
 def test_ranks_and_pieces_change_nothing_but_rounding(
     prepared: Path, teacher: Path, taught: Path, tmp_path: Path, world: int, accumulation: int

@@ -27,9 +27,7 @@ from tests.support.wording import refuses
 
 NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
 MIXED = dataclasses.replace(
-    NUMBERS,
-    inputs=(*NUMBERS.inputs, TensorSpec("categorical", "int32", (2,))),
-    cardinalities=(4, 9),
+    NUMBERS, inputs=(*NUMBERS.inputs, TensorSpec("categorical", "int32", (2,))), cardinalities=(4, 9)
 )
 IMAGES = Signature(
     (TensorSpec("image", "uint8", (1, 8, 8)),),

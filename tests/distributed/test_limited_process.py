@@ -86,13 +86,7 @@ def test_a_failure_is_text_and_the_child_goes_on(
     assert library.call(LIMITS, Library.process_id) == child
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        Library.exit,
-        Library.crash,
-    ],
-)
+@pytest.mark.parametrize("function", [Library.exit, Library.crash])
 def test_an_end_is_named_and_the_next_call_starts_again(
     function: Callable[[Library], None], library: LimitedProcess[Library]
 ) -> None:

@@ -80,16 +80,7 @@ def refusal(directory: Path, trained: ToyTrained, data: PreparedData, config: Ex
     return refused.value.message
 
 
-@pytest.mark.parametrize(
-    "network",
-    [
-        NoSuchOperator,
-        BranchesOnValues,
-        OtherAtTwoRows,
-        MixesRows,
-        NotANumber,
-    ],
-)
+@pytest.mark.parametrize("network", [NoSuchOperator, BranchesOnValues, OtherAtTwoRows, MixesRows, NotANumber])
 def test_a_model_that_cannot_be_exported(network: type[Network], data: PreparedData, tmp_path: Path) -> None:
     trained = ToyTrained(data.signature, network(data.signature))
     same_wording(refusal(tmp_path, trained, data))

@@ -152,13 +152,7 @@ class DependsOnValues(nn.Module):
         return numeric[:, :2] * 2 if numeric.sum() > 0 else numeric[:, :2]
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        DependsOnBatch(),
-        DependsOnValues(),
-    ],
-)
+@pytest.mark.parametrize("model", [DependsOnBatch(), DependsOnValues()])
 def test_a_model_that_cannot_be_exported_is_refused_in_one_silent_line(
     model: nn.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,10 +181,7 @@ def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Pat
     assert bool(operators & {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}) is left
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"norm": "layer"}, {"norm": "batch", "widths": (4,) * 5}],
-)
+@pytest.mark.parametrize("arguments", [{"norm": "layer"}, {"norm": "batch", "widths": (4,) * 5}])
 def test_a_norm_that_cannot_be_is_refused(arguments: Any, tmp_path: Path) -> None:
     with refuses(UserError):
         build_model(ModelConfig("resnet", arguments), images(tmp_path / "data").signature, seed=0)

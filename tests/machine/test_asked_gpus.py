@@ -26,11 +26,7 @@ from tests.support.wording import refuses
     ],
 )
 def test_what_most_likely_hides_them(
-    build: str | None,
-    environment: dict[str, str],
-    mounted: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    build: str | None, environment: dict[str, str], mounted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = tmp_path / "lib64"
     monkeypatch.setattr(asked_gpus, "GKE_DRIVER", driver)

@@ -53,10 +53,7 @@ CASES: dict[str, tuple[Signature, ModelConfig]] = {
         TOKENS,
         ModelConfig("transformer", {**SHARED, "tie_word_embeddings": True, "model_type": "qwen3", "head_dim": 32}),
     ),
-    "biases": (
-        TOKENS,
-        ModelConfig("transformer", {**SHARED, "attention_bias": True, "mlp_bias": True}),
-    ),
+    "biases": (TOKENS, ModelConfig("transformer", {**SHARED, "attention_bias": True, "mlp_bias": True})),
     "numbers": (NUMBERS, ModelConfig("mlp", {"frequencies": 0, "hidden": [12, 7]})),
     "periodic": (NUMBERS, ModelConfig("mlp", {"hidden": [12], "dropout": 0.1})),
     "table": (TABLE, ModelConfig("mlp", {"hidden": [12, 7]})),

@@ -134,14 +134,7 @@ def test_a_tokenizer_comes_with_it(trained: Path, tmp_path: Path) -> None:
     assert found("w3 w7 w95")["input_ids"] == [3, 7, 95]
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        0,
-        VOCABULARY + 5,
-        -1,
-    ],
-)
+@pytest.mark.parametrize("size", [0, VOCABULARY + 5, -1])
 def test_what_is_no_tokenizer_of_the_model_is_one_line(size: int, trained: Path, tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.mkdir()

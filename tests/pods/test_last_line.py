@@ -79,8 +79,7 @@ def distribution(pods: Pods) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "registered",
-    [pytest.param(False, id="packaged", marks=pytest.mark.prove), pytest.param(True, id="registered")],
+    "registered", [pytest.param(False, id="packaged", marks=pytest.mark.prove), pytest.param(True, id="registered")]
 )
 def test_a_failed_pod_ends_with_its_cause(pods: Pods, registered: bool) -> None:
     log, outputs = pods.run("/no/such.csv", distribution(pods) if registered else ())

@@ -120,9 +120,7 @@ def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(
     assert "machine" not in export.metadata.cache_ignore_input_vars
 
 
-def test_a_main_job_has_seven_pods_and_three_the_second_time(
-    package_for: Callable[[str], RegistrationArchive],
-) -> None:
+def test_a_main_job_has_seven_pods_and_three_the_second_time(package_for: Callable[[str], RegistrationArchive]) -> None:
     """Counted in what is registered; ``tests/pods/test_whole_workflow.py`` counts the pods that run."""
     made = package_for("local")
     names = [

@@ -30,16 +30,10 @@ CASES: dict[str, tuple[str | bytes, dict[str, Any]]] = {
     "target all missing": (re.sub(r"(yes|no)\n", "\n", GOOD), {}),
     "ragged": (GOOD + "1,2\n1,2,3,4\n" * 10, {}),
     "infinite": (GOOD + "1,inf,yes\n" * 10, {}),
-    "not UTF-8": (
-        (GOOD + "1,2,n").encode() + b"\xe9\n",
-        {},
-    ),
+    "not UTF-8": ((GOOD + "1,2,n").encode() + b"\xe9\n", {}),
     "no such encoding": (GOOD, {"encoding": "utf-9"}),
     "no byte-order mark": (GOOD, {"encoding": "utf-16"}),
-    "half of a pair": (
-        "a,y\n\\ud800,1\n",
-        {"encoding": "unicode_escape"},
-    ),
+    "half of a pair": ("a,y\n\\ud800,1\n", {"encoding": "unicode_escape"}),
     **{
         f"no text encoding: {name}": (GOOD, {"encoding": name})
         for name in ("base64", "hex", "rot13", "zlib", "punycode", "undefined", "idna")
@@ -64,14 +58,8 @@ CASES: dict[str, tuple[str | bytes, dict[str, Any]]] = {
     "other delimiter": (GOOD.replace(",", ":"), {}),
     "too few rows": ("a,y\n1,p\n2,p\n3,q\n4,q\n", {}),
     "text for regression": (GOOD, {"task": "regression"}),
-    "too many classes": (
-        "a,y\n" + "".join(f"{i % 5},name{i}\n" for i in range(100)),
-        {},
-    ),
-    "only identifiers": (
-        "a,y\n" + "".join(f"k{i},{i % 2}\n" for i in range(99)),
-        {},
-    ),
+    "too many classes": ("a,y\n" + "".join(f"{i % 5},name{i}\n" for i in range(100)), {}),
+    "only identifiers": ("a,y\n" + "".join(f"k{i},{i % 2}\n" for i in range(99)), {}),
 }
 
 

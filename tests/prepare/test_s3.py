@@ -35,10 +35,7 @@ def upload(path: Path, key: str) -> None:
     ],
 )
 def test_patterns_name_the_same_files_in_s3_as_locally(
-    store: FaultyS3,
-    tmp_path: Path,
-    pattern: str,
-    rows: int,
+    store: FaultyS3, tmp_path: Path, pattern: str, rows: int
 ) -> None:
     directory = tmp_path / "in"
     for day in range(1, 5):

@@ -89,10 +89,7 @@ def test_a_store_that_stalls_for_ever_is_said(away: FaultyS3, tmp_path: Path, fo
 
 @pytest.mark.parametrize(("position", "format"), diagonal(["first", "last"], FORMATS))
 def test_what_is_denied_in_the_midst_is_not_called_damaged(
-    store: FaultyS3,
-    tmp_path: Path,
-    format: str,
-    position: str,
+    store: FaultyS3, tmp_path: Path, format: str, position: str
 ) -> None:
     address = put(tmp_path / f"t.{format}")
     requests = requests_of(store, address, tmp_path)
@@ -105,10 +102,7 @@ def test_what_is_denied_in_the_midst_is_not_called_damaged(
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_gone_after_it_was_listed_is_named(
-    store: FaultyS3,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    format: str,
+    store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     from slipstream.source import files
 

@@ -26,11 +26,7 @@ Kinds = Mapping[str, tuple[Callable[[Path], None], Callable[[Path], None]]]
 #: writes to the home of its checkpoints is trusted.
 BINARY = {".onnx", ".parquet", ".npz", ".bin"}
 #: How files are changed by what they hold; others by their bytes.
-CHANGES = {
-    ".json": changed_json,
-    ".tar": changed_archive,
-    **dict.fromkeys((".toml", ".csv", ".yaml"), changed_text),
-}
+CHANGES = {".json": changed_json, ".tar": changed_archive, **dict.fromkeys((".toml", ".csv", ".yaml"), changed_text)}
 
 
 def one_line(error: UserError | BadPackage) -> None:

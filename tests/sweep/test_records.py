@@ -158,13 +158,7 @@ def test_workers_that_propose_at_once_share_no_number(
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"data": "others"},
-        {"space": {}},
-        {"seed": 1},
-        {"model": {"name": "resnet"}},
-        {"training": {"epochs": 4}},
-    ],
+    [{"data": "others"}, {"space": {}}, {"seed": 1}, {"model": {"name": "resnet"}}, {"training": {"epochs": 4}}],
 )
 def test_another_sweep_in_the_same_store_is_refused(tmp_path: Path, changed: dict[str, object]) -> None:
     SweepStore(str(tmp_path), PARAMETERS).open(IDENTITY)

@@ -75,10 +75,7 @@ def test_what_is_not_known_is_left_out() -> None:
     down = DeviceReading("GPU-0", 0, "A 100", up=False)
     assert [
         name for name in families(metrics_exposition(sample(8.0, down), NodeTotals(), [], LABELS)) if "gpu" in name
-    ] == [
-        "slipstream_gpu_up",
-        "slipstream_gpu_info",
-    ]
+    ] == ["slipstream_gpu_up", "slipstream_gpu_info"]
     assert metrics_exposition(None, NodeTotals(), [], LABELS) == ""
 
 

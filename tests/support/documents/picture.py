@@ -20,10 +20,7 @@ GAP, BEND_WIDTH = 6, 14
 LAYER_HEIGHT, LEGEND_HEIGHT = 72, 12
 #: The length of an arrowhead.
 TIP = 6
-BARS = {
-    "workflows": "what you run with pyflyte, and launch plans",
-    "tasks": "typed Flyte tasks, one module per stage",
-}
+BARS = {"workflows": "what you run with pyflyte, and launch plans", "tasks": "typed Flyte tasks, one module per stage"}
 LEGEND = (
     ("tasks", "imports flytekit", MARGIN),
     ("stage", "slipstream: stages", 200),

@@ -22,13 +22,7 @@ from slipstream.train.memory.processes import TraceFailure, trace_footprints
 from slipstream.train.memory.trace import Footprint, TracedStep
 from tests.support.training import table_of_numbers
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 #: Llama-3-8B's shape.
 LARGE = {
     "vocab_size": 128256,

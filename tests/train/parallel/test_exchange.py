@@ -222,14 +222,8 @@ def test_the_settings_reach_ddp(tmp_path: Path) -> None:
         ({"gradients": {"bucket_cap_mb": -1}}, r"training\.gradients\.bucket_cap_mb:"),
         ({"gradients": {"hook": "bf16"}, "backend": "gloo"}, r"gradients\.hook:"),
         ({"gradients": {"hook": "powersgd"}, "precision": "fp16"}, r"gradients\.hook:"),
-        (
-            {"gradients": {"hook": "fp16"}, "parallel": {"shard": "weights"}},
-            r"gradients\.hook:",
-        ),
-        (
-            {"gradients": {"static_graph": True}, "parallel": {"tensor": 2}},
-            r"gradients\.static_graph:",
-        ),
+        ({"gradients": {"hook": "fp16"}, "parallel": {"shard": "weights"}}, r"gradients\.hook:"),
+        ({"gradients": {"static_graph": True}, "parallel": {"tensor": 2}}, r"gradients\.static_graph:"),
         ({"backend": "mpi"}, r"training\.backend:"),
     ],
 )
