@@ -73,6 +73,7 @@ def taught(prepared: Path, teacher: Path, tmp_path_factory: pytest.TempPathFacto
     return trained(prepared, tmp_path_factory.mktemp("taught") / "x", 1, SHORT, teacher=teacher)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("world", "accumulation"), [(2, 3), *(pytest.param(*each, marks=pytest.mark.prove) for each in ((2, 1), (1, 3)))]
 )
@@ -120,6 +121,7 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
     assert bool(TrainedModel.open(killed.output).architecture.retained) is pruned
 
 
+@pytest.mark.prove
 def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it(
     prepared: Path, teacher: Path, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def made(work: CompressionRun, directory: Path) -> TrainedModel:
     return TrainedModel.open(directory)
 
 
+@pytest.mark.prove
 def test_feed_forward_units_are_pruned_and_taught_again(
     data: PreparedData, whole: TrainedModel, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from slipstream.models import transformer
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build_model
 from slipstream.proofs.gpu.layouts import LENGTH, SIGNATURE, SIZES, token_rows
+from tests.support.proving import first_few
 
 #: What only the tables need.
 TABLES = {"arange", "cos", "sin"}
@@ -89,7 +90,7 @@ def test_after_a_pass_for_inference_alone_there_is_one_to_train_by(model: Predic
     model(tokens).sum().backward()
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", first_few([False, True]))
 def test_a_pass_that_is_only_traced_leaves_and_takes_nothing(model: Predictor, tokens: Tensor, warm: bool) -> None:
     expected = model(tokens)
     entries = int(warm)

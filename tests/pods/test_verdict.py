@@ -127,6 +127,7 @@ def test_without_a_cause_the_attempt_is_repeated(
     assert (verdict.payer, verdict.recoverable) == ("user", True) and message in verdict.cause
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("last", [0, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_pod_that_is_done_waits_for_the_result(
     last: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path

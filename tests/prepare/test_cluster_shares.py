@@ -25,6 +25,7 @@ from slipstream.prepare.sharded import merge_partitions, shares
 from slipstream.prepare.table import FittedTable, OpenedTable
 from slipstream.source.config import DataConfig, SplitConfig
 from slipstream.source.files import list_source
+from tests.support.proving import diagonal
 from tests.support.shares import CONFIG, MADE_BY, on_several
 from tests.support.wording import refuses, same_wording
 
@@ -55,8 +56,7 @@ def write_text(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("number", [1, 3, 50])
-@pytest.mark.parametrize("write", [write_parquet, write_text])
+@pytest.mark.parametrize(("write", "number"), diagonal([write_parquet, write_text], [3, 50, 1]))
 def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write: Callable[[Path], Path], number: int) -> None:
     (tmp_path / "data").mkdir()
     data = str(write(tmp_path / "data"))

@@ -102,6 +102,7 @@ def test_later_rows_were_not_trained_on() -> None:
         check_unseen(by_time("day", 300.0, 400.0), old)
 
 
+@pytest.mark.prove
 def test_images_and_tables_do_not_compare(served: Registry, tmp_path: Path) -> None:
     data = images(tmp_path / "data")
     verdict = evaluate_promotion(package(tmp_path / "model", data, 5), served, data, LENIENT)

@@ -122,6 +122,7 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
     assert destinations == {"."}
 
 
+@pytest.mark.prove
 def test_run_remote_gives_another_profile_another_version_and_the_same_none(site: Site, tmp_path: Path) -> None:
     """The profile is a file outside of the code, which a user may edit between two runs."""
     mine = tmp_path / "mine.toml"

@@ -23,6 +23,7 @@ from slipstream.score.model import ServedModel
 from slipstream.score.predict import table_predictor
 from slipstream.source.columns import value_types
 from slipstream.source.config import DataConfig
+from tests.support.proving import diagonal
 from tests.support.scoring import KEEP, manifest_of, rows
 from tests.support.wording import line_with, same_wording
 
@@ -70,6 +71,7 @@ def false_alarms(training: Training, of_each: int, threshold: float) -> float:
     return float(np.mean([bool(training.drift(chosen, threshold).alarms) for chosen in drawn]))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "of_each", [60, pytest.param(300, marks=pytest.mark.prove), pytest.param(1000, marks=pytest.mark.prove)]
 )
@@ -89,8 +91,7 @@ def test_the_number_of_rows_is_weighed_and_not_the_threshold_alone(training: Tra
     assert np.mean(above) > 0.5
 
 
-@pytest.mark.parametrize("column", ["age", "income", "visits", "when"])
-@pytest.mark.parametrize("of_each", [200, pytest.param(1000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize(("column", "of_each"), diagonal(["age", "income", "visits", "when"], [200, 1000]))
 def test_a_shift_of_one_deviation_in_one_column_is_always_found(training: Training, column: str, of_each: int) -> None:
     draw = np.random.default_rng(2)
     for _ in range(50):

@@ -17,7 +17,7 @@ from tests.support.wording import refuses, same_wording
 
 __all__ = ["memory"]
 #: Fixtures that hold nothing between the examples.
-SHARED = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GOOD = (
     "a",
     "a/b.json",

@@ -148,6 +148,7 @@ def test_a_model_with_adapters_is_not_compressed(adapted: Path, data: PreparedDa
         CompressionRun(model, data, CompressionConfig()).check()
 
 
+@pytest.mark.prove
 def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
     data: PreparedData, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

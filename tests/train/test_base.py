@@ -128,6 +128,7 @@ def test_training_begins_with_the_base_and_leaves_a_model_of_its_own(
         assert torch.equal(parameter, whole), name
 
 
+@pytest.mark.prove
 def test_another_base_is_another_training(data: PreparedData, tmp_path: Path) -> None:
     """The second attempt finds the checkpoints of the first, whose base is where it was, but for one bit."""
     base = make_base(tmp_path / "base")

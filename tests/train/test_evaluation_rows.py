@@ -84,6 +84,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return table_of_numbers(tmp_path_factory.mktemp("data") / "prepared", 257)
 
 
+@pytest.mark.prove
 def test_all_ranks_take_what_fits_on_the_fullest_and_the_loss_is_the_same(prepared: Path, tmp_path: Path) -> None:
     many, few = (evaluations(prepared, tmp_path / name, *free) for name, free in (("gpu", (100, 20)), ("cpu", (0, 0))))
     assert rows_of(tmp_path / "gpu") == rows_of(tmp_path / "gpu", 1) == {8}

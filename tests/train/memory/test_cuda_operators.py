@@ -147,6 +147,7 @@ def peaks(steps: list[TracedStep]) -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("device", "peak"), [("cuda", 21.44), pytest.param("cpu", 24.95, marks=pytest.mark.prove)])
 def test_the_peak_of_125m_parameters_is_that_of_cuda(device: str, peak: float) -> None:
     ((found, _),) = peaks([replace(step_of(M125, ROWS), device=device)])

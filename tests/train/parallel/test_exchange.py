@@ -269,6 +269,7 @@ def both_gradients() -> list[dict[str, Tensor]]:
     return [gradients_of(view) for view in (True, False)]
 
 
+@pytest.mark.prove
 def test_where_gradients_lie_changes_no_bit_and_no_checkpoint(tmp_path: Path) -> None:
     lying, copied = on_ranks(2, both_gradients, tmp_path)[1]
     assert lying.keys() == copied.keys() and all(torch.equal(lying[name], copied[name]) for name in lying)

@@ -59,6 +59,7 @@ def one(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedMode
     return run(prepared, tmp_path_factory.mktemp("one"), 1, {})
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("world", "parallel"),
     [

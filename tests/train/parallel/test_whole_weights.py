@@ -46,6 +46,7 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     return dict(zip(names, map(torch.from_numpy, found), strict=True)), most
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("world", "parallel"),
     [
