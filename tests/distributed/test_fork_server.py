@@ -58,6 +58,7 @@ def ranked(variables: dict[str, str], function: fork_server.ForkedCall) -> None:
     function("e")
 
 
+@pytest.mark.prove
 def test_variables_that_are_set_in_it_count_more_than_those_of_its_start(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -241,6 +241,7 @@ def test_int8_for_vnni_is_not_made_where_there_is_none(tmp_path: Path, monkeypat
         exported(tmp_path / "out", trained_on(data, steps=1), data, ExportConfig(target="vnni"), {})
 
 
+@pytest.mark.prove
 def test_the_most_sensitive_layers_stay_in_fp32(tmp_path: Path) -> None:
     """The fastest candidate loses 5 points, and none once a layer is left alone: so just one is."""
     data = write_table(tmp_path / "data", "classification")

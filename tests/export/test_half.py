@@ -173,6 +173,7 @@ def test_on_a_gpu_fp32_is_not_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert asked == [("CUDAExecutionProvider", {"use_tf32": "0"})]
 
 
+@pytest.mark.prove
 def test_on_a_gpu_16_bits_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider's name stands for the CPU here, which computes FP16, and has no BF16: which is then said."""
     from slipstream.export import session

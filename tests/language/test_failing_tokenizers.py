@@ -15,6 +15,7 @@ from slipstream.language import engine
 from slipstream.language.tokenizer import SETTINGS, TEMPLATE, Tokenizer, TokenizerFiles, bytes_tokenizer
 from slipstream.prepare.language import corpus
 from tests.support.corpora import prepare_language, story, write_lines, write_stories
+from tests.support.proving import first_few
 from tests.support.wording import refuses
 
 LINE = "data.tokenizer: tokenizer.json: the library tokenizers fails with it: "
@@ -78,7 +79,7 @@ def test_a_panic_is_one_line(
     assert not (tmp_path / "data" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", first_few([1, 2]))
 def test_an_overlap_of_the_whole_length_is_no_panic(workers: int, tmp_path: Path) -> None:
     truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 4}
     files, stories = tokenizer(truncation=truncation), corpus_at(tmp_path / "stories")
@@ -89,6 +90,7 @@ def test_an_overlap_of_the_whole_length_is_no_panic(workers: int, tmp_path: Path
     assert data.card["tokens"] == plain.card["tokens"]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.prove), 2])
 def test_a_panic_in_conversations_is_one_line(workers: int, tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -116,6 +118,7 @@ def test_a_panic_in_decoding_is_one_line(capfd: pytest.CaptureFixture[str]) -> N
 SLOW = ("a" * 19 + "b") * 2000
 
 
+@pytest.mark.prove
 def test_an_expression_that_takes_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "SECONDS", 1)
     found = Tokenizer(tokenizer(pre_tokenizer=BACKTRACKS))

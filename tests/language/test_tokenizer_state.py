@@ -17,6 +17,7 @@ from slipstream.models.hugging_face.command import main as hugging_face
 from slipstream.prepare.language import corpus
 from slipstream.prepare.resolve import given_tokenizer
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
+from tests.support.proving import first_few
 from tests.support.tokens import small_transformer, token_data, word_tokenizer
 from tests.support.wording import refuses
 
@@ -99,7 +100,7 @@ def test_conversations_do_not_depend_on_it(name: str, clean: TokenizerFiles) -> 
     assert (found >= 0).any() and (found < 0).any()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", first_few([1, 2]))
 def test_prepared_data_has_every_token_once(
     workers: int, clean: TokenizerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from slipstream.models.factory import Predictor, build_model, zero_inputs
 from slipstream.models.flops import training_flops
 from slipstream.models.tables_and_images import MLP
 from slipstream.train.loop.probe import flop_counter, probe_model
+from tests.support.proving import first_few
 
 CPU = torch.device("cpu")
 LENGTH = 16
@@ -97,7 +98,7 @@ def test_formulas_equal_torchs_counter_with_adapters(targets: tuple[str, ...], q
     assert training_flops(model.network, TOKENS) == counted(model) > 0
 
 
-@pytest.mark.parametrize("trained", ["frequencies", "embed", "norm", "o_proj", "conv1"])
+@pytest.mark.parametrize("trained", first_few(["frequencies", "embed", "norm", "o_proj", "conv1"], 2))
 def test_formulas_equal_torchs_counter_where_most_is_frozen(trained: str) -> None:
     for signature, config in CASES.values():
         model = build_model(config, signature, 0)

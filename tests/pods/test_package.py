@@ -134,6 +134,7 @@ def test_a_main_job_has_seven_pods_and_three_the_second_time(package_for: Callab
     assert sorted(short(name) for name in names if not made.tasks[name].metadata.discoverable) == never
 
 
+@pytest.mark.prove
 def test_the_machine_that_registers_is_not_asked_for_its_gpus(
     tmp_path: Path, package_for: Callable[[str], RegistrationArchive], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write: Callab
     assert len(list((tmp_path / "pods").glob("opened/shares/*"))) == min(number, 8 if write is write_parquet else 5)
 
 
+@pytest.mark.prove
 def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
@@ -134,6 +135,7 @@ def test_text_that_is_split_by_time_is_parsed_in_shares_too(tmp_path: Path, sett
     assert not list((tmp_path / "pods").glob("opened/spools/*")), "it was read again"
 
 
+@pytest.mark.prove
 def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     data = write_text(tmp_path / "data")

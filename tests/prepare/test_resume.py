@@ -28,6 +28,7 @@ from slipstream.prepare.shuffle import merge_part
 from slipstream.prepare.table import encode_unit
 from slipstream.source.config import DataConfig
 from slipstream.source.text.text_tables import make_columnar
+from tests.support.proving import first_few
 from tests.support.wording import refuses, same_wording
 
 GROUPS, ROWS = 12, 250
@@ -153,15 +154,17 @@ def prepare(directory: Path, data: Path, workers: int = 1, scratch: Path | None 
 
 @pytest.mark.parametrize(
     ("where", "times", "left"),
-    [
-        ("table.scan_unit", 8, {"scan_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_part": PARTS}),
-        (
-            "writer.add",
-            13,
-            {"encode_unit": GROUPS - 4, "merge_part": PARTS},
-        ),  # within the fifth unit, of three splits each
-        ("merge.write_merged_part", 2, {"merge_part": PARTS - 1}),
-    ],
+    first_few(
+        [
+            ("table.scan_unit", 8, {"scan_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_part": PARTS}),
+            (
+                "writer.add",
+                13,
+                {"encode_unit": GROUPS - 4, "merge_part": PARTS},
+            ),  # within the fifth unit, of three splits each
+            ("merge.write_merged_part", 2, {"merge_part": PARTS - 1}),
+        ]
+    ),
 )
 def test_what_was_done_is_not_done_again(
     parquet: Path,
@@ -252,6 +255,7 @@ def test_what_is_not_whole_is_done_again(
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
+@pytest.mark.prove
 def test_a_damaged_part_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = killed(parquet, tmp_path, "merge.write_merged_part", 3)
     merged = scratch / "train-1" / "train-1.rows"

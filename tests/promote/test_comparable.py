@@ -73,6 +73,7 @@ def test_the_split_is_the_prepared_datas_own(models: Models, served: Registry, t
     same_wording(verdict.why)
 
 
+@pytest.mark.prove
 def test_a_promoted_model_with_an_input_that_is_gone(models: Models, served: Registry, tmp_path: Path) -> None:
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", drop=["visits"]))
     model = changed(package(tmp_path / "model", data, 5), tmp_path / "untold", lambda s: s.update(holdout=None))

@@ -93,6 +93,7 @@ def test_an_endpoint_that_never_answers_is_given_up_within_a_minute(tmp_path: Pa
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.prove
 def test_a_certificate_that_nobody_trusts(behind_tls: FlyteAdmin, tmp_path: Path) -> None:
     said = one_line(run_remote(tmp_path, behind_tls.endpoint, insecure=False))
     assert "has a certificate that is not trusted" in said and "`admin.caCertFilePath`" in said
@@ -103,6 +104,7 @@ def test_tls_where_none_is_expected(behind_tls: FlyteAdmin, tmp_path: Path) -> N
     assert "remove `admin.insecure` if it speaks TLS" in one_line(run_remote(tmp_path, behind_tls.endpoint))
 
 
+@pytest.mark.prove
 def test_no_tls_where_it_is_expected(plain: FlyteAdmin, tmp_path: Path) -> None:
     said = one_line(run_remote(tmp_path, plain.endpoint, insecure=False))
     assert "does not speak TLS" in said and "`admin.insecure: true`" in said

@@ -79,6 +79,7 @@ def test_one_of_twenty_draws_of_the_training_rows_raises_an_alarm_at_most(traini
     assert false_alarms(training, of_each, THRESHOLD) <= 0.05
 
 
+@pytest.mark.prove
 def test_the_number_of_rows_is_weighed_and_not_the_threshold_alone(training: Training) -> None:
     """With a threshold that few rows are above by chance, most draws would raise an alarm."""
     low = 0.05

@@ -99,6 +99,7 @@ def test_the_format_makes_no_difference(served: Registry, frame: pd.DataFrame, t
     assert close < (1e-5 if suffix == ".jsonl" else 1e-6)  # pandas writes 15 digits into JSON
 
 
+@pytest.mark.prove
 def test_a_regression_has_values(regression: Registry, frame: pd.DataFrame, tmp_path: Path) -> None:
     table = scored(regression, write(frame, tmp_path / "in", ".csv"), tmp_path / "out")
     assert table.column_names == ["id", "value", "model_version"]
@@ -221,6 +222,7 @@ def test_the_quarantine_reads_what_was_set_aside(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "aside.parquet")["raw"].to_pylist() == ["z" * quarantine.RAW_CHARACTERS]
 
 
+@pytest.mark.prove
 def test_texts_are_scored_file_by_file_without_class_folders(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     words = {"cats": ["purr", "fur", "whiskers"], "cars": ["wheel", "brake", "engine"]}

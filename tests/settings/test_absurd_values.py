@@ -19,6 +19,7 @@ from slipstream.profiles.placement import Placement
 from slipstream.profiles.planned import Planned
 from slipstream.settings import LARGEST, LARGEST_EXACT, Settings, settings_schema, to_dict
 from slipstream.train.config import TrainingConfig
+from tests.support.proving import first_few
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
 #: What a class cannot do without.
@@ -70,7 +71,7 @@ def largest_of(name: str) -> int:
     return LARGEST_EXACT if name in ("seed", "smallest", "largest", "rows") else LARGEST
 
 
-@pytest.mark.parametrize(("cls", "name", "listed"), numbers(int))
+@pytest.mark.parametrize(("cls", "name", "listed"), first_few(numbers(int), 18))
 def test_an_integer(cls: type[Settings], name: str, listed: bool) -> None:
     largest = largest_of(name)
     for value in ABSURD:
@@ -85,7 +86,7 @@ def test_an_integer(cls: type[Settings], name: str, listed: bool) -> None:
         assert "\n" not in message and len(message) < 300
 
 
-@pytest.mark.parametrize(("cls", "name", "listed"), numbers(float))
+@pytest.mark.parametrize(("cls", "name", "listed"), first_few(numbers(float), 16))
 def test_a_number(cls: type[Settings], name: str, listed: bool) -> None:
     for value in (True, math.nan, math.inf, -math.inf, "3", 10**400):
         message = refusal(cls, name, [value] if listed else value)

@@ -19,6 +19,7 @@ from slipstream.telemetry.ring import (
     read_file,
     read_samples,
 )
+from tests.support.proving import first_few
 from tests.support.sampler_process import device, sample
 
 #: A full hour.
@@ -81,7 +82,7 @@ def test_a_sample_after_a_cut_one_is_found(tmp_path: Path, written: list[Sample]
     assert read_samples(tmp_path) == written[:3] + later
 
 
-@pytest.mark.parametrize("flip", [0x01, 0xFF])
+@pytest.mark.parametrize("flip", first_few([0x01, 0xFF]))
 def test_whatever_byte_is_flipped_costs_one_sample_at_most(tmp_path: Path, written: list[Sample], flip: int) -> None:
     """Names are there twice."""
     path = file_of(tmp_path)

@@ -16,7 +16,7 @@ from slipstream.storage import MissingObject, storage_for
 from slipstream.train.data_loader import evaluation_batches, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.faulty_stores import Remote
+from tests.support.faulty_stores import REMOTE, Remote
 from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
 from tests.support.proving import first_few
@@ -94,6 +94,7 @@ def test_training_and_evaluation_share_the_cache(uri: str, whole: PreparedData, 
     assert data.stream.most_bytes <= 40 * BYTES
 
 
+@pytest.mark.parametrize("remote", first_few(REMOTE), indirect=True)
 def test_a_store_that_stumbles_is_asked_again(remote: Remote, whole: PreparedData, tmp_path: Path) -> None:
     upload(whole, remote.base)
     data = streamed(remote.base, tmp_path / "stub", 40)

@@ -49,6 +49,7 @@ def test_batch_normalisation_trains_though_a_rank_has_a_row_or_none(
     assert seen == 3 * 4 * accumulation
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.prove), 2])
 def test_parameters_that_take_no_part_stay_as_they_are(prepared: Path, tmp_path: Path, world: int) -> None:
     config = TrainingConfig(epochs=2, batch_size=64, patience=0)

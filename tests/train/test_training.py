@@ -53,6 +53,7 @@ def test_ranks_and_pieces_change_nothing_but_rounding(
         np.testing.assert_allclose(left[name], right[name], atol=2e-4)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("precision", ["fp16", pytest.param("bf16", marks=pytest.mark.prove)])
 def test_mixed_precision_learns_and_keeps_full_precision_weights(
     prepared: Path, tmp_path: Path, precision: Literal["fp16", "bf16"]

@@ -19,7 +19,8 @@ from slipstream.models.factory import build_model
 from slipstream.storage import StorageUnavailable, retry, storage_for
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.faulty_stores import Remote
+from tests.support.faulty_stores import REMOTE, Remote
+from tests.support.proving import first_few
 from tests.support.wording import refuses
 
 ROWS, COLUMNS = 40, 12
@@ -88,6 +89,7 @@ def test_a_part_that_lies_elsewhere_than_row_by_row(tmp_path: Path) -> None:
     assert torch.equal(found, stored)
 
 
+@pytest.mark.parametrize("remote", first_few(REMOTE), indirect=True)
 def test_of_a_store_rows_come_by_few_requests(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = write(tmp_path / "base")["m.f32"]
     put(tmp_path / "base", remote)
@@ -107,6 +109,7 @@ def test_of_a_store_rows_come_by_few_requests(remote: Remote, tmp_path: Path, mo
         assert (len(remote.proxy.requests), base.bytes_read - before) == (requests, read), part
 
 
+@pytest.mark.parametrize("remote", first_few(REMOTE), indirect=True)
 def test_a_base_in_a_store(remote: Remote, tmp_path: Path) -> None:
     """A base in several files is read without requests for other files in its directory; failed requests are
     repeated."""

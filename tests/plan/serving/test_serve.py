@@ -261,7 +261,7 @@ def spells(path: Path, idle: timedelta) -> Path:
     [
         pytest.param(3, False, marks=pytest.mark.prove),
         pytest.param(6, False, marks=pytest.mark.prove),
-        (7, False),
+        pytest.param(7, False, marks=pytest.mark.prove),
         (9, True),
         pytest.param(120, True, marks=pytest.mark.prove),
     ],

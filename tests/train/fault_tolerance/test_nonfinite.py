@@ -144,6 +144,7 @@ def test_without_a_checkpoint_since_the_last_time_it_ends_with_the_cause(clean: 
     assert not (job.output / "manifest.json").exists()
 
 
+@pytest.mark.prove
 def test_a_gradient_that_is_no_number_is_found_though_the_loss_is_one(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 200, {31: 7.0})
     config = TrainingConfig(epochs=2, batch_size=40, patience=0)
@@ -164,6 +165,7 @@ def test_batch_statistics_do_not_keep_what_was_skipped(tmp_path: Path) -> None:
     assert weights["network.layers.1.num_batches_tracked"] == 2 * (5 - 1)
 
 
+@pytest.mark.prove
 def test_a_validation_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 200, split="validation", spoilt={3: math.nan})
     trained(prepared, tmp_path, 2, TrainingConfig(epochs=2, batch_size=40))

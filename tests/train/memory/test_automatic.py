@@ -210,6 +210,7 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
     assert "auto is 5, as it was before" in log(tmp_path / "run")
 
 
+@pytest.mark.prove
 def test_what_cannot_be_traced_asks_for_a_number() -> None:
     offload = replace(AUTO, parallel=replace(AUTO.parallel, shard="weights", offload=True))
     with refuses(UserError, match="training.accumulation:"):

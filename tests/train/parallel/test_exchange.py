@@ -201,6 +201,7 @@ def settings_of_ddp() -> dict[str, list[object]]:
     return found
 
 
+@pytest.mark.prove
 def test_the_settings_reach_ddp(tmp_path: Path) -> None:
     several = {
         "default": [25 << 20, True, False, []],
