@@ -13,6 +13,7 @@ from slipstream.storage import retry, s3
 from tests.support import processes, wording
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_string, faulty_azure, faulty_google
+from tests.support.once import shared_place
 
 processes.preload()
 
@@ -66,8 +67,7 @@ def archive_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     """``archive_for("local")`` is what is packaged for a profile, once for all processes of the tests."""
     from tests.support.package import packaged
 
-    place = tmp_path_factory.getbasetemp()
-    return partial(packaged, place.parent if "PYTEST_XDIST_WORKER" in os.environ else place)
+    return partial(packaged, shared_place(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,7 @@ def test_it_ends_when_the_time_is_over_and_says_so() -> None:
     assert timing.FEWEST <= count <= 15 and not narrow
 
 
+@pytest.mark.prove
 def test_a_steady_case_ends_before_the_time_is_over() -> None:
     count, narrow = in_group(2, stopped, 20.0)
     assert narrow and timing.BELIEVED <= count < 500

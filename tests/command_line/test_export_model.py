@@ -28,6 +28,7 @@ def model(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "trained"), str(tmp_path / "data")
 
 
+@pytest.mark.prove
 def test_a_trained_model_is_exported_alone(model: tuple[str, str], pyflyte_run: Run, tmp_path: Path) -> None:
     arguments = ("--model", model[0], "--data", model[1], "--config", SHORT)
     first = pyflyte_run(*arguments, workflow="export_model")

@@ -152,6 +152,7 @@ def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, 
     assert found.taken == "hidden 8, dropout 0.2" and model.config.arguments["dropout"] == 0.2
 
 
+@pytest.mark.prove
 def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: Path, tmp_path: Path) -> None:
     sharded = dataclasses.replace(SHORT, parallel=ParallelConfig(shard="weights"))
     trained(prepared, tmp_path / "sharded", 2, sharded, teacher=teacher)

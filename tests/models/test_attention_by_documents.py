@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
@@ -52,6 +53,7 @@ def test_a_token_that_is_not_learned_is_read_like_any_other() -> None:
     assert torch.equal(plain, marked)
 
 
+@pytest.mark.prove
 def test_it_is_exported_as_it_is(tmp_path: Path) -> None:
     import onnxruntime
 

@@ -112,6 +112,7 @@ def test_in_a_step_it_is_worth_another_attempt_with_word_of_it(
     assert (verdict.payer, verdict.recoverable) == ("user", True) and str(SMALLER) in verdict.cause
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("error", "message"),
     [

@@ -77,6 +77,7 @@ def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypat
     assert len({each.fingerprint for each in output}) == 1 and "train-00000_00006.rows" in output[0].files
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.prove)])
 def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     for module in (shuffle, merge_partitions):
@@ -98,6 +99,7 @@ def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.Monk
     assert sum(path.stat().st_size for runs in given for path in runs) == sum(sizes)
 
 
+@pytest.mark.prove
 def test_files_of_text_are_parsed_in_shares_of_about_the_same_size(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for number, rows in enumerate([10, 10, 3000, 10, 500, 500, 500, 0]):

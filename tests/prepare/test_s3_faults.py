@@ -56,6 +56,7 @@ def requests_of(store: FaultyS3, address: str, tmp_path: Path) -> list[str]:
     return [line for line in store.requests if line.startswith("GET")]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("format", first_few(FORMATS))
 def test_bodies_that_stall_are_asked_for_again(away: FaultyS3, tmp_path: Path, format: str) -> None:
     address = put(tmp_path / f"t.{format}")

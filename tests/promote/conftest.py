@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from slipstream.promote.store import Registry
+from tests.support.once import shared_place
 from tests.support.promotions import Models, put
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("models"))
+    return Models(shared_place(tmp_path_factory) / "models")
 
 
 @pytest.fixture(params=["directory", "s3"])

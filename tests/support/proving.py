@@ -1,6 +1,7 @@
 """Parameters of which only the first belong to ``make test``; ``make prove`` has all others."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -28,3 +29,23 @@ def diagonal(left: Iterable[Any], right: Iterable[Any]) -> list[Any]:
         for down, row in enumerate(rows)
         for across, column in enumerate(columns)
     ]
+
+
+def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return combinations of one value of each axis, so that every pair of values of two axes stands in one.
+
+    Of all combinations the one that adds most new pairs is taken next; these are far fewer than the product.
+    """
+    left = list(itertools.product(*(range(len(axis)) for axis in axes)))
+    seen, taken = set[Any](), list[tuple[Any, ...]]()
+
+    def new(places: Sequence[int]) -> set[Any]:
+        return set(itertools.combinations(enumerate(places), 2)) - seen
+
+    while left:
+        best = max(left, key=lambda places: len(new(places)))
+        if not new(best):
+            break
+        seen |= new(best)
+        taken.append(tuple(axis[place] for axis, place in zip(axes, best, strict=True)))
+    return taken

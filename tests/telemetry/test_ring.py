@@ -114,6 +114,7 @@ def seconds_of(directory: Path, count: int) -> list[Sample]:
     )
 
 
+@pytest.mark.prove
 def test_an_hour_in_seconds_and_before_it_minutes_in_a_few_megabytes(tmp_path: Path) -> None:
     written = seconds_of(tmp_path, KEPT_S + 4 * FILE_S)
     found = read_samples(tmp_path)

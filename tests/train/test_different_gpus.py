@@ -55,6 +55,7 @@ def rank_of_two_kinds(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("wanted", first_few(["auto", "bf16"]))
 def test_a_t4_beside_an_a100(wanted: Literal["auto", "bf16"], tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)

@@ -66,6 +66,7 @@ def test_mixed_precision_learns_and_keeps_full_precision_weights(
     assert {weight.dtype for weight in load_file(model / "best.safetensors").values()} == {np.dtype("float32")}
 
 
+@pytest.mark.prove
 def test_early_stopping_goes_by_evaluations_and_keeps_the_best_weights(prepared: Path, tmp_path: Path) -> None:
     config = TrainingConfig(epochs=60, batch_size=32, learning_rate=0.05, patience=3, warmup=0.0)
     found = history(trained(prepared, tmp_path / "x", 1, config))

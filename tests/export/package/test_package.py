@@ -103,6 +103,7 @@ def test_real_rows_only_when_asked_for(data: PreparedData, tmp_path: Path) -> No
     check_package(made)
 
 
+@pytest.mark.prove
 def test_images_have_tensors_only(tmp_path: Path) -> None:
     made = package(tmp_path / "model", images(tmp_path / "data"), steps=5)
     signature = json.loads((made / "signature.json").read_text())

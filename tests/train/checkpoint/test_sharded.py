@@ -57,6 +57,7 @@ def run(world: int, home: Path, restores: bool, place: Path) -> list[Any]:
     return torch.load(place)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("world", [2, pytest.param(1, marks=pytest.mark.prove)])
 def test_shards_go_from_three_ranks_to_two_or_to_one(world: int, tmp_path: Path) -> None:
     home = tmp_path / "home"

@@ -77,6 +77,7 @@ def only_line(refused: Ended) -> str:
     return line
 
 
+@pytest.mark.prove
 def test_another_seed_is_refused_and_never_starts_afresh(plain: Directory) -> None:
     line = only_line(plain.train({"seed": 4}, "other"))
     assert "kept/step-" in line and "was made with training.seed 0, this run has 4" in line

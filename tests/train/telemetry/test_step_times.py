@@ -105,6 +105,7 @@ def phases_of_one_step(context: object, rank_that_is_late: int) -> list[float]:
     return [value for each in gathered for value in each]
 
 
+@pytest.mark.prove
 def test_who_is_late_computes_and_the_other_waits() -> None:
     computes, waits, others_compute, others_wait = in_group(2, phases_of_one_step, 0)
     assert computes > 0.3 > 0.15 > waits, "the late rank's peer was ready"
