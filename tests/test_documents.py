@@ -42,6 +42,12 @@ def test_every_promise_has_a_test_in_make_test_or_a_reason() -> None:
     assert not [promise.id for promise in rows if ("make test" in promise.commands) == bool(promise.only_proved)]
 
 
+def test_every_long_test_guards_a_promise() -> None:
+    rows = [promise for area in promises.read_promises().values() for promise in area]
+    guarded = promises.long_tests(rows)
+    assert len(guarded) > 100 and not [path for path, found in guarded.items() if not found]
+
+
 def test_no_promise_gets_lost() -> None:
     """Compared with every row of the page that was written by hand: the promise and each of its tests, or a reason."""
     now = {promise.id: set(promise.tests) for area in promises.read_promises().values() for promise in area}

@@ -72,7 +72,6 @@ def test_a_sweep_of_hundreds_and_hostile_words(tmp_path: Path) -> None:
     assert page.count('data-label="settings"') < 30
 
 
-@pytest.mark.prove
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the width of a page is what a browser makes of it")
 def test_the_page_is_not_wider_than_the_screen(tmp_path: Path) -> None:
     long = [

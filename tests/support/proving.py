@@ -1,4 +1,4 @@
-"""Parameters of which only the first belong to ``make test``; ``make prove`` has all others."""
+"""Parameters of tests, few for ``make test`` and all others for ``make prove``."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ def diagonal(left: Iterable[Any], right: Iterable[Any]) -> list[Any]:
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return combinations of one value of each axis, so that every pair of values of two axes stands in one.
 
-    Of all combinations the one that adds most new pairs is taken next; these are far fewer than the product.
+    The combination that adds most new pairs is taken next; the result is far shorter than the product.
     """
     left = list(itertools.product(*(range(len(axis)) for axis in axes)))
     seen, taken = set[Any](), list[tuple[Any, ...]]()
