@@ -33,11 +33,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
-from slipstream.proofs.turns import Figures, in_turns, settled
-from slipstream.train.checkpoint.home import Retention
-from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.checkpoint.restore import ResumePolicy
-from slipstream.train.checkpoint.state import AppState
+from slipstream.operations.proofs.turns import Figures, in_turns, settled
+from slipstream.pipeline.train.checkpoint.home import Retention
+from slipstream.pipeline.train.checkpoint.manager import Checkpoints
+from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
+from slipstream.pipeline.train.checkpoint.state import AppState
 
 WORLD = 2
 WIDTH = 1024

@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 from harness.command import benchmark
 from harness.processes import alone
 from harness.table import Column, Table
-from slipstream.machine.limits import usable_cores
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.turns import Figures, in_turns, settled
-from slipstream.source.config import DataConfig
+from slipstream.operations.proofs.turns import Figures, in_turns, settled
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.machine.limits import usable_cores
+from slipstream.shared.source.config import DataConfig
 
 FILE_ROWS = 500_000
 AMOUNTS, COUNTS, TEXTS = 150, 29, 19

@@ -2,9 +2,9 @@
 
     python benchmarks/code_size.py [OPTIONS]
 
-Counted are ``slipstream/`` without ``slipstream/proofs``, ``tasks/`` and ``workflows/``. A statement is a node
-``ast.stmt`` that is not a docstring. A repetition is one of at least six lines, without imports, signatures, comments
-and docstrings, that pylint finds (``make repetitions``); it is not counted without pylint.
+Counted are ``slipstream/`` without ``slipstream/operations/proofs``, ``tasks/`` and ``workflows/``. A statement is a
+node ``ast.stmt`` that is not a docstring. A repetition is one of at least six lines, without imports, signatures,
+comments and docstrings, that pylint finds (``make repetitions``); it is not counted without pylint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(quick: bool) -> Iterator[Table]:
 
 def counted_files() -> Sequence[Path]:
     found = [path for folder in COUNTED for path in (ROOT / folder).rglob("*.py")]
-    return [path for path in found if not path.is_relative_to(ROOT / "slipstream/proofs")]
+    return [path for path in found if not path.is_relative_to(ROOT / "slipstream/operations/proofs")]
 
 
 def is_docstring(node: ast.stmt) -> bool:

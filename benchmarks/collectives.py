@@ -24,10 +24,10 @@ import torch.distributed as dist
 from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
-from slipstream.collectives.config import OPERATIONS
-from slipstream.collectives.launch.timing import run_cases, slowest_rank_seconds, time_cases
-from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, OperationKind, prepare_case
-from slipstream.proofs.turns import Figures, medians
+from slipstream.operations.proofs.turns import Figures, medians
+from slipstream.pipeline.collectives.config import OPERATIONS
+from slipstream.pipeline.collectives.launch.timing import run_cases, slowest_rank_seconds, time_cases
+from slipstream.pipeline.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, OperationKind, prepare_case
 
 WORLD = 2
 SIZES = (1 << 10, 256 << 10, 4 << 20, 64 << 20)

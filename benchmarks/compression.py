@@ -30,19 +30,19 @@ from scipy.stats import t as student_t
 from harness.command import benchmark, part_option
 from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.export import Estimate
-from slipstream.comparison.latencies import Workload, measure_latencies
-from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, propose_model
-from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
-from slipstream.export.session import onnx_predictor
-from slipstream.models.config import ModelConfig
-from slipstream.models.predict import model_function, predict_records, record_inputs, record_targets
-from slipstream.models.trained import TrainedModel
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.compress.engine import CompressionRun, propose_model
+from slipstream.pipeline.export.convert import EXAMPLE_ROWS, to_onnx
+from slipstream.pipeline.export.session import onnx_predictor
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.export import Estimate
+from slipstream.shared.comparison.latencies import Workload, measure_latencies
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.predict import model_function, predict_records, record_inputs, record_targets
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.source.config import DataConfig
 
 BATCH = 32
 #: Bars of ``pruned``: fraction of the built model's speed, speedup over the teacher, points of accuracy lost at most.

@@ -35,28 +35,28 @@ import numpy as np
 from harness.command import benchmark, part_option
 from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.prepared.token_rows import write_token_rows
-from slipstream.artifacts.results.export import Estimate, LatencyFigures, read_export
-from slipstream.comparison.latencies import Workload, measure_latencies
-from slipstream.comparison.quality import quality_loss
-from slipstream.export import engine
-from slipstream.export.config import ExportConfig
-from slipstream.export.convert import exporters_silenced
-from slipstream.export.package.assemble import MODEL
-from slipstream.export.quantize.quantise import Quantiser
-from slipstream.export.quantize.recipes import Recipe, has_convolutions
-from slipstream.export.quantize.search import BATCHES, calibration_inputs
-from slipstream.export.session import at_batch, onnx_predictor
-from slipstream.export.variants import FP32, FP32_FILE
-from slipstream.machine.description import VNNI, this_machine
-from slipstream.models.config import ModelConfig
-from slipstream.models.predict import predict_records, record_targets
-from slipstream.models.trained import TrainedModel
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.turns import Figures
-from slipstream.source.config import DataConfig
-from slipstream.train.config import TrainingConfig
+from slipstream.operations.proofs.turns import Figures
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.choose import FP32, FP32_FILE
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.convert import exporters_silenced
+from slipstream.pipeline.export.package.assemble import MODEL
+from slipstream.pipeline.export.quantize.quantise import Quantiser
+from slipstream.pipeline.export.quantize.recipes import Recipe, has_convolutions
+from slipstream.pipeline.export.quantize.search import BATCHES, calibration_inputs
+from slipstream.pipeline.export.session import at_batch, onnx_predictor
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.token_rows import write_token_rows
+from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures, read_export
+from slipstream.shared.comparison.latencies import Workload, measure_latencies
+from slipstream.shared.comparison.quality import quality_loss
+from slipstream.shared.machine.description import VNNI, this_machine
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.predict import predict_records, record_targets
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.source.config import DataConfig
 
 MAX_LOSS = 1.0
 #: Bars: fractions of the best peer's speed (the estimate, the lower end of its interval); multiple of the smallest
@@ -156,7 +156,7 @@ def ort_static(fp32: Path, target: Path, inputs: Sequence[np.ndarray]) -> None:
     from onnxruntime.quantization import quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    from slipstream.export.quantize.quantise import calibration_rows
+    from slipstream.pipeline.export.quantize.quantise import calibration_rows
 
     prepared = target.with_suffix(".prepared")
     quant_pre_process(fp32, prepared)

@@ -3,8 +3,8 @@
     python benchmarks/goodput.py [OPTIONS]
 
 Ray (release/train_tests, 8 workers) reports 75.6 % useful steps with a checkpoint every 400 steps and 94.6 % with a
-checkpoint on notice. Here two ranks of ``slipstream.train.run`` train a model whose steps take at least 50 ms. The
-faults come at times drawn from a seed and unknown to the trainer. *periodic* saves every 400 steps and is killed
+checkpoint on notice. Here two ranks of ``slipstream.pipeline.train.run`` train a model whose steps take at least 50 ms.
+The faults come at times drawn from a seed and unknown to the trainer. *periodic* saves every 400 steps and is killed
 without notice. *auto* chooses its interval from a mean time between failures of 400 steps, and is killed without
 notice. *notice* saves every 400 steps and is stopped by SIGTERM, at which it saves. Start-up is the time until an
 attempt's first step starts.
@@ -25,10 +25,10 @@ from harness.command import benchmark
 from harness.preempted import STEPS_PER_EPOCH, WORLD, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
-from slipstream.artifacts.results.ledger import STALL, STEPS
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.turns import Figures
-from slipstream.source.config import DataConfig
+from slipstream.operations.proofs.turns import Figures
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.results.ledger import STALL, STEPS
+from slipstream.shared.source.config import DataConfig
 
 SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400
 MODES = ("periodic", "auto", "notice")

@@ -28,14 +28,14 @@ from torch.nn import functional
 from harness.command import benchmark
 from harness.dispatch import counted
 from harness.table import Column, Table
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.models.transformer import kept_tables
-from slipstream.proofs.turns import Figures, in_turns, settled
-from slipstream.train.checkpoint.staging import SnapshotBuffers
-from slipstream.train.loop.token_loss import token_losses
-from slipstream.train.parallel.divide import clip_gradients
+from slipstream.operations.proofs.turns import Figures, in_turns, settled
+from slipstream.pipeline.train.checkpoint.staging import SnapshotBuffers
+from slipstream.pipeline.train.loop.objective import token_losses
+from slipstream.pipeline.train.parallel.divide import clip_gradients
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
+from slipstream.shared.models.transformer import kept_tables
 
 COLUMNS = (
     Column("operations", "kernels", "{:.0f}"),

@@ -29,11 +29,11 @@ import numpy as np
 from harness.command import benchmark, part_option
 from harness.processes import alone
 from harness.table import Column, Table
-from slipstream.artifacts.format import Artifact, ArtifactWriter
-from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
-from slipstream.artifacts.records import write_record
-from slipstream.prepare.shuffle import block_rows
-from slipstream.proofs.turns import Figures, in_turns, settled
+from slipstream.operations.proofs.turns import Figures, in_turns, settled
+from slipstream.pipeline.prepare.shuffle import block_rows
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.shared.artifacts.records import write_record
 
 COLUMNS, BATCH = 200, 1024
 PAIRS = 7
@@ -74,9 +74,9 @@ def make(directory: Path, rows: int) -> None:
 def ours(directory: Path) -> Iterator[Any]:
     import torch
 
-    from slipstream.distributed.process_group import RankContext
-    from slipstream.train.data_loader import stored_blocks, training_batches
-    from slipstream.train.data_order import GlobalOrder
+    from slipstream.pipeline.train.data_loader import stored_blocks, training_batches
+    from slipstream.pipeline.train.data_order import GlobalOrder
+    from slipstream.shared.distributed.process_group import RankContext
 
     data = PreparedData.open(directory / "prepared")
     order, alone = (

@@ -25,16 +25,16 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.steady import WORKS, WORLD, SteadyTrainer
 from harness.table import Column, Table
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.ledger import STALL
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.turns import Figures, interval_of_median, medians
-from slipstream.source.config import DataConfig
-from slipstream.train.fault_tolerance.consensus import CheckpointInterval
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import NoticeWatcher
-from slipstream.train.telemetry.step_times import StepTimes
+from slipstream.operations.proofs.turns import Figures, interval_of_median, medians
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.train.fault_tolerance.consensus import CheckpointInterval
+from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.pipeline.train.fault_tolerance.guard import Guard
+from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher
+from slipstream.pipeline.train.telemetry.step_times import StepTimes
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.ledger import STALL
+from slipstream.shared.source.config import DataConfig
 
 #: Saves per turn.
 SAVES = 2

@@ -2,11 +2,11 @@
 
     python benchmarks/plan.py [OPTIONS]
 
-Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Undisturbed trainings alternate
-with trainings that are killed (SIGKILL) at times drawn from a seed until they finish. As with ``--measured``, the plan
-reads the figures of the undisturbed trainings before and after the killed one. It predicts the duration for the
-observed uptimes and waits (*told*), and an interval for 90 of 100 trainings from the rate of kills and the waits only.
-The actual duration is from the start of the first attempt to the end of the last, as in a report.
+Two ranks of ``slipstream.pipeline.train.run`` train a model whose steps take at least 30 ms. Undisturbed trainings
+alternate with trainings that are killed (SIGKILL) at times drawn from a seed until they finish. As with ``--measured``,
+the plan reads the figures of the undisturbed trainings before and after the killed one. It predicts the duration for
+the observed uptimes and waits (*told*), and an interval for 90 of 100 trainings from the rate of kills and the waits
+only. The actual duration is from the start of the first attempt to the end of the last, as in a report.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from harness.command import benchmark
 from harness.preempted import WORLD, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
-from slipstream.artifacts.results.training_figures import read_figures
-from slipstream.plan.capacity import PodCapacity
-from slipstream.plan.decide import SimulatedRange, planned_job
-from slipstream.plan.estimate import estimate_work_time
-from slipstream.plan.measured import MeasuredTraining, measured_training
-from slipstream.plan.money import HOUR_S
-from slipstream.plan.simulation import RUNS, PreemptionRules, simulate_trainings
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
+from slipstream.operations.plan.capacity import PodCapacity
+from slipstream.operations.plan.decide import SimulatedRange, planned_job
+from slipstream.operations.plan.estimate import estimate_work_time
+from slipstream.operations.plan.measured import MeasuredTraining, measured_training
+from slipstream.operations.plan.money import HOUR_S
+from slipstream.operations.plan.simulation import RUNS, PreemptionRules, simulate_trainings
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.results.ledger import read_figures
+from slipstream.shared.source.config import DataConfig
 
 STEP_S = 0.03
 #: Maximum number of kills of a training.

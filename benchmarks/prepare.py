@@ -38,8 +38,8 @@ import pyarrow.parquet as pq
 from harness.command import benchmark, part_option
 from harness.preparing import BARE, CONTENDERS, SAME_WORK, SINK
 from harness.table import Column, Table
-from slipstream.distributed.child_processes import no_main_module
-from slipstream.proofs.turns import Figures, in_turns, interval_of_median, settled
+from slipstream.operations.proofs.turns import Figures, in_turns, interval_of_median, settled
+from slipstream.shared.distributed.child_processes import no_main_module
 
 #: Numbers of columns: floats, integers (with the id) and texts (with the target).
 WIDE, NARROW = (150, 30, 20), (38, 7, 5)

@@ -31,15 +31,15 @@ from harness.command import benchmark, part_option
 from harness.models import train
 from harness.scoring import APART, CONTENDERS, OURS, PANDAS, PARTS, QUARTER, in_child
 from harness.table import Column, Table
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.distributed.child_processes import no_main_module
-from slipstream.export import engine
-from slipstream.export.config import ExportConfig
-from slipstream.models.config import ModelConfig
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.turns import Figures, in_turns, interval_of_median, settled
-from slipstream.source.config import DataConfig
-from slipstream.train.config import TrainingConfig
+from slipstream.operations.proofs.turns import Figures, in_turns, interval_of_median, settled
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.distributed.child_processes import no_main_module
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.source.config import DataConfig
 
 #: Numbers of floats, integers and texts, without the id.
 WIDTHS = {"13": (8, 2, 2), "200": (150, 29, 20)}

@@ -24,7 +24,7 @@ from pathlib import Path
 from harness.command import benchmark, part_option
 from harness.empty_task import IMPORTS
 from harness.table import Column, Table
-from slipstream.proofs.turns import Figures, in_turns, interval_of_median, settled
+from slipstream.operations.proofs.turns import Figures, in_turns, interval_of_median, settled
 
 ROOT = Path(__file__).parents[1]
 PARTS = "flytekit, plugin, torch"

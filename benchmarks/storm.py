@@ -2,10 +2,10 @@
 
     python benchmarks/storm.py [OPTIONS]
 
-Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Every run is preempted at the times
-of its own Poisson process until it finishes, by SIGKILL (*killed*) or, without earlier notice, by SIGTERM (*warned*).
-The simulation gets the same preemption trace, and the measured times of a step, a start and a save. The remaining
-difference is the simulation's error; its mean has Student's 95 % interval over the runs.
+Two ranks of ``slipstream.pipeline.train.run`` train a model whose steps take at least 30 ms. Every run is preempted at
+the times of its own Poisson process until it finishes, by SIGKILL (*killed*) or, without earlier notice, by SIGTERM
+(*warned*). The simulation gets the same preemption trace, and the measured times of a step, a start and a save. The
+remaining difference is the simulation's error; its mean has Student's 95 % interval over the runs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from harness.command import benchmark
 from harness.preempted import WORLD, Ended, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
-from slipstream.artifacts.results.ledger import STEPS
-from slipstream.artifacts.results.training import read_attempt
-from slipstream.doctor.package import measured_save
-from slipstream.plan.money import HOUR_S
-from slipstream.plan.storm import SimulatedTrainings, TrainingPace, simulate_constant_rate
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.turns import Figures
-from slipstream.source.config import DataConfig
+from slipstream.operations.doctor.package import measured_save
+from slipstream.operations.plan.money import HOUR_S
+from slipstream.operations.plan.simulation import SimulatedTrainings, TrainingPace, simulate_constant_rate
+from slipstream.operations.proofs.turns import Figures
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.results.ledger import STEPS
+from slipstream.shared.artifacts.results.training import read_attempt
+from slipstream.shared.source.config import DataConfig
 
 STEP_S = 0.03
 SAVE_EVERY = 25

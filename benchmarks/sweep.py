@@ -3,12 +3,12 @@
     python benchmarks/sweep.py [OPTIONS]
 
 *simulated*: synthetic trainings with learning curves that cross; the unit of virtual time is a whole training.
-``slipstream.sweep.study`` proposes settings and stops trials; records are kept in memory. Every seed is another
-problem. Compared are one worker; eight workers; eight workers whose slots are preempted at exponential intervals, every
-half of a training on average, so that trials resume from the last evaluation or restart; random search of whole
-trainings at the cost of the eight workers; ``optuna.study.optimize`` with the sweep's sampler and pruner. The loss is
-the last one, without noise, of the best settings found. *behind* is our loss minus the other search's, paired by seed,
-with a distribution-free 95 % interval.
+``slipstream.pipeline.sweep.study`` proposes settings and stops trials; records are kept in memory. Every seed is
+another problem. Compared are one worker; eight workers; eight workers whose slots are preempted at exponential
+intervals, every half of a training on average, so that trials resume from the last evaluation or restart; random search
+of whole trainings at the cost of the eight workers; ``optuna.study.optimize`` with the sweep's sampler and pruner. The
+loss is the last one, without noise, of the best settings found. *behind* is our loss minus the other search's, paired
+by seed, with a distribution-free 95 % interval.
 
 *real*: a worker with one slot trains some settings of a model on the handwritten digits, and ``pyflyte run`` trains it
 by the Flyte task ``train``, in turns: wall-clock seconds besides steps and evaluations, with one process of one thread.
@@ -31,9 +31,9 @@ from harness.sweeps.overheads import through_the_task, trials_of_a_worker
 from harness.sweeps.problem import Problem
 from harness.sweeps.simulation import Found, Preemptions, Simulation, config_of, optuna_alone
 from harness.table import Column, Table
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.turns import interval_of_median
-from slipstream.source.config import DataConfig
+from slipstream.operations.proofs.turns import interval_of_median
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.source.config import DataConfig
 
 SEEDS, TRIALS, WORKERS, HALF = 20, 200, 8, 0.5
 ONE, MANY, RANDOM, ALONE = "one worker", f"{WORKERS} workers", "random search, equal cost", "study.optimize alone"

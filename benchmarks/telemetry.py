@@ -2,10 +2,10 @@
 
     python benchmarks/telemetry.py [OPTIONS]
 
-*peer*: trainings of two processes on one table, each with one known fault. Ours is ``slipstream.train.run``. TraceML
-(the extra ``bench``) watches a plain DDP loop of the same model with the same fault, as its documentation shows. The
-first diagnosis of each counts: for ours the largest cause above its threshold, or none. Ours is repeated, at most
-twice, if other processes used more than 0.3 CPUs meanwhile. ``--quick`` skips TraceML.
+*peer*: trainings of two processes on one table, each with one known fault. Ours is ``slipstream.pipeline.train.run``.
+TraceML (the extra ``bench``) watches a plain DDP loop of the same model with the same fault, as its documentation
+shows. The first diagnosis of each counts: for ours the largest cause above its threshold, or none. Ours is repeated, at
+most twice, if other processes used more than 0.3 CPUs meanwhile. ``--quick`` skips TraceML.
 
 *sampler*: CPU time and memory of the sampler process, which serves the totals of 8 ranks and is scraped every 5 s.
 
@@ -43,25 +43,25 @@ from harness.provoked import HEALTHY, PROVOCATIONS, STEPS, WORLD, Outcome, free_
 from harness.steady import WORKS, Spent, SteadyTrainer
 from harness.table import Column, Table
 from harness.traceml_runs import Diagnosis, Failed, diagnosed, installed
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.turns import Figures, interval_of_median
-from slipstream.source.config import DataConfig
-from slipstream.telemetry import ring
-from slipstream.telemetry.metrics import MetricLabels
-from slipstream.telemetry.records import PHASES, STEP_BOUNDS, DeviceReading, HostReading, RankTotals, Sample
-from slipstream.telemetry.sampler.server import VARIABLE
-from slipstream.telemetry.series import condense_samples
-from slipstream.telemetry.totals import write_totals
-from slipstream.telemetry.watch import start_sampler, stop_sampler
-from slipstream.train.device_clock import DeviceClock
-from slipstream.train.fault_tolerance.consensus import CheckpointInterval
-from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import NoticeWatcher
-from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
-from slipstream.train.telemetry.pods import PERIOD_S
-from slipstream.train.telemetry.step_times import StepPhases, StepTimes
-from slipstream.train.telemetry.totals import written_totals
+from slipstream.operations.proofs.turns import Figures, interval_of_median
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.train.device_clock import DeviceClock
+from slipstream.pipeline.train.fault_tolerance.consensus import CheckpointInterval
+from slipstream.pipeline.train.fault_tolerance.guard import Guard
+from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher
+from slipstream.pipeline.train.telemetry.marks import ProcessorWait, StepMarks
+from slipstream.pipeline.train.telemetry.pods import PERIOD_S
+from slipstream.pipeline.train.telemetry.step_times import StepPhases, StepTimes
+from slipstream.pipeline.train.telemetry.totals import written_totals
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.telemetry import ring
+from slipstream.shared.telemetry.metrics import MetricLabels
+from slipstream.shared.telemetry.records import PHASES, STEP_BOUNDS, DeviceReading, HostReading, RankTotals, Sample
+from slipstream.shared.telemetry.sampler.server import VARIABLE
+from slipstream.shared.telemetry.series import condense_samples
+from slipstream.shared.telemetry.totals import write_totals
+from slipstream.shared.telemetry.watch import start_sampler, stop_sampler
 
 FAULTS = ("slow loader on all", "slow link", "slow rank", "tiny batches")
 LABELS = MetricLabels("benchmark", "train", 0, "here")

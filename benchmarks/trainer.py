@@ -40,22 +40,21 @@ from harness.command import benchmark, part_option
 from harness.loops import RIVALS, WORKLOADS, WORLD, Contender, Workload
 from harness.processes import on_ranks
 from harness.table import Column, Table
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.distributed.process_group import RankContext
-from slipstream.proofs.turns import Figures, interval_of_median, medians
-from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.checkpoint.restore import ResumePolicy
-from slipstream.train.checkpoint.state import AppState
-from slipstream.train.fault_tolerance.consensus import CheckpointInterval
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import NoticeWatcher
-from slipstream.train.loop.optimizer import make_optimizer
-from slipstream.train.loop.precision import LossScaler, kernels_configured
-from slipstream.train.loop.probe import probe_model
-from slipstream.train.loop.state import Progress, TrainingState, copy_weights
-from slipstream.train.loop.train_loop import TrainLoop
-from slipstream.train.parallel.replicas import replicate_model
+from slipstream.operations.proofs.turns import Figures, interval_of_median, medians
+from slipstream.pipeline.train.checkpoint.manager import Checkpoints
+from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
+from slipstream.pipeline.train.checkpoint.state import AppState
+from slipstream.pipeline.train.fault_tolerance.consensus import CheckpointInterval
+from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.pipeline.train.fault_tolerance.guard import Guard
+from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher
+from slipstream.pipeline.train.loop.optimizer import make_optimizer
+from slipstream.pipeline.train.loop.probe import probe_model
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights, kernels_configured
+from slipstream.pipeline.train.loop.train_loop import TrainLoop
+from slipstream.pipeline.train.parallel.replicas import replicate_model
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.distributed.process_group import RankContext
 
 SAME, USUAL = "the same, by hand", "as people write it"
 #: Names of libraries, and their packages.

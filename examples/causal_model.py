@@ -6,8 +6,8 @@ model: {name: "examples.causal_model:CausalModel", arguments: {model_type: gemma
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from slipstream.artifacts.prepared.data import Signature
-from slipstream.models.token_rows import places_in_documents
+from slipstream.shared.artifacts.prepared.data import Signature
+from slipstream.shared.models.token_rows import places_in_documents
 
 
 class CausalModel(nn.Module):

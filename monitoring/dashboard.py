@@ -1,8 +1,8 @@
 """Grafana dashboard of the metrics of Slipstream's pods.
 
 ``python monitoring/dashboard.py`` writes ``dashboard.json``. It needs the extra ``monitoring``
-(grafana-foundation-sdk). Panels query only metrics of ``slipstream/telemetry/names.py``, of the chosen executions and
-tasks.
+(grafana-foundation-sdk). Panels query only metrics of ``slipstream/shared/telemetry/names.py``, of the chosen
+executions and tasks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh, VariableSort
 
-from slipstream.telemetry import names
-from slipstream.telemetry.names import Metric
+from slipstream.shared.telemetry import names
+from slipstream.shared.telemetry.names import Metric
 
 FILE = Path(__file__).with_name("dashboard.json")
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.compress.config import CompressionConfig
-from slipstream.export.config import ExportConfig
-from slipstream.models.config import ModelConfig
-from slipstream.promote.config import PromotionConfig
-from slipstream.score.config import ScoringConfig
-from slipstream.settings import Settings, settings
-from slipstream.source.config import DataConfig
-from slipstream.sweep.config import SweepConfig
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.promote.config import PromotionConfig
+from slipstream.pipeline.score.config import ScoringConfig
+from slipstream.pipeline.sweep.config import SweepConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.settings import Settings, settings
+from slipstream.shared.source.config import DataConfig
 
 
 @settings

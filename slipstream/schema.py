@@ -7,7 +7,7 @@ import json
 import click
 
 from slipstream.config import RunConfig
-from slipstream.settings import described_schema
+from slipstream.shared.settings import described_schema
 
 
 @click.command()

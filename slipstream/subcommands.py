@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import click
 
-from slipstream.errors import UserError
+from slipstream.shared.errors import UserError
 
 
 class Subcommand(NamedTuple):
@@ -38,39 +38,47 @@ CLONE = "workflows/schedules/command.py"
 
 
 SUBCOMMANDS = {
-    "train": Subcommand("slipstream.train.command", "Train on prepared data under torchrun, without Flyte."),
-    "collectives": Subcommand("slipstream.collectives.command", "Measure the interconnect, compare it, tune it."),
-    "sweep": Subcommand("slipstream.sweep.command", "List the trials of a sweep."),
-    "checkpoints": Subcommand("slipstream.train.checkpoint.command", "List checkpoints of trainings, delete old ones."),
+    "train": Subcommand("slipstream.pipeline.train.command", "Train on prepared data under torchrun, without Flyte."),
+    "collectives": Subcommand(
+        "slipstream.pipeline.collectives.command", "Measure the interconnect, compare it, tune it."
+    ),
+    "sweep": Subcommand("slipstream.pipeline.sweep.command", "List the trials of a sweep."),
+    "checkpoints": Subcommand(
+        "slipstream.pipeline.train.checkpoint.command", "List checkpoints of trainings, delete old ones."
+    ),
     "telemetry": Subcommand(
-        "slipstream.telemetry.view.command", "Show devices, ranks and the bottleneck of a training."
+        "slipstream.shared.telemetry.view.command", "Show devices, ranks and the bottleneck of a training."
     ),
-    "profiles": Subcommand("slipstream.profiles.command", "Show the resources that every stage requests."),
-    "plan": Subcommand("slipstream.plan.command", "Estimate time and cost of training and serving."),
-    "memory": Subcommand("slipstream.train.memory.command", "Estimate the memory of every device in advance."),
-    "manifests": Subcommand("slipstream.manifests.command", "Write cluster manifests for a profile: nodes, queues."),
-    "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
-    "score": Subcommand("slipstream.score.command", "List the scored tables of an output, fetch the newest."),
-    "check": Subcommand("slipstream.export.check", "Check an exported model on the serving machine."),
-    "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model.", "cryptography", "sign"),
-    "triton": Subcommand("slipstream.export.package.triton", "Add an exported model to a Triton repository."),
+    "profiles": Subcommand("slipstream.shared.profiles.command", "Show the resources that every stage requests."),
+    "plan": Subcommand("slipstream.operations.plan.command", "Estimate time and cost of training and serving."),
+    "memory": Subcommand("slipstream.pipeline.train.memory.command", "Estimate the memory of every device in advance."),
+    "manifests": Subcommand(
+        "slipstream.operations.manifests.command", "Write cluster manifests for a profile: nodes, queues."
+    ),
+    "registry": Subcommand("slipstream.pipeline.promote.store", "List the promotions of a registry, fetch the model."),
+    "score": Subcommand("slipstream.pipeline.score.command", "List the scored tables of an output, fetch the newest."),
+    "check": Subcommand("slipstream.pipeline.export.check", "Check an exported model on the serving machine."),
+    "sign": Subcommand("slipstream.pipeline.export.package.sign", "Sign an exported model.", "cryptography", "sign"),
+    "triton": Subcommand("slipstream.pipeline.export.package.triton", "Add an exported model to a Triton repository."),
     "hugging-face": Subcommand(
-        "slipstream.models.hugging_face.command", "Write a transformer in Hugging Face's format."
+        "slipstream.shared.models.hugging_face.command", "Write a transformer in Hugging Face's format."
     ),
-    "doctor": Subcommand("slipstream.doctor.command", "Diagnose a package, a cluster or a node."),
+    "doctor": Subcommand("slipstream.operations.doctor.command", "Diagnose a package, a cluster or a node."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment.", in_clone=True),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),
     "rehearse": Subcommand(
-        "slipstream.proofs.rehearsal.command",
+        "slipstream.operations.proofs.rehearsal.command",
         "Run a profile's workflow locally, pod by pod.",
         package="moto",
         extra="dev",
         in_clone=True,
     ),
     "cluster-proof": Subcommand(
-        "slipstream.proofs.cluster.command", "Test this project's guarantees on your cluster.", in_clone=True
+        "slipstream.operations.proofs.cluster.command", "Test this project's guarantees on your cluster.", in_clone=True
     ),
-    "gpu-proof": Subcommand("slipstream.proofs.gpu.command", "Run the checks that need this machine's GPUs."),
+    "gpu-proof": Subcommand(
+        "slipstream.operations.proofs.gpu.command", "Run the checks that need this machine's GPUs."
+    ),
 }
 
 
@@ -90,7 +98,7 @@ class Subcommands(click.Group):
             sys.path.insert(0, str(Path.cwd()))
         found = importlib.import_module(known.module).main
         if "torch" in sys.modules:
-            from slipstream.machine.torch_versions import warn_if_untested
+            from slipstream.shared.machine.torch_versions import warn_if_untested
 
             warn_if_untested()
         # A module without click parses its arguments itself.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from flytekit import task
 
-from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import MadeByElement, Prepared
 from slipstream.flyte.elastic import Distributed, TaskInputs, Workspace, distributed
 from slipstream.flyte.metadata import stage_metadata
-from slipstream.machine.gpus import visible_gpus
-from slipstream.profiles.profile import current_profile
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.shared.machine.gpus import visible_gpus
+from slipstream.shared.profiles.profile import current_profile
 from tasks.config import with_lasting_history
 
 if TYPE_CHECKING:
-    from slipstream.collectives.launch.worker_group import WorkerGroup
+    from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 
 
 def worker_parents() -> Distributed:
@@ -67,7 +67,7 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
     config = with_lasting_history(config)
 
     def body() -> None:
-        from slipstream.collectives.compare import compare_with_history
+        from slipstream.pipeline.collectives.compare import compare_with_history
 
         compare_with_history(worker_group(workspace, config), config, Path(workspace.directory))
 
@@ -80,12 +80,12 @@ def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig
     config = replace(config, collectives=with_lasting_history(config.collectives))
 
     def body() -> None:
-        from slipstream.artifacts.prepared.streamed import open_prepared
-        from slipstream.collectives.engine import made_by
-        from slipstream.collectives.tune.steps import ConfiguredModel
-        from slipstream.collectives.tune.tuner import tune_settings
-        from slipstream.interconnect.tuning import write_tuning
-        from slipstream.models.arithmetic import Arithmetic
+        from slipstream.pipeline.collectives.engine import made_by
+        from slipstream.pipeline.collectives.tune.steps import ConfiguredModel
+        from slipstream.pipeline.collectives.tune.tuner import tune_settings
+        from slipstream.shared.artifacts.prepared.streamed import open_prepared
+        from slipstream.shared.interconnect.tuning import write_tuning
+        from slipstream.shared.models.arithmetic import Arithmetic
 
         signature = open_prepared(Path(prepared.path)).signature
         # Until the ranks have met, names are resolved on this machine only.
@@ -104,8 +104,8 @@ def measure_in_workspace(workspace: Workspace, config: CollectivesConfig, *, reu
     config = with_lasting_history(config)
 
     def body() -> bool:
-        from slipstream.collectives.engine import benchmark_interconnect, take_earlier
-        from slipstream.interconnect.fingerprint import fingerprint_on_cpu
+        from slipstream.pipeline.collectives.engine import benchmark_interconnect, take_earlier
+        from slipstream.shared.interconnect.fingerprint import fingerprint_on_cpu
 
         directory = Path(workspace.directory)
         # Without GPUs the hardware is known before any process starts.
@@ -120,7 +120,7 @@ def measure_in_workspace(workspace: Workspace, config: CollectivesConfig, *, reu
 def worker_group(workspace: Workspace, config: CollectivesConfig) -> WorkerGroup:
     import os
 
-    from slipstream.collectives.launch.worker_group import WorkerGroup
+    from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 
     if workspace.processes:
         return WorkerGroup.local(workspace.processes, config.timeout)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.results.compression import Compression, CompressionTrial
-from slipstream.artifacts.versions import code_version
-from slipstream.compress.config import CompressionConfig
 from slipstream.flyte.artifact_types import Prepared, Trained, artifact_uri
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
-from slipstream.logs import logger
-from slipstream.stages import StageRun
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.logs import logger
+from slipstream.shared.stages import StageRun
 
 if TYPE_CHECKING:
-    from slipstream.compress.engine import CompressionRun
+    from slipstream.pipeline.compress.engine import CompressionRun
 
 LOG = logger("compress")
 
@@ -40,9 +40,9 @@ class Compressed(NamedTuple):
 def work_on(
     trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, factory: str, seed: int = 0
 ) -> CompressionRun:
-    from slipstream.artifacts.prepared.streamed import open_prepared
-    from slipstream.compress.engine import CompressionRun
-    from slipstream.models.trained import TrainedModel
+    from slipstream.pipeline.compress.engine import CompressionRun
+    from slipstream.shared.artifacts.prepared.streamed import open_prepared
+    from slipstream.shared.models.trained import TrainedModel
 
     model = TrainedModel.open(local_path(trained), factory)
     return CompressionRun(model, open_prepared(rows_path(prepared)), config, seed)
@@ -66,8 +66,8 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     weights; ``factory`` is the user's own model factory, or "". This task is quick and not cached. Equal candidates
     have equal bytes, so their trainings are cached.
     """
-    from slipstream.compress import engine
-    from slipstream.models.factory_code import fingerprint_model
+    from slipstream.pipeline.compress import engine
+    from slipstream.shared.models.factory_code import fingerprint_model
 
     work = work_on(trained, prepared, config, factory, seed)
     tried = evaluated_trials(work, fine_tuned, runs, tried)
@@ -98,8 +98,8 @@ def choose(
 
     ``runs`` are the candidates' trainings; ``factory`` is the user's own model factory, or "".
     """
-    from slipstream.compress import engine
-    from slipstream.models.trained import TrainedModel
+    from slipstream.pipeline.compress import engine
+    from slipstream.shared.models.trained import TrainedModel
 
     work = work_on(trained, prepared, config, factory)
     tried = evaluated_trials(work, fine_tuned[-1:], runs[-1:], tried)
@@ -117,8 +117,8 @@ def choose(
 def evaluated_trials(
     work: CompressionRun, fine_tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[CompressionTrial]
 ) -> list[CompressionTrial]:
-    from slipstream.compress import engine
-    from slipstream.models.trained import TrainedModel
+    from slipstream.pipeline.compress import engine
+    from slipstream.shared.models.trained import TrainedModel
 
     for each, run in zip(fine_tuned, runs, strict=True):
         # A smaller model has the factory of the trained one.

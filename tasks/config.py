@@ -7,19 +7,19 @@ from typing import Annotated, NamedTuple
 
 from flytekit import task
 
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.compress.config import CompressionConfig
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.export.config import ExportConfig
 from slipstream.flyte.homes import shared_address
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import BY_VALUE, map_errors, runs_locally
-from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.profiles.profile import current_profile
-from slipstream.settings import to_dict
-from slipstream.source.config import DataConfig
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig, TeachingConfig
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.settings import to_dict
+from slipstream.shared.source.config import DataConfig
 
 
 def with_lasting_history(config: CollectivesConfig) -> CollectivesConfig:
@@ -86,14 +86,14 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
     Raises ``UserError`` if the parallel layout does not fit the number of processes, or if a model to compress is
     sharded or has adapters.
     """
-    from slipstream.models.base.fingerprint import fingerprint_origin
-    from slipstream.models.factory_code import fingerprint_model
+    from slipstream.shared.models.base.directory import fingerprint_origin
+    from slipstream.shared.models.factory_code import fingerprint_model
 
     config.model.check_base()
     if config.model.base and config.data.task == "language":
         # Importing these takes half a second.
-        from slipstream.prepare.resolve import check_ids_of_base
-        from slipstream.train.checks import check_base
+        from slipstream.pipeline.prepare.resolve import check_ids_of_base
+        from slipstream.pipeline.train.checks import check_base
 
         check_base(config.model, config.for_training(), config.data)
         check_ids_of_base(config.data.tokenizer, config.model.base)

@@ -9,9 +9,9 @@ from datetime import timedelta
 
 from flytekit import Deck, task
 
-from slipstream.doctor.findings import NodeReading, readings_text
 from slipstream.flyte.metadata import WITH_DECK, stage_metadata
 from slipstream.flyte.stage import map_errors
+from slipstream.operations.doctor.findings import NodeReading, readings_text
 
 #: Task settings: a node as for training, never cached, no retries.
 PLACED = {**stage_metadata("train"), "cache": False, "retries": 0, "timeout": timedelta(hours=1)}
@@ -29,7 +29,7 @@ class NodeCheck:
 @map_errors
 def check_node(pod: int, store: str, endpoint: str) -> NodeCheck:
     """Check the node of pod ``pod``; the table of readings is shown in the deck and the log."""
-    from slipstream.doctor.node import read_node
+    from slipstream.operations.doctor.node import read_node
 
     readings = read_node(store, endpoint)
     print(readings_text(readings, 120), flush=True)

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import Artifact, DamagedArtifact
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.compress.config import CompressionConfig
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.export.config import ExportConfig
 from slipstream.flyte.artifact_types import Part, Prepared, Trained
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import BY_VALUE, local_path, map_errors, rows_path, runs_locally
-from slipstream.machine.description import measuring_machine
-from slipstream.models.config import BuiltIn, ModelConfig, TeachingConfig
-from slipstream.source.config import DataConfig
-from slipstream.storage import STORES
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.description import measuring_machine
+from slipstream.shared.models.config import BuiltIn, ModelConfig, TeachingConfig
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.storage import STORES
 from tasks.config import config_sections
 from tasks.prepare import list_and_divide, resolved_source
 
 if TYPE_CHECKING:
-    from slipstream.source.resolved import Kind
+    from slipstream.shared.source.resolved import Kind
 
 #: Built-in model by kind of raw data, for kinds other than tables.
 FITTING: dict[Kind, BuiltIn] = {"images": "resnet", "language": "transformer"}
@@ -76,7 +76,7 @@ def check_model(fitting: BuiltIn, config: RunConfig) -> None:
     exported = config.compression.method == "none"
     if exported and (config.model.arguments or config.export.most_parameters < ExportConfig().most_parameters):
         # Importing this takes a second or two.
-        from slipstream.export.before_training import check_for_any_data
+        from slipstream.pipeline.export.weights_alone import check_for_any_data
 
         check_for_any_data(config.model, name, config.export)
 

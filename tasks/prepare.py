@@ -11,20 +11,20 @@ from flytekit import StructuredDataset, conditional, map_task, task, workflow
 from flytekit.core.promise import Promise
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.store import STORE, ArtifactStore
-from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import MadePrepared, Part
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
-from slipstream.profiles.profile import current_profile
-from slipstream.settings import to_dict
-from slipstream.source.config import DataConfig
-from slipstream.storage import S3
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.settings import to_dict
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.storage import S3
 
 if TYPE_CHECKING:
-    from slipstream.prepare.resolve import SourceToPrepare
+    from slipstream.pipeline.prepare.resolve import SourceToPrepare
 
 
 class Listed(NamedTuple):
@@ -53,12 +53,12 @@ def list_data(data: str, target: str, config: RunConfig) -> Listed:
 
 def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     """Return the result of :func:`list_data`, with text files cut into shares if several pods parse them."""
-    from slipstream.artifacts import exchange
-    from slipstream.prepare.resolve import resolve_source
-    from slipstream.prepare.sharded import shares
-    from slipstream.source.files import files_unchanged
-    from slipstream.source.fingerprint import fingerprint_source
-    from slipstream.source.standard_library import list_data
+    from slipstream.pipeline.prepare.resolve import resolve_source
+    from slipstream.pipeline.prepare.sharded import shares
+    from slipstream.shared.artifacts import exchange
+    from slipstream.shared.source.files import files_unchanged
+    from slipstream.shared.source.resolved import fingerprint_source
+    from slipstream.shared.source.standard_library import list_data
 
     listing = list_data(data, config)
     fingerprint = fingerprint_source(listing, target)
@@ -76,8 +76,8 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
 
 def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
     """Return the resolved source that :func:`list_and_divide` wrote."""
-    from slipstream.artifacts import exchange
-    from slipstream.prepare.resolve import SourceToPrepare
+    from slipstream.pipeline.prepare.resolve import SourceToPrepare
+    from slipstream.shared.artifacts import exchange
 
     return exchange.read_part(local_path(listing), SourceToPrepare)
 
@@ -86,7 +86,7 @@ def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
 @map_errors
 def address_of(dataset: StructuredDataset) -> str:
     """Return the address of a Flyte dataset's Parquet files, from a task that returned a dataset or DataFrame."""
-    from slipstream.source.files import parquet_address
+    from slipstream.shared.source.files import parquet_address
 
     written = dataset.literal
     assert written is not None, "flytekit hands a dataset over with its literal"
@@ -103,7 +103,7 @@ def prepare(listing: Part, target: str, config: DataConfig, source: str) -> Made
     """
 
     def make(directory: Path, key: str) -> Artifact:
-        from slipstream.prepare import engine
+        from slipstream.pipeline.prepare import engine
 
         scratch = ArtifactStore(STORE).checkpoints("prepare", key) if runs_locally() else None
         by = made_by(target, config, source)
@@ -147,7 +147,7 @@ class FitSharesOutputs(NamedTuple):
 @map_errors
 def parse_share(share: Part) -> Part:
     """Parse the text files of one share to columns."""
-    from slipstream.prepare.sharded import shares
+    from slipstream.pipeline.prepare.sharded import shares
 
     parsed = fresh_directory("parsed")
     shares.parse_share(local_path(share), parsed)
@@ -158,8 +158,8 @@ def parse_share(share: Part) -> Part:
 @map_errors
 def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOutputs:
     """Open the table, whose text files are in ``parsed``, and cut the work into at most ``number`` shares."""
-    from slipstream.artifacts import exchange
-    from slipstream.prepare.sharded import shares
+    from slipstream.pipeline.prepare.sharded import shares
+    from slipstream.shared.artifacts import exchange
 
     summaries = [local_subdirectory(each, exchange.SUMMARY) for each in parsed]
     opened = shares.open_shares(resolved_source(listing), number, summaries, fresh_directory("opened"))
@@ -173,7 +173,7 @@ def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOut
 @map_errors
 def scan_share(share: Part, spool: Part) -> Part:
     """Run the first pass over one share, which collects statistics."""
-    from slipstream.prepare.sharded import shares
+    from slipstream.pipeline.prepare.sharded import shares
 
     scanned = fresh_directory("scanned")
     shares.scan_share(local_path(share), local_path(spool), scanned)
@@ -184,7 +184,7 @@ def scan_share(share: Part, spool: Part) -> Part:
 @map_errors
 def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutputs:
     """Fit the transformation on the scans of all shares; plan a merge in at most ``number`` partitions."""
-    from slipstream.prepare.sharded import shares
+    from slipstream.pipeline.prepare.sharded import shares
 
     fitted, plan = fresh_directory("fitted"), fresh_directory("plan")
     partitions = shares.fit_shares(local_path(table), [local_path(each) for each in scanned], number, fitted, plan)
@@ -195,7 +195,7 @@ def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutput
 @map_errors
 def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
     """Run the second pass over one share, which encodes its rows for every partition."""
-    from slipstream.prepare.sharded import shares
+    from slipstream.pipeline.prepare.sharded import shares
 
     encoded = fresh_directory("encoded")
     shares.encode_share(local_path(share), local_path(spool), local_path(scanned), local_path(plan), encoded)
@@ -206,7 +206,7 @@ def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
 @map_errors
 def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
     """Merge all shares' encoded rows of one partition of the prepared data."""
-    from slipstream.prepare.sharded import merge_partitions
+    from slipstream.pipeline.prepare.sharded import merge_partitions
 
     merged, name = fresh_directory("merged"), merge_partitions.partition_directory(partition)
     merge_partitions.merge_partition(
@@ -223,8 +223,8 @@ def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged:
     Rows on S3 are copied within S3, and the artifact's other files are uploaded next to them. From other stores the
     rows are downloaded first.
     """
-    from slipstream.artifacts import exchange
-    from slipstream.prepare.sharded import merge_partitions
+    from slipstream.pipeline.prepare.sharded import merge_partitions
+    from slipstream.shared.artifacts import exchange
 
     addresses = [str(each.remote_source or "") for each in merged]
     home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""

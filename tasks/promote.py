@@ -8,19 +8,19 @@ from typing import NamedTuple
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.results.promotion import Promotion, PromotionDecision, PromotionRequest
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Exported, Prepared, artifact_uri
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import local_path, map_errors, rows_path
+from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision, PromotionRequest
 
 
 @task(**stage_metadata("promote"))
 @map_errors
 def open_registry(registry: str, config: RunConfig) -> str:
     """Check the registry and the signing key before the training starts."""
-    from slipstream.export.package.sign import private_key
-    from slipstream.promote.store import Registry
+    from slipstream.pipeline.export.package.sign import private_key
+    from slipstream.pipeline.promote.store import Registry
 
     Registry(registry).check()
     if config.promotion.signing_key:
@@ -49,9 +49,9 @@ def judge(
     config: RunConfig,
 ) -> JudgedPromotion:
     """Evaluate the gate: compare an exported model with the model in production on the same test rows."""
-    from slipstream.artifacts.prepared.streamed import open_prepared
-    from slipstream.promote import engine as promote
-    from slipstream.promote.store import Registry
+    from slipstream.pipeline.promote import comparison as promote
+    from slipstream.pipeline.promote.store import Registry
+    from slipstream.shared.artifacts.prepared.streamed import open_prepared
 
     data = open_prepared(rows_path(prepared))
     verdict = promote.evaluate_promotion(local_path(exported), Registry(registry), data, config.promotion)
@@ -64,9 +64,9 @@ def judge(
 @map_errors
 def put_in_service(request: PromotionRequest, config: RunConfig, verdict: PromotionDecision) -> Promotion:
     """Store a model that has passed the gate in the registry, and promote it to production."""
-    from slipstream.artifacts.prepared.streamed import open_prepared
-    from slipstream.promote import engine as promote
-    from slipstream.promote.store import Registry
+    from slipstream.pipeline.promote import comparison as promote
+    from slipstream.pipeline.promote.store import Registry
+    from slipstream.shared.artifacts.prepared.streamed import open_prepared
 
     data = open_prepared(rows_path(FlyteDirectory(request.prepared)))
     package = local_path(FlyteDirectory(request.exported))

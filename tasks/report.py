@@ -10,15 +10,11 @@ from typing import TypeVar
 
 from flytekit import Deck, FlyteContextManager, current_context, task
 
-from slipstream.artifacts.results.compression import Compression
-from slipstream.artifacts.results.promotion import Promotion
-from slipstream.artifacts.results.sweep import Sweep
-from slipstream.artifacts.store import STORE, ArtifactStore
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Evaluated, Exported, MadeByElement, Prepared, Trained
 from slipstream.flyte.metadata import WITH_DECK, stage_metadata
 from slipstream.flyte.stage import local_path, map_errors, rows_path, runs_locally
-from slipstream.report.summary import (
+from slipstream.pipeline.report.summary import (
     CompressionSummary,
     DataSummary,
     ExportSummary,
@@ -26,8 +22,12 @@ from slipstream.report.summary import (
     RunSummary,
     TuningSummary,
 )
-from slipstream.settings import to_dict
-from slipstream.stages import StageRun
+from slipstream.shared.artifacts.results.compression import Compression
+from slipstream.shared.artifacts.results.scoring import Promotion
+from slipstream.shared.artifacts.results.sweep import Sweep
+from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
+from slipstream.shared.settings import to_dict
+from slipstream.shared.stages import StageRun
 
 RUNS = Path("runs")
 Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSummary, TuningSummary)
@@ -57,9 +57,9 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     are ``None`` if the run had no such stage. A scheduled run has the schedule ``cron`` and the time ``kickoff``,
     others "" and ``None``.
     """
-    from slipstream.report.engine import build_report
-    from slipstream.report.figures import schedule_figures
-    from slipstream.report.stage_results import StageResults
+    from slipstream.pipeline.report.engine import build_report
+    from slipstream.pipeline.report.formatting import schedule_figures
+    from slipstream.pipeline.report.stage_results import StageResults
 
     measured = [network for network in networks if network]
     made = (local_path(each) for each in (trained, evaluated, exported))
@@ -80,8 +80,8 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
 @map_errors
 def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
     """Write the data card and the prepared data into a new directory of this run. Never cached."""
-    from slipstream.artifacts.prepared.data import PreparedData
-    from slipstream.report.data_engine import build_data
+    from slipstream.pipeline.report.engine import build_data
+    from slipstream.shared.artifacts.prepared.data import PreparedData
 
     address = "" if runs_locally() else str(prepared.remote_source)
     summary = build_data(runs_here(), PreparedData.open(rows_path(prepared)), stages, address)
@@ -92,7 +92,7 @@ def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
 @map_errors
 def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
     """Write the report and the exported model into a new directory of this run. Never cached."""
-    from slipstream.report.engine import build_export
+    from slipstream.pipeline.report.engine import build_export
 
     summary = build_export(runs_here(), local_path(exported), stages)
     return show_deck(summary, "Export", summary.report)
@@ -111,7 +111,7 @@ def report_compression(compression: Compression) -> CompressionSummary:
 @map_errors
 def report_network(network: MadeByElement) -> NetworkSummary:
     """Write an interconnect profile and its page into a new directory of this run. Never cached."""
-    from slipstream.report.network_engine import build_network
+    from slipstream.pipeline.report.network_engine import build_network
 
     summary = build_network(runs_here(), local_path(network.artifact))
     return show_deck(summary, "Network", summary.page)
@@ -121,7 +121,7 @@ def report_network(network: MadeByElement) -> NetworkSummary:
 @map_errors
 def report_tuning(tuned: MadeByElement) -> TuningSummary:
     """Write the tuner's result and its page into a new directory of this run. Never cached."""
-    from slipstream.report.network_engine import build_tuning
+    from slipstream.pipeline.report.network_engine import build_tuning
 
     summary = build_tuning(runs_here(), local_path(tuned.artifact))
     return show_deck(summary, "Tuning", summary.page)

@@ -13,14 +13,13 @@ from flytekit import map_task, task
 from flytekit.core.promise import Promise
 
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
 from slipstream.flyte.artifact_types import Part
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import fresh_directory, local_path, map_errors, runs_locally
-from slipstream.profiles.profile import current_profile
-from slipstream.report.scoring_summary import ScoringSummary
-from slipstream.report.summary import RunSummary
-from slipstream.storage import STORES
+from slipstream.pipeline.report.summary import RunSummary, ScoringSummary
+from slipstream.shared.errors import UserError
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.storage import STORES
 from tasks.prepare import SHARES_OF_A_POD, flyte_directory
 
 
@@ -43,9 +42,9 @@ def open_scoring(registry: str, model: str, data: str, output: str, config: RunC
 
     Never cached, since the model in production and the bytes at an address may change.
     """
-    from slipstream.artifacts import exchange
-    from slipstream.score.plan import plan_scoring
-    from slipstream.score.publish import find_publication
+    from slipstream.pipeline.score.plan import plan_scoring
+    from slipstream.pipeline.score.publish import find_publication
+    from slipstream.shared.artifacts import exchange
 
     if not (runs_locally() or output.startswith(STORES) or Path(output).is_absolute()):
         raise UserError(f"output: {output!r} would be lost with its pod; expected a store's address, or a mounted path")
@@ -63,9 +62,9 @@ def open_scoring(registry: str, model: str, data: str, output: str, config: RunC
 @map_errors
 def score_share(share: Part) -> Part:
     """Score the files of one share, and write their part of the table."""
-    from slipstream.artifacts import exchange
-    from slipstream.score.engine import ScoredShare, score_portions
-    from slipstream.score.plan import ScoringPlan
+    from slipstream.pipeline.score.plan import ScoringPlan
+    from slipstream.pipeline.score.publish import ScoredShare, score_portions
+    from slipstream.shared.artifacts import exchange
 
     plan = exchange.read_part(local_path(share), ScoringPlan)
     return flyte_directory(exchange.write_part(fresh_directory("scored"), ScoredShare(score_portions(plan))))
@@ -82,10 +81,16 @@ class PublishedScoring(NamedTuple):
 @map_errors
 def publish_scores(plan: Part, scored: list[Part]) -> PublishedScoring:
     """Publish the table unless it is already published."""
-    from slipstream.artifacts import exchange
-    from slipstream.score.engine import ScoredShare, fetched_model
-    from slipstream.score.plan import ScoringPlan
-    from slipstream.score.publish import find_publication, publish_table, read_scored, table_prefix
+    from slipstream.pipeline.score.plan import ScoringPlan
+    from slipstream.pipeline.score.publish import (
+        ScoredShare,
+        fetched_model,
+        find_publication,
+        publish_table,
+        read_scored,
+        table_prefix,
+    )
+    from slipstream.shared.artifacts import exchange
 
     planned = exchange.read_part(local_path(plan), ScoringPlan)
     parts = [part for share in scored for part in exchange.read_part(local_path(share), ScoredShare).parts]

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from slipstream.artifacts.homes import SWEEPS, Holder
-from slipstream.artifacts.records import to_tree
-from slipstream.artifacts.results.sweep import Sweep
 from slipstream.config import RunConfig
-from slipstream.errors import Preempted, UserError
 from slipstream.flyte.artifact_types import Prepared, Trained
 from slipstream.flyte.forked_workers import start_server
 from slipstream.flyte.homes import checkpoint_address, this_attempt
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
-from slipstream.machine.limits import usable_cores
-from slipstream.profiles.profile import current_profile
+from slipstream.shared.artifacts.records import to_tree
+from slipstream.shared.artifacts.results.sweep import Sweep
+from slipstream.shared.artifacts.workspaces import SWEEPS, Holder
+from slipstream.shared.errors import Preempted, UserError
+from slipstream.shared.machine.limits import usable_cores
+from slipstream.shared.profiles.profile import current_profile
 from tasks.train import ENDING_S, fetch_prepared
 
 if TYPE_CHECKING:
-    from slipstream.artifacts.prepared.data import PreparedData
+    from slipstream.shared.artifacts.prepared.data import PreparedData
 
 
 class Begun(NamedTuple):
@@ -46,7 +46,7 @@ def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
     Raises ``UserError`` before any trial starts if the space has an unknown setting or an invalid value, or if the
     store holds another sweep.
     """
-    from slipstream.sweep.engine import start_sweep, sweep_identity
+    from slipstream.pipeline.sweep.engine import start_sweep, sweep_identity
 
     data = open_data(prepared)
     identity = sweep_identity(config, data.artifact.content)
@@ -57,7 +57,7 @@ def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
 
 
 def open_data(prepared: Prepared) -> PreparedData:
-    from slipstream.artifacts.prepared.streamed import open_prepared
+    from slipstream.shared.artifacts.prepared.streamed import open_prepared
 
     return open_prepared(rows_path(prepared))
 
@@ -66,8 +66,8 @@ def open_data(prepared: Prepared) -> PreparedData:
 @map_errors
 def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> float:
     """Run trials of a sweep until none is left to start; return its duration in seconds."""
-    from slipstream.sweep.engine import run_trials
-    from slipstream.sweep.worker import WorkerPod
+    from slipstream.pipeline.sweep.engine import run_trials
+    from slipstream.pipeline.sweep.worker import WorkerPod
 
     placement, started = current_profile().placement("sweep"), time.perf_counter()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // placement.processes)))
@@ -107,10 +107,9 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
 
     Raises ``UserError`` if all workers failed, if all of the first trials failed, or if none is complete.
     """
-    from slipstream.sweep.engine import ended_trials
-    from slipstream.sweep.slots import OccupiedSlots
-    from slipstream.sweep.space import searched_parameters, with_values
-    from slipstream.sweep.store import SweepStore, best_trial
+    from slipstream.pipeline.sweep.engine import ended_trials
+    from slipstream.pipeline.sweep.space import searched_parameters, with_values
+    from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore, best_trial
 
     swept = SweepStore(store, searched_parameters(config))
     trials = ended_trials(swept, OccupiedSlots(swept, Holder()))
@@ -134,11 +133,10 @@ def compare_with_given(
     unchanged configuration. ``factory`` is the model factory that the best settings name if it is the user's own, else
     "".
     """
-    from slipstream.models.trained import TrainedModel
-    from slipstream.sweep.engine import sweep_search
-    from slipstream.sweep.records import unchanged_trial
-    from slipstream.sweep.result import against_given, sweep_result
-    from slipstream.sweep.store import SweepStore, best_trial
+    from slipstream.pipeline.sweep.engine import against_given, sweep_result, sweep_search
+    from slipstream.pipeline.sweep.records import unchanged_trial
+    from slipstream.pipeline.sweep.store import SweepStore, best_trial
+    from slipstream.shared.models.trained import TrainedModel
 
     data = open_data(prepared)
     search = sweep_search(config, data)

@@ -10,19 +10,19 @@ from typing import TypedDict, Unpack
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.versions import code_version
 from slipstream.flyte.artifact_types import MadeTrained, Prepared, Trained, artifact_fingerprint, artifact_uri
 from slipstream.flyte.elastic import TaskInputs, Workspace, distributed
 from slipstream.flyte.metadata import WITH_DECK, stage_metadata
 from slipstream.flyte.stage import local_path
-from slipstream.logs import logger
-from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.profiles.placement import Placement
-from slipstream.profiles.profile import current_profile
-from slipstream.settings import to_dict
-from slipstream.storage import STORES
-from slipstream.train.checkpoint.unfinished import UnfinishedTraining
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.train.checkpoint.unfinished import UnfinishedTraining
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.logs import logger
+from slipstream.shared.models.config import ModelConfig, TeachingConfig
+from slipstream.shared.profiles.placement import Placement
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.settings import to_dict
+from slipstream.shared.storage import STORES
 
 LOG = logger("train")
 #: Seconds of the grace period (between SIGTERM and SIGKILL) that are reserved for shutdown after the last save.
@@ -31,7 +31,7 @@ ENDING_S = 5
 
 def fetch_prepared(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
     """Download prepared data, or make a stub that streams it if it exceeds the profile's ``data_cache_gib``."""
-    from slipstream.artifacts.prepared.streamed import artifact_size, make_stub
+    from slipstream.shared.artifacts.prepared.streamed import artifact_size, make_stub
 
     uri, room = artifact_uri(directory), int(placement.data_cache_gib * 2**30)
     if not uri.startswith(STORES) or artifact_size(uri) <= room:
@@ -41,9 +41,9 @@ def fetch_prepared(directory: FlyteDirectory, placement: Placement, fresh: Path)
 
 
 def check_before_training(inputs: TaskInputs, placement: Placement) -> None:
-    from slipstream.models.trained import TrainedModel
-    from slipstream.train.checks import check_training
-    from slipstream.train.memory.lasting import check_fits
+    from slipstream.pipeline.train.checks import check_training
+    from slipstream.pipeline.train.memory.lasting import check_fits
+    from slipstream.shared.models.trained import TrainedModel
 
     prepared = Path(inputs["prepared"].path)
     start = None if "model" in inputs else TrainedModel.open(Path(inputs["start"].path), inputs["factory"])
@@ -52,7 +52,7 @@ def check_before_training(inputs: TaskInputs, placement: Placement) -> None:
     if start is None:  # a pruned model takes less memory than its factory's
         check_fits(prepared, model, inputs["training"], placement.world_size, placement.nodes)
     if most_parameters := inputs.get("most_parameters"):
-        from slipstream.export.before_training import check_exportable
+        from slipstream.pipeline.export.weights_alone import check_exportable
 
         check_exportable(prepared, model, most_parameters)
 
@@ -77,8 +77,8 @@ def run_in(
     """Train in a worker; without ``lineage`` there is no trained start model and no teacher."""
 
     def body() -> None:
-        from slipstream.train.request import TrainingRequest
-        from slipstream.train.run import run_attempt
+        from slipstream.pipeline.train.request import TrainingRequest
+        from slipstream.pipeline.train.run import run_attempt
 
         request = TrainingRequest(
             prepared=Path(prepared.path),
@@ -107,9 +107,9 @@ def run_in(
 
 def live_deck_html(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
     """Return the HTML of the training's live deck, or "" in pods without rank 0."""
-    from slipstream.report.pages.training_page import training_page
-    from slipstream.train.so_far import read_progress
-    from slipstream.train.telemetry.pods import devices_so_far
+    from slipstream.pipeline.report.pages.training_page import training_page
+    from slipstream.pipeline.train.so_far import read_progress
+    from slipstream.pipeline.train.telemetry.pods import devices_so_far
 
     so_far = read_progress(Path(workspace.so_far), workspace.home, inputs["training"].batch_size, running=running)
     return training_page(so_far, datetime.now(UTC), devices_so_far(workspace.home)) if so_far else ""

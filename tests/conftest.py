@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.doctor.archive import RegistrationArchive, read_package
-from slipstream.storage import retry, s3
+from slipstream.operations.doctor.archive import RegistrationArchive, read_package
+from slipstream.shared.storage import retry, s3
 from tests.support import processes, wording
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_string, faulty_azure, faulty_google
@@ -118,7 +118,7 @@ def store(server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def google(google_server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
     """A reachable Google Cloud Storage with the bucket ``bucket``."""
-    from slipstream.storage import gcs
+    from slipstream.shared.storage import gcs
 
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_server.url)
     gcs.client_of.cache_clear()
@@ -129,7 +129,7 @@ def google(google_server: FaultyS3, short_pauses: None, monkeypatch: pytest.Monk
 def azure(azure_server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
     """A reachable Azure Blob Storage with the container ``bucket``."""
     quieten(azure_server)
-    from slipstream.storage import azure
+    from slipstream.shared.storage import azure
 
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string(azure_server.url))
     azure.client_of.cache_clear()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.versions import ROOT, cached_syntax
+from slipstream.shared.artifacts.versions import ROOT, cached_syntax
 from slipstream.subcommands import SUBCOMMANDS
-from tests.support.documents.imports import FLOORS, IMPORTS, MODULES, loaded_by_string, names_in_strings
+from tests.support.documents.imports import FLOORS, GROUPS, IMPORTS, MODULES, loaded_by_string, names_in_strings
 
 #: Imports that each package of ``slipstream/`` may have besides itself. First the foundations, then the stages. Stages
 #: do not import each other. Exceptions: promotion evaluates exported packages, scoring runs promoted models, and the
@@ -20,7 +20,6 @@ FOUNDATIONS = BASE | {
     "toml_file",
     "stages",
     "logs",
-    "one_line",
     "text_table",
     "untrusted_files",
     "artifacts",
@@ -36,15 +35,16 @@ FOUNDATIONS = BASE | {
     "language",
     "checkpoint_interval",
 }
+#: Groups that a group may not import.
+GROUP_ABOVE = {"operations": set[str](), "pipeline": {"operations"}, "shared": {"operations", "pipeline"}}
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
-    "one_line": set(),
-    "errors": {"one_line"},
-    "logs": {"one_line"},
+    "errors": set(),
+    "logs": ERRORS,
     "cron": set(),
     "checkpoint_interval": set(),
     "sessions": set(),
-    "text_table": {"one_line"},
+    "text_table": ERRORS,
     "untrusted_files": set(),
     "toml_file": set(),
     "stages": set(),
@@ -55,10 +55,10 @@ ALLOWED: dict[str, set[str]] = {
     "profiles": BASE | {"stages", "text_table", "toml_file", "machine"},
     "artifacts": BASE | {"logs", "stages", "storage", "distributed", "untrusted_files"},
     "source": BASE | {"logs", "artifacts", "storage"},
-    "language": BASE | {"one_line", "artifacts", "storage", "distributed"},
+    "language": BASE | {"artifacts", "storage", "distributed"},
     "models": BASE | {"logs", "artifacts", "storage"},
     "comparison": BASE | {"artifacts", "models"},
-    "telemetry": BASE | {"logs", "one_line", "text_table", "toml_file", "artifacts", "storage", "machine", "profiles"},
+    "telemetry": BASE | {"logs", "text_table", "toml_file", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
@@ -76,9 +76,9 @@ ALLOWED: dict[str, set[str]] = {
 }
 #: Commands read the configuration of a run, which names the settings of every stage.
 READ_CONFIG = {
-    "slipstream/train/command.py",
-    "slipstream/train/memory/command.py",
-    "slipstream/collectives/command.py",
+    "slipstream/pipeline/train/command.py",
+    "slipstream/pipeline/train/memory/command.py",
+    "slipstream/pipeline/collectives/command.py",
 }
 
 
@@ -94,7 +94,14 @@ LOADED = {module: imports | loaded_by_string(module) for module, imports in IMPO
 
 
 def package_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    """Return the package of ``slipstream/`` without its group, or the module's own name outside of packages."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[1:2] if parts[:1] and parts[0] in GROUPS else parts[:1])
+
+
+def group_of_module(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in GROUPS else ""
 
 
 def floor_of(module: str) -> int:
@@ -109,7 +116,7 @@ def test_the_floors_are_workflows_above_tasks_above_slipstream() -> None:
 
 def test_imports_by_string_are_found() -> None:
     assert loaded_by_string("slipstream.subcommands") == COMMANDS
-    assert "slipstream.proofs.gpu.run_check" in LOADED["slipstream.proofs.gpu.command"]
+    assert "slipstream.operations.proofs.gpu.run_check" in LOADED["slipstream.operations.proofs.gpu.command"]
 
 
 def test_what_is_shipped_imports_and_names_nothing_of_the_tests() -> None:
@@ -127,8 +134,20 @@ def test_images_and_targets_for_users_do_without_the_tests() -> None:
     assert {name for name, text in commands.items() if re.search(r"\btests\b|-m pytest", text)} <= DEVELOPMENT
 
 
+def test_groups_are_the_folders_of_slipstream() -> None:
+    folders = {path.name for path in (ROOT / "slipstream").iterdir() if (path / "__init__.py").is_file()}
+    assert folders == {*GROUPS, "flyte"}
+    for group in GROUPS:
+        assert not imports_of_group(group) & GROUP_ABOVE[group], group
+
+
+def imports_of_group(group: str) -> set[str]:
+    modules = (module for module in LOADED if group_of_module(module) == group)
+    return {group_of_module(name) for module in modules for name in LOADED[module]}
+
+
 def test_inside_the_lowest_floor_imports_point_down() -> None:
-    for module in (module for module in MODULES if module.startswith("slipstream.")):
+    for module in (name for name in MODULES if name.startswith("slipstream.") and package_of(name)):
         package = package_of(module)
         allowed = ALLOWED[package] | {package}
         if MODULES[module].relative_to(ROOT).as_posix() in READ_CONFIG:
@@ -186,7 +205,9 @@ def test_the_tree_names_every_folder_and_the_readme_the_upper_two_levels() -> No
     assert folders_of_the_tree() == code
     tour = (ROOT / "README.md").read_text(encoding="utf-8").split("## Tour\n")[1].split("\n## ")[0]
     named = re.findall(r"`((?:\w+/)+)`", tour)
-    upper = {name.removeprefix("slipstream/") for name in code if name.count("/") < 2} - {"workflows/schedules"}
+    grouped = rf"slipstream/({'|'.join(GROUPS)})/"
+    packages = {re.sub(grouped, "", name).removeprefix("slipstream/") for name in code}
+    upper = {name for name in packages if "/" not in name}
     assert sorted(name.rstrip("/") for name in named) == sorted(upper)
 
 

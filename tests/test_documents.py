@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slipstream.artifacts.versions import ROOT
-from slipstream.errors import UserError
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.errors import UserError
 from tests.support.documents import picture, promises
 from tests.support.documents.imports import imports_between_folders, without_implied
 from tests.support.documents.words import (

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.export.check import BadPackage
+from slipstream.pipeline.export.check import BadPackage
+from slipstream.shared.errors import UserError
 from tests.support.hostile_names import HOSTILE
 
 

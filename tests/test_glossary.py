@@ -5,7 +5,7 @@ import re
 import tokenize
 from pathlib import Path
 
-from slipstream.artifacts.versions import ROOT
+from slipstream.shared.artifacts.versions import ROOT
 
 GLOSSARY = ROOT / "docs/glossary.md"
 SUFFIXES = (".py", ".md", ".html", ".toml")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flytekit import workflow
 
-from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import patch_command_line
-from slipstream.report.summary import NetworkSummary, TuningSummary
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.report.summary import NetworkSummary, TuningSummary
 from tasks.collectives import compare_collectives, measure_collectives, tune_collectives
 from tasks.prepare import list_data, prepare_listed
 from tasks.report import report_network, report_tuning

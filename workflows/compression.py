@@ -10,13 +10,13 @@ from typing import NamedTuple
 from flytekit import conditional, workflow
 from flytekit.core.promise import Promise
 
-from slipstream.artifacts.results.compression import Compression
-from slipstream.compress.config import ROUNDS, CompressionConfig
 from slipstream.flyte.artifact_types import Prepared, Trained
 from slipstream.flyte.compat import patch_command_line
-from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.stages import StageRun
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.compress.config import ROUNDS, CompressionConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.results.compression import Compression
+from slipstream.shared.models.config import ModelConfig, TeachingConfig
+from slipstream.shared.stages import StageRun
 from tasks.compress import Compressed, choose, propose
 from tasks.config import Sections
 from tasks.train import fine_tune, train

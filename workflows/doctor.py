@@ -6,7 +6,7 @@ import functools
 
 from flytekit import map_task, workflow
 
-from slipstream.profiles.profile import current_profile
+from slipstream.shared.profiles.profile import current_profile
 from tasks.doctor import NodeCheck, check_node
 
 PODS = list(range(current_profile().placement("train").nodes))

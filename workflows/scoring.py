@@ -6,7 +6,7 @@ from flytekit import conditional, workflow
 
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import patch_command_line
-from slipstream.report.scoring_summary import ScoringSummary
+from slipstream.pipeline.report.summary import ScoringSummary
 from tasks.score import after_training, score_rows, without_training
 from workflows.training import train_and_promote
 

@@ -9,7 +9,7 @@ from flytekit import map_task, workflow
 
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import patch_command_line
-from slipstream.report.summary import RunSummary
+from slipstream.pipeline.report.summary import RunSummary
 from tasks.config import read_config
 from tasks.inputs import resolve_inputs
 from tasks.prepare import prepare_listed

@@ -9,9 +9,9 @@ from flytekit.core.promise import Promise
 
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import patch_command_line
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.models.config import LoraConfig, ModelConfig
 from tasks.collectives import benchmark_collectives
 from tasks.config import read_config, with_base
 from tasks.evaluate import evaluate

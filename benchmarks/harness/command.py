@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from harness.table import Table
-from slipstream.artifacts.versions import installed_version
-from slipstream.machine.description import this_machine
-from slipstream.machine.limits import usable_cores
+from slipstream.shared.artifacts.versions import installed_version
+from slipstream.shared.machine.description import this_machine
+from slipstream.shared.machine.limits import usable_cores
 
 #: Libraries whose versions are reported with the figures.
 LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "datasets", "grain", "litdata", "traceml-ai")

@@ -17,20 +17,20 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
-from slipstream.artifacts.prepared.token_rows import write_token_rows
-from slipstream.artifacts.records import write_record
-from slipstream.machine.torch_versions import wrap_in_ddp
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.prepare.shuffle import block_rows
-from slipstream.proofs.turns import Figures
-from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import stored_blocks
-from slipstream.train.data_order import GlobalOrder, rank_slice
-from slipstream.train.loop.optimizer import learning_rate, make_optimizer
-from slipstream.train.loop.token_loss import token_losses
+from slipstream.operations.proofs.turns import Figures
+from slipstream.pipeline.prepare.shuffle import block_rows
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.data_loader import stored_blocks
+from slipstream.pipeline.train.data_order import GlobalOrder, rank_slice
+from slipstream.pipeline.train.loop.objective import token_losses
+from slipstream.pipeline.train.loop.optimizer import learning_rate, make_optimizer
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.shared.artifacts.prepared.token_rows import write_token_rows
+from slipstream.shared.artifacts.records import write_record
+from slipstream.shared.machine.torch_versions import wrap_in_ddp
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 
 WORLD = 2
 CARDINALITIES = (9, 16, 7, 15, 6, 5, 2, 42)

@@ -15,10 +15,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from harness.processes import alone
-from slipstream.artifacts.prepared.data import Signature
-from slipstream.models.config import ModelConfig
-from slipstream.models.trained import TrainedModel
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.data import Signature
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.trained import TrainedModel
 
 #: ``model.name`` of :func:`plain_mlp`.
 PLAIN_MLP = "harness.models:plain_mlp"
@@ -64,8 +64,8 @@ def train(prepared: Path, directory: Path, model: ModelConfig, training: Trainin
 def train_here(
     prepared: Path, directory: Path, model: ModelConfig, training: TrainingConfig, more: dict[str, Any]
 ) -> None:
-    from slipstream.train.request import TrainingRequest
-    from slipstream.train.run import run_attempt
+    from slipstream.pipeline.train.request import TrainingRequest
+    from slipstream.pipeline.train.run import run_attempt
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Preempted trainings of two ranks of ``slipstream.train.run`` with a minimum step time.
+"""Preempted trainings of two ranks of ``slipstream.pipeline.train.run`` with a minimum step time.
 
 The model counts executed steps, and the parent process measures times. Ranks are forked from a server that has imported
 torch, which otherwise takes seconds.
@@ -21,15 +21,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.processes import FRESH
-from slipstream import logs
-from slipstream.artifacts.format import MANIFEST
-from slipstream.artifacts.prepared.data import PreparedData, Signature
-from slipstream.artifacts.results.ledger import AttemptRecord, read_attempts
-from slipstream.models.config import ModelConfig
-from slipstream.settings import to_dict
-from slipstream.storage import storage_for
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import ROWS
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.probe import ROWS
+from slipstream.shared import logs
+from slipstream.shared.artifacts.format import MANIFEST
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
+from slipstream.shared.artifacts.results.ledger import AttemptRecord, read_attempts
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.settings import to_dict
+from slipstream.shared.storage import storage_for
 
 WORLD = 2
 STEPS_PER_EPOCH = 20
@@ -114,9 +114,9 @@ def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
 
 
 def rank_main(rank: int, port: int, job: Job) -> None:
-    from slipstream.train.fault_tolerance.guard import Preempted
-    from slipstream.train.request import TrainingRequest
-    from slipstream.train.run import run_attempt
+    from slipstream.pipeline.train.fault_tolerance.guard import Preempted
+    from slipstream.pipeline.train.request import TrainingRequest
+    from slipstream.pipeline.train.run import run_attempt
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     # As in torch elastic, whose agent hosts the store.

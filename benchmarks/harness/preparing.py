@@ -13,9 +13,9 @@ from pathlib import Path
 
 
 def ours(data: Path, out: Path, shuffle: bool = True) -> None:
-    from slipstream.machine.limits import usable_cores
-    from slipstream.prepare.engine import prepare
-    from slipstream.source.config import DataConfig
+    from slipstream.pipeline.prepare.engine import prepare
+    from slipstream.shared.machine.limits import usable_cores
+    from slipstream.shared.source.config import DataConfig
 
     # In the main job another task computes the fingerprint.
     made_by = {"source": "benchmarks/prepare.py"}
@@ -27,13 +27,13 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 
 def ours_ingest(data: Path, out: Path) -> None:
-    from slipstream.artifacts.resume import resumable_scratch
-    from slipstream.distributed.pool import WorkerPool
-    from slipstream.machine.limits import usable_cores
-    from slipstream.prepare.resolve import resolve_source
-    from slipstream.prepare.table import OPENERS
-    from slipstream.source.config import DataConfig
-    from slipstream.source.files import list_source
+    from slipstream.pipeline.prepare.resolve import resolve_source
+    from slipstream.pipeline.prepare.table import OPENERS
+    from slipstream.shared.artifacts.resume import resumable_scratch
+    from slipstream.shared.distributed.pool import WorkerPool
+    from slipstream.shared.machine.limits import usable_cores
+    from slipstream.shared.source.config import DataConfig
+    from slipstream.shared.source.files import list_source
 
     # Other tasks compute the fingerprint.
     source = resolve_source(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/prepare.py")

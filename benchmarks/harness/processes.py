@@ -13,7 +13,7 @@ from typing import Any
 #: Start method: fork from a server with the benchmarks' imports, so that processes start fast.
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(
-    ["torch._dynamo", "slipstream.train.run", "slipstream.prepare.engine", "scipy.stats", "click"]
+    ["torch._dynamo", "slipstream.pipeline.train.run", "slipstream.pipeline.prepare.engine", "scipy.stats", "click"]
 )
 
 

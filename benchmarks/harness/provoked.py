@@ -25,11 +25,11 @@ import numpy as np
 import psutil
 
 from harness.links import REPOSITORY, SEARCH_PATH, NotAllowed, linked
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
-from slipstream.artifacts.records import write_record
-from slipstream.artifacts.results import bottleneck as causes
-from slipstream.artifacts.results.bottleneck import Bottleneck
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.shared.artifacts.records import write_record
+from slipstream.shared.artifacts.results import devices as causes
+from slipstream.shared.artifacts.results.devices import Bottleneck
 
 WORLD, COLUMNS, BATCH = 2, 64, 2048
 #: Steps of a run, batches per epoch, and rows of validation.
@@ -125,7 +125,7 @@ def run_with(provocation: Provocation, tables: Path, place: Path, steps: int = S
 
     The table in ``tables`` is written if it is missing. Raises ``NotAllowed`` where the fault cannot be provoked.
     """
-    from slipstream.artifacts.results.training import read_attempt
+    from slipstream.shared.artifacts.results.training import read_attempt
 
     words = [sys.executable, "-m", "harness.provoked", str(written_settings(provocation, tables, place, steps))]
     began, busy, own = time.perf_counter(), machine_cpu_s(), children_cpu_s()
@@ -228,10 +228,10 @@ def main(settings: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from slipstream.models.config import ModelConfig
-    from slipstream.train.config import TrainingConfig
-    from slipstream.train.request import TrainingRequest
-    from slipstream.train.run import run_attempt
+    from slipstream.pipeline.train.config import TrainingConfig
+    from slipstream.pipeline.train.request import TrainingRequest
+    from slipstream.pipeline.train.run import run_attempt
+    from slipstream.shared.models.config import ModelConfig
 
     rank, place = int(os.environ["RANK"]), Path(settings["place"])
     if rank in settings["slow_ranks"]:
@@ -259,7 +259,7 @@ def main(settings: dict[str, Any]) -> None:
 
 def slow_gathering(seconds: float) -> None:
     """Delay every batch of this rank by ``seconds``, as a slow disk does."""
-    from slipstream.train.data_loader import StoredRows
+    from slipstream.pipeline.train.data_loader import StoredRows
 
     gather = StoredRows.gather
 
@@ -274,7 +274,7 @@ def slow_backward(seconds: float) -> None:
     """Add ``seconds`` of matmuls to the backward pass of every step."""
     import torch
 
-    from slipstream.train.telemetry.marks import StepMarks
+    from slipstream.pipeline.train.telemetry.marks import StepMarks
 
     mark, busy = StepMarks.backward_of, products(seconds)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from slipstream.proofs.turns import Figures
+from slipstream.operations.proofs.turns import Figures
 
 OURS, APART, PANDAS, QUARTER = "ours", "apart", "pandas", "ours, a quarter"
 PARTS = ("read", "convert", "run", "write")
@@ -29,12 +29,12 @@ def largest_memory() -> float:
 
 
 def ours(package: Path, data: Path) -> Figures:
-    import slipstream.score.part
-    from slipstream.score.config import ScoringConfig
-    from slipstream.score.engine import score_data
-    from slipstream.source.config import DataConfig
+    import slipstream.pipeline.score.part
+    from slipstream.pipeline.score.config import ScoringConfig
+    from slipstream.pipeline.score.publish import score_data
+    from slipstream.shared.source.config import DataConfig
 
-    assert slipstream.score.part
+    assert slipstream.pipeline.score.part
     with tempfile.TemporaryDirectory(dir=package.parent) as out:
         began = processor_seconds()
         score_data("", str(data), out, DataConfig(), ScoringConfig(keep=["id"]), package=str(package), workers=1)
@@ -43,13 +43,13 @@ def ours(package: Path, data: Path) -> Figures:
 
 def apart(package: Path, data: Path) -> Figures:
     """Time reading, converting, running and writing separately, one file at a time to bound memory."""
-    from slipstream.export.package.raw_columns import RawColumns, read_columns
-    from slipstream.score.model import ServedModel
-    from slipstream.score.part import PartFile
-    from slipstream.score.predict import BATCH_ROWS, RawPredictor, open_session
-    from slipstream.source.columnar import list_units, read_unit
-    from slipstream.source.files import list_source
-    from slipstream.source.memory import MemoryBudget
+    from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
+    from slipstream.pipeline.score.model import ServedModel
+    from slipstream.pipeline.score.part import PartFile
+    from slipstream.pipeline.score.predict import BATCH_ROWS, RawPredictor, open_session
+    from slipstream.shared.source.columnar import list_units, read_unit
+    from slipstream.shared.source.files import list_source
+    from slipstream.shared.source.memory import MemoryBudget
 
     model = ServedModel(package)
     known, raw = read_columns(model.statistics), model.signature.raw

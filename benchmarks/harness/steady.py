@@ -11,22 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.distributed.process_group import RankContext
-from slipstream.models.factory import Predictor
-from slipstream.train.checkpoint.home import Retention
-from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.checkpoint.restore import ResumePolicy
-from slipstream.train.checkpoint.state import AppState
-from slipstream.train.config import TrainingConfig
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.loop.optimizer import make_optimizer
-from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.loop.state import Progress, TrainingState, copy_weights
-from slipstream.train.loop.train_loop import TrainLoop
-from slipstream.train.parallel.replicas import replicate_model
+from slipstream.pipeline.train.checkpoint.home import Retention
+from slipstream.pipeline.train.checkpoint.manager import Checkpoints
+from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
+from slipstream.pipeline.train.checkpoint.state import AppState
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.pipeline.train.fault_tolerance.guard import Guard
+from slipstream.pipeline.train.loop.optimizer import make_optimizer
+from slipstream.pipeline.train.loop.probe import ModelTraits
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
+from slipstream.pipeline.train.loop.train_loop import TrainLoop
+from slipstream.pipeline.train.parallel.replicas import replicate_model
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.models.factory import Predictor
 
 WORLD = 2
 STEP_S = 0.02

@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from harness.loops import tensors_of
 from harness.provoked import BATCH, EPOCH, WORLD, products
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 
 
 class Rows(Dataset[Any]):

@@ -19,9 +19,9 @@ from flytekit.models.types import LiteralType
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.directory.types import FlyteDirToMultipartBlobTransformer
 
-from slipstream.artifacts.format import LONGEST_MANIFEST, MANIFEST, Manifest
-from slipstream.stages import StageRun
-from slipstream.storage import read_below
+from slipstream.shared.artifacts.format import LONGEST_MANIFEST, MANIFEST, Manifest
+from slipstream.shared.stages import StageRun
+from slipstream.shared.storage import read_below
 
 
 class ArtifactOf(FlyteDirToMultipartBlobTransformer):

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 
 import torch
 
-from slipstream.distributed.user_errors import check_gpus
-from slipstream.errors import UserError
-from slipstream.logs import logger
-from slipstream.machine.asked_gpus import check_asked_gpus
-from slipstream.machine.gpus import visible_gpus
-from slipstream.profiles.placement import Placement
-from slipstream.profiles.profile import CHOICE
-from slipstream.telemetry.preflight import check_gpu_memory
+from slipstream.shared.distributed.user_errors import check_gpus
+from slipstream.shared.errors import UserError
+from slipstream.shared.logs import logger
+from slipstream.shared.machine.gpus import check_asked_gpus, visible_gpus
+from slipstream.shared.profiles.placement import Placement
+from slipstream.shared.profiles.profile import CHOICE
+from slipstream.shared.telemetry.preflight import check_gpu_memory
 
 LOG = logger("flyte")
 

@@ -22,7 +22,7 @@ from functools import cache, reduce
 from threading import RLock
 from typing import Annotated, Any, get_args, get_origin
 
-from slipstream.errors import UserError
+from slipstream.shared.errors import UserError
 
 #: Packages of this project. Types, tasks and workflows of others keep flytekit's behaviour.
 OURS = ("slipstream", "tasks", "workflows")
@@ -102,7 +102,7 @@ HITS = Patch(
     "flytekit.core.local_cache:LocalTaskCache.get",
     (FLYTEKIT,),
     "a hit of the local cache runs no code of the task, so nothing verifies the files or reports the reuse; local runs "
-    "of this project use slipstream/artifacts/store.py",
+    "of this project use slipstream/shared/artifacts/workspaces.py",
 )
 RESULTS = Patch(
     "flytekit.core.local_cache:LocalTaskCache.set",
@@ -244,7 +244,7 @@ def is_json(value: object) -> bool:
 def cause_first(original: Any) -> Any:
     """Write the cause first in a pod of this project's tasks."""
     from slipstream.flyte.last_line import message_of
-    from slipstream.flyte.out_of_memory import STAGE
+    from slipstream.flyte.metadata import STAGE
 
     def get_traceback_str(error: Exception) -> str:
         return message_of(error, original(error)) if STAGE in os.environ else original(error)
@@ -310,7 +310,7 @@ def refined_options(original: Any) -> Any:
 def explained_backend_errors(original: Any) -> Any:
     import click
 
-    from slipstream.flyte.remote.backend_errors import explain_remote_error
+    from slipstream.flyte.remote.backend import explain_remote_error
 
     def pretty_print_exception(error: Exception, verbosity: int = 1) -> None:
         if verbosity == 0 and not isinstance(error, click.ClickException):
@@ -323,7 +323,7 @@ def explained_backend_errors(original: Any) -> Any:
 
 
 def versioned_by_structure(original: Any) -> Any:
-    from slipstream.flyte.command_line.versions import structure_digest
+    from slipstream.flyte.command_line.options import structure_digest
 
     def version_of(code: bytes, settings: Any, default_inputs: dict[str, Any] | None = None, *context: str) -> str:
         return original(code, settings, default_inputs, *context, structure_digest(settings))

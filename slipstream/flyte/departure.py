@@ -30,10 +30,10 @@ from flyteidl.core.execution_pb2 import ExecutionError
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
 
-from slipstream.errors import UserError
 from slipstream.flyte.failures import PodPreempted, SmallerMicroBatches
-from slipstream.logs import logger
-from slipstream.storage import MissingObject, StorageUnavailable, open_reader, storage_for, try_create
+from slipstream.shared.errors import UserError
+from slipstream.shared.logs import logger
+from slipstream.shared.storage import MissingObject, StorageUnavailable, open_reader, storage_for, try_create
 
 ERROR, OUTPUTS = "error.pb", "outputs.pb"
 

@@ -8,7 +8,7 @@
 - The pods of a job shut down together with one result (:mod:`slipstream.flyte.departure`).
 - A preemption with a notice uses the same retry budget as one without. For a single pod this is the platform's, whose
   last attempt runs on demand. For a job it is the task's own ``retries``, with which it stays on spot
-  (:mod:`slipstream.profiles.retries`).
+  (:mod:`slipstream.shared.profiles.profile`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.homes import Holder
-from slipstream.distributed.leaving import group_stands
-from slipstream.distributed.names import names_of_this_machine
-from slipstream.errors import Interrupted, Preempted, UserError
 from slipstream.flyte.artifact_types import Made
 from slipstream.flyte.before_start import check_pod
 from slipstream.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
@@ -60,11 +55,16 @@ from slipstream.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, re
 from slipstream.flyte.stage import importable, local_path, map_errors, run_stage, runs_locally
 from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
-from slipstream.logs import logger
-from slipstream.machine.limits import usable_cores
-from slipstream.profiles.profile import Placement, Profile, current_profile
-from slipstream.stages import StageRun
-from slipstream.storage import StorageUnavailable
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.distributed.child_processes import group_stands
+from slipstream.shared.distributed.names import names_of_this_machine
+from slipstream.shared.errors import Interrupted, Preempted, UserError
+from slipstream.shared.logs import logger
+from slipstream.shared.machine.limits import usable_cores
+from slipstream.shared.profiles.profile import Placement, Profile, current_profile
+from slipstream.shared.stages import StageRun
+from slipstream.shared.storage import StorageUnavailable
 
 LOG = logger("flyte")
 #: Inputs of a Flyte task by name.

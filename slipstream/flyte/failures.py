@@ -24,11 +24,10 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from slipstream.artifacts.records import decode_record, to_json
-from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
-from slipstream.distributed.user_errors import torch_user_error
-from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
-from slipstream.storage import StorageUnavailable
+from slipstream.shared.artifacts.records import decode_record, to_json
+from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning, torch_user_error
+from slipstream.shared.errors import Interrupted, OutOfMemory, Preempted, UserError
+from slipstream.shared.storage import StorageUnavailable
 
 
 class WorkerExit(IntEnum):

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 
 from flytekit import current_context
 
-from slipstream.artifacts.homes import HOMES, Holder, home_below
-from slipstream.artifacts.store import STORE, content_key
 from slipstream.flyte.stage import describe_input, runs_locally
-from slipstream.profiles.placement import Placement
+from slipstream.shared.artifacts.workspaces import HOMES, STORE, Holder, content_key, home_below
+from slipstream.shared.profiles.placement import Placement
 
 
 def checkpoint_address(stage: str, inputs: Mapping[str, object], placement: Placement, among: str = HOMES) -> str:

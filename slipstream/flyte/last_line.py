@@ -14,9 +14,8 @@ from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.core.execution import WorkflowExecutionPhase
 
-from slipstream.errors import UserError
-from slipstream.logs import logger
-from slipstream.one_line import one_line
+from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.logs import logger
 
 if TYPE_CHECKING:
     from flytekit.remote import FlyteWorkflowExecution

@@ -1,10 +1,10 @@
 """Notes of an attempt's memory use for the next attempt, since an attempt may be killed without a message.
 
 With cgroup v2, Kubernetes has the kernel kill all processes of a container at once, so none is left to report the kill
-(:mod:`slipstream.machine.out_of_memory` needs one). Flyte sees ``OOMKilled`` and retries with the same memory. So a pod
-whose memory is nearly full writes a note next to Flyte's raw data, and removes it when it ends in any other way. A
-remaining note means that its attempt was killed, by the kernel or with its node. After two notes in a row, with the
-same memory limit and without progress in between, the next attempt refuses to start.
+(:mod:`slipstream.shared.machine.out_of_memory` needs one). Flyte sees ``OOMKilled`` and retries with the same memory.
+So a pod whose memory is nearly full writes a note next to Flyte's raw data, and removes it when it ends in any other
+way. A remaining note means that its attempt was killed, by the kernel or with its node. After two notes in a row, with
+the same memory limit and without progress in between, the next attempt refuses to start.
 
 If the kernel kills only one process, the task can raise an error, but Flyte ignores it for a single pod: the kubelet
 still calls the container ``OOMKilled``, and Flyte retries. So that attempt writes its message as a note, and the next
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 
 from flytekit import current_context
 
-from slipstream.artifacts.records import LARGEST_RECORD, decode_record, to_json
-from slipstream.errors import UserError
-from slipstream.logs import logger
-from slipstream.machine.limits import memory_limit, memory_used
-from slipstream.machine.out_of_memory import GIB, memory_counters, what_was_killed
-from slipstream.profiles.profile import current_profile
-from slipstream.storage import MissingObject, StorageUnavailable, open_reader, storage_for
+from slipstream.shared.artifacts.records import LARGEST_RECORD, decode_record, to_json
+from slipstream.shared.errors import UserError
+from slipstream.shared.logs import logger
+from slipstream.shared.machine.limits import memory_limit, memory_used
+from slipstream.shared.machine.out_of_memory import GIB, memory_counters, what_was_killed
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.storage import MissingObject, StorageUnavailable, open_reader, storage_for
 
 LOG = logger("flyte")
 #: Fraction of the memory limit above which a pod writes a note.

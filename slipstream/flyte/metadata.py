@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeAlias
 
 from flytekit import Cache, PodTemplate, Resources
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.extend import IgnoreOutputs
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
-from slipstream.artifacts.versions import code_version
-from slipstream.flyte.out_of_memory import STAGE
-from slipstream.machine.limits import CPU, MEMORY
-from slipstream.profiles.placement import NVIDIA, Placement
-from slipstream.profiles.profile import RESOLVED, Profile, current_profile
-from slipstream.settings import to_dict
-from slipstream.stages import STAGES
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.limits import CPU, MEMORY
+from slipstream.shared.machine.out_of_memory import memory_counters, what_was_killed
+from slipstream.shared.profiles.placement import NVIDIA, Placement
+from slipstream.shared.profiles.profile import RESOLVED, Profile, current_profile
+from slipstream.shared.settings import to_dict
+from slipstream.shared.stages import STAGES
 
 #: Keyword arguments of flytekit's ``task``.
 Metadata: TypeAlias = dict[str, Any]
@@ -153,3 +159,33 @@ def pod_template(placement: Placement) -> PodTemplate:
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
+
+
+# A kill at the pod's own limit would recur, so it is not retried. If the node had no memory left, the pod is retried,
+# since another node may have more.
+#: Environment variable with the stage of a pod; unset in local runs.
+STAGE = "SLIPSTREAM_STAGE"
+
+
+@contextmanager
+def named_out_of_memory() -> Iterator[None]:
+    """Replace an error of the block if processes were killed for lack of memory during it.
+
+    Raises ``UserError`` or, in a pod below its own limit, ``FlyteRecoverableException``.
+    """
+    before = memory_counters()
+    try:
+        yield
+    except IgnoreOutputs:
+        raise  # the work is done, or its error is already recorded
+    except Exception as error:
+        now = memory_counters()
+        if not (killed := what_was_killed(before, now)):
+            raise
+        stage = os.environ.get(STAGE)
+        if stage is None:
+            raise UserError(f"{killed}; give the container or machine more memory, or use fewer processes") from error
+        if not now.at_limit:
+            raise FlyteRecoverableException(f"{stage}: {killed}") from error
+        field = f"stages.{stage}.memory in the profile {current_profile().name!r}"
+        raise UserError(f"{stage}: {killed}; raise {field}") from error

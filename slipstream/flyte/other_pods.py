@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from slipstream.errors import UserError
-from slipstream.logs import logger
-from slipstream.telemetry.records import WAITED_FOR_PODS
+from slipstream.shared.errors import UserError
+from slipstream.shared.logs import logger
+from slipstream.shared.telemetry.records import WAITED_FOR_PODS
 
 #: Seconds until the first log message, and between later messages.
 SAY_AFTER_S, SAY_EVERY_S = 30.0, 300.0

@@ -18,20 +18,19 @@ from flytekit import FlyteContextManager, HashMethod, current_context
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import Artifact, DamagedArtifact
-from slipstream.artifacts.store import STORE, ArtifactStore, content_key
-from slipstream.errors import UserError
 from slipstream.flyte.artifact_types import Made, artifact_fingerprint, artifact_uri
 from slipstream.flyte.memory_notes import noted_memory
-from slipstream.flyte.metadata import cache_version
-from slipstream.flyte.out_of_memory import named_out_of_memory
+from slipstream.flyte.metadata import cache_version, named_out_of_memory
 from slipstream.flyte.watching.telemetry import stage_sampled
-from slipstream.logs import logger
-from slipstream.machine.description import measuring_machine
-from slipstream.machine.nvml import DriverHangs
-from slipstream.settings import Settings, to_dict
-from slipstream.stages import STAGES, StageRun, StageUsage
-from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
+from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
+from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore, content_key
+from slipstream.shared.errors import UserError
+from slipstream.shared.logs import logger
+from slipstream.shared.machine.description import measuring_machine
+from slipstream.shared.machine.nvml import DriverHangs
+from slipstream.shared.settings import Settings, to_dict
+from slipstream.shared.stages import STAGES, StageRun, StageUsage
+from slipstream.shared.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
@@ -84,7 +83,7 @@ def map_errors(work: Work) -> Work:
     def mapped(*arguments: Any, **named: Any) -> Any:
         with importable(work.__module__), mapped_errors():
             if "torch" in sys.modules:  # Other tasks' pods load it later, or not at all.
-                from slipstream.machine.torch_versions import warn_if_untested
+                from slipstream.shared.machine.torch_versions import warn_if_untested
 
                 warn_if_untested()
             return work(*arguments, **named)
@@ -126,7 +125,7 @@ def rows_path(prepared: FlyteDirectory) -> Path:
     uri = artifact_uri(prepared)
     if not uri.startswith(STORES):
         return local_path(prepared)
-    from slipstream.artifacts.prepared.streamed import make_stub
+    from slipstream.shared.artifacts.prepared.streamed import make_stub
 
     return make_stub(uri, fresh_directory("prepared"))
 

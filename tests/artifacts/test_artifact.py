@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, hash_file
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, hash_file
 from tests.support.wording import refuses
 
 PAYLOAD = bytes(range(256)) * 40  # 10,240 bytes: three blocks of 4,096, the last one short

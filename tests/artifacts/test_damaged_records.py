@@ -18,39 +18,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from slipstream.artifacts.format import (
-    MANIFEST,
-    Artifact,
-    ArtifactWriter,
-    DamagedArtifact,
-    FileRecord,
-    canonical_json,
-    hash_file,
-)
-from slipstream.artifacts.homes import Holder
-from slipstream.artifacts.prepared.data import segment_number
-from slipstream.artifacts.records import LARGEST_RECORD, decode_record, to_json, to_tree
-from slipstream.artifacts.results.bottleneck import AttemptLosses
-from slipstream.artifacts.results.devices import DeviceSeries, PodSeries
-from slipstream.artifacts.results.ledger import AttemptEnd, AttemptRecord, observed_in, read_attempts, summarise_goodput
-from slipstream.artifacts.results.scoring import Publication
-from slipstream.artifacts.results.so_far import LiveProgress
-from slipstream.artifacts.results.training import LossPoint, ValidationPoint
-from slipstream.artifacts.strict_json import DEEPEST, parse_json
-from slipstream.artifacts.typed_values import decode_value
-from slipstream.artifacts.versions import ROOT
-from slipstream.errors import UserError
-from slipstream.export import check
-from slipstream.export.package.opened import OpenedPackage
 from slipstream.flyte.failures import FailureReport, WorkerExit, read_reports
 from slipstream.flyte.memory_notes import MemoryNote, read_note
-from slipstream.plan.measured import figures_of_run
-from slipstream.promote.store import PromotionPointer, Registry
-from slipstream.score.publish import list_publications
-from slipstream.storage import storage_for
-from slipstream.storage.names import MOST_DIGITS, number_as_name, number_in_name
-from slipstream.sweep.config import RangeConfig
-from slipstream.sweep.records import (
+from slipstream.operations.plan.measured import figures_of_run
+from slipstream.pipeline.export import check
+from slipstream.pipeline.export.package.opened import OpenedPackage
+from slipstream.pipeline.promote.store import PromotionPointer, Registry
+from slipstream.pipeline.score.publish import list_publications
+from slipstream.pipeline.sweep.config import RangeConfig
+from slipstream.pipeline.sweep.records import (
     KINDS,
     CurvePoint,
     ExecutionStarted,
@@ -59,18 +35,12 @@ from slipstream.sweep.records import (
     TrialEnded,
     TrialProposed,
 )
-from slipstream.sweep.records import decode_sweep_record as decode_sealed
-from slipstream.sweep.space import SearchedParameter
-from slipstream.sweep.store import SweepStore, parse_record_key
-from slipstream.telemetry import ring
-from slipstream.telemetry.metrics import metrics_exposition
-from slipstream.telemetry.node import NodeFacts, read_facts
-from slipstream.telemetry.records import Sample
-from slipstream.telemetry.series import condense_samples
-from slipstream.telemetry.totals import NodeTotals, read_node, read_totals
-from slipstream.train import so_far
-from slipstream.train.applied_tuning import AppliedTuning, checked_record
-from slipstream.train.checkpoint.home import (
+from slipstream.pipeline.sweep.records import decode_sweep_record as decode_sealed
+from slipstream.pipeline.sweep.space import SearchedParameter
+from slipstream.pipeline.sweep.store import SweepStore, parse_record_key
+from slipstream.pipeline.train import so_far
+from slipstream.pipeline.train.applied_tuning import AppliedTuning, checked_record
+from slipstream.pipeline.train.checkpoint.home import (
     AttemptClaim,
     CheckpointDirectory,
     CheckpointName,
@@ -78,13 +48,47 @@ from slipstream.train.checkpoint.home import (
     InheritedCheckpoints,
     newest_attempt,
 )
-from slipstream.train.checkpoint.lease import Heartbeat, LeaseObserver, last_heartbeat
-from slipstream.train.checkpoint.manager import read_states
-from slipstream.train.checkpoint.publish import RankState
-from slipstream.train.checkpoint.restore import newest_identity
-from slipstream.train.checkpoint.shards import check_index, read_index
-from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
-from slipstream.train.telemetry.pods import read_device_series
+from slipstream.pipeline.train.checkpoint.lease import Heartbeat, LeaseObserver, last_heartbeat
+from slipstream.pipeline.train.checkpoint.manager import read_states
+from slipstream.pipeline.train.checkpoint.publish import RankState
+from slipstream.pipeline.train.checkpoint.restore import newest_identity
+from slipstream.pipeline.train.checkpoint.shards import check_index, read_index
+from slipstream.pipeline.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
+from slipstream.pipeline.train.telemetry.pods import read_device_series
+from slipstream.shared.artifacts.format import (
+    MANIFEST,
+    Artifact,
+    ArtifactWriter,
+    DamagedArtifact,
+    FileRecord,
+    canonical_json,
+    hash_file,
+)
+from slipstream.shared.artifacts.prepared.data import segment_number
+from slipstream.shared.artifacts.records import LARGEST_RECORD, decode_record, to_json, to_tree
+from slipstream.shared.artifacts.results.devices import AttemptLosses, DeviceSeries, PodSeries
+from slipstream.shared.artifacts.results.ledger import (
+    AttemptEnd,
+    AttemptRecord,
+    observed_in,
+    read_attempts,
+    summarise_goodput,
+)
+from slipstream.shared.artifacts.results.scoring import Publication
+from slipstream.shared.artifacts.results.training import LiveProgress, LossPoint, ValidationPoint
+from slipstream.shared.artifacts.strict_json import DEEPEST, parse_json
+from slipstream.shared.artifacts.typed_values import decode_value
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import storage_for
+from slipstream.shared.storage.names import MOST_DIGITS, number_as_name, number_in_name
+from slipstream.shared.telemetry import ring
+from slipstream.shared.telemetry.metrics import metrics_exposition
+from slipstream.shared.telemetry.node import NodeFacts, read_facts
+from slipstream.shared.telemetry.records import Sample
+from slipstream.shared.telemetry.series import condense_samples
+from slipstream.shared.telemetry.totals import NodeTotals, read_node, read_totals
 from tests.support.damaged_records import JSON, damages
 from tests.support.measured_trainings import FIGURES
 from tests.support.proving import first_few
@@ -354,67 +358,79 @@ ENDED = canonical_json({"kind": "export", "format": 1, "files": {}})
 WEIGHTS_ALONE = canonical_json({"model": "", "no_onnx": "not asked for", "raw": None})
 #: By the module that reads, and what it reads.
 READERS: dict[str, Reader] = {
-    "slipstream/train/checkpoint/home.py claim": Reader(to_json(AttemptClaim(1, "random", HOLDER)), holder, Holder()),
-    "slipstream/train/checkpoint/home.py inherited": Reader(
+    "slipstream/pipeline/train/checkpoint/home.py claim": Reader(
+        to_json(AttemptClaim(1, "random", HOLDER)), holder, Holder()
+    ),
+    "slipstream/pipeline/train/checkpoint/home.py inherited": Reader(
         to_json(InheritedCheckpoints(2, [str(CHECKPOINT)])), inherited, []
     ),
-    "slipstream/train/checkpoint/home.py finished": Reader(
+    "slipstream/pipeline/train/checkpoint/home.py finished": Reader(
         to_json(FinishedTraining(HOLDER, "s3://bucket/model")),
         finished,
     ),
-    "slipstream/train/checkpoint/home.py lease": Reader(to_json(Heartbeat(3, 20, str(CHECKPOINT))), lease),
-    "slipstream/train/checkpoint/home.py micro-batches": Reader(
+    "slipstream/pipeline/train/checkpoint/home.py lease": Reader(to_json(Heartbeat(3, 20, str(CHECKPOINT))), lease),
+    "slipstream/pipeline/train/checkpoint/home.py micro-batches": Reader(
         to_json(MicroBatchDecision(2, MADE_FOR)),
         lambda path, data: read_decision(stored(path, "accumulation.json", data)),
     ),
-    "slipstream/train/checkpoint/restore.py identity": Reader(manifest_of({"network": {"gradients": {}}}), identity),
-    "slipstream/train/applied_tuning.py tuning": Reader(to_json(AppliedTuning({}, {}, "ab")), applied, UserError),
-    "slipstream/train/checkpoint/shards.py index": Reader(canonical_json(INDEX), index, DamagedArtifact),
-    "slipstream/train/checkpoint/manager.py rank": Reader(
+    "slipstream/pipeline/train/checkpoint/restore.py identity": Reader(
+        manifest_of({"network": {"gradients": {}}}), identity
+    ),
+    "slipstream/pipeline/train/applied_tuning.py tuning": Reader(
+        to_json(AppliedTuning({}, {}, "ab")), applied, UserError
+    ),
+    "slipstream/pipeline/train/checkpoint/shards.py index": Reader(canonical_json(INDEX), index, DamagedArtifact),
+    "slipstream/pipeline/train/checkpoint/manager.py rank": Reader(
         to_json(RankState({"a": 1}, [])), state("rank-00000.json"), DamagedArtifact
     ),
-    "slipstream/train/checkpoint/manager.py state": Reader(
+    "slipstream/pipeline/train/checkpoint/manager.py state": Reader(
         b'{"progress": {"a": 1}}', state("state.json"), DamagedArtifact
     ),
-    "slipstream/artifacts/format.py manifest": Reader(manifest_of({}), manifest, DamagedArtifact),
-    "slipstream/artifacts/format.py file": Reader(b'{"columns": [1.5]}', in_artifact, DamagedArtifact, untyped=True),
-    "slipstream/artifacts/results/ledger.py attempt": Reader(canonical_json(asdict(ATTEMPT)), attempt),
-    "slipstream/artifacts/results/ledger.py end": Reader(to_json(AttemptEnd("SIGKILL")), attempt_end, ATTEMPT.ended),
-    "slipstream/train/telemetry/pods.py devices": Reader(to_json(SERIES), devices),
-    "slipstream/telemetry/totals.py node": Reader(
+    "slipstream/shared/artifacts/format.py manifest": Reader(manifest_of({}), manifest, DamagedArtifact),
+    "slipstream/shared/artifacts/format.py file": Reader(
+        b'{"columns": [1.5]}', in_artifact, DamagedArtifact, untyped=True
+    ),
+    "slipstream/shared/artifacts/results/ledger.py attempt": Reader(canonical_json(asdict(ATTEMPT)), attempt),
+    "slipstream/shared/artifacts/results/ledger.py end": Reader(
+        to_json(AttemptEnd("SIGKILL")), attempt_end, ATTEMPT.ended
+    ),
+    "slipstream/pipeline/train/telemetry/pods.py devices": Reader(to_json(SERIES), devices),
+    "slipstream/shared/telemetry/totals.py node": Reader(
         to_json(NodeTotals(1.0, 2.0, {"a": 1.0}, {"a": {"b": 1.0}}, {"spot": 0.1})), node_totals, NodeTotals()
     ),
-    "slipstream/telemetry/totals.py rank": Reader(to_json(totals(0)), rank_totals),
-    "slipstream/telemetry/ring.py names": Reader(b'[["GPU-0", 0, "A100"]]', ring_names),
-    "slipstream/telemetry/node.py facts": Reader(
+    "slipstream/shared/telemetry/totals.py rank": Reader(to_json(totals(0)), rank_totals),
+    "slipstream/shared/telemetry/ring.py names": Reader(b'[["GPU-0", 0, "A100"]]', ring_names),
+    "slipstream/shared/telemetry/node.py facts": Reader(
         to_json(NodeFacts(1.0, "node", "aws", "p5", spot=True, spot_is_certain=True)), facts
     ),
-    "slipstream/sweep/records.py proposed": Reader(
+    "slipstream/pipeline/sweep/records.py proposed": Reader(
         to_json(TrialProposed({"training.epochs": 3})), sealed(TrialProposed, "0001/0001")
     ),
-    "slipstream/sweep/records.py reported": Reader(
+    "slipstream/pipeline/sweep/records.py reported": Reader(
         to_json(RungReported(2222, 0.25, stops=True)), sealed(RungReported, "0000/0002")
     ),
-    "slipstream/sweep/records.py ended": Reader(to_json(END), sealed(TrialEnded, "0000/0002")),
-    "slipstream/sweep/records.py identity": Reader(to_json(IDENTITY), sealed(SweepIdentity, "sweep/0001")),
-    "slipstream/sweep/records.py started": Reader(
+    "slipstream/pipeline/sweep/records.py ended": Reader(to_json(END), sealed(TrialEnded, "0000/0002")),
+    "slipstream/pipeline/sweep/records.py identity": Reader(to_json(IDENTITY), sealed(SweepIdentity, "sweep/0001")),
+    "slipstream/pipeline/sweep/records.py started": Reader(
         to_json(ExecutionStarted("f1a2", 3.0)), sealed(ExecutionStarted, "sweep/0001")
     ),
     "slipstream/flyte/memory_notes.py note": Reader(to_json(MemoryNote(1, 3 << 30, 4.0 * (1 << 30), "20", 2)), note),
     "slipstream/flyte/failures.py report": Reader(to_json(FailureReport(0, WorkerExit.FAILED, "a bug")), report),
-    "slipstream/train/so_far.py progress": Reader(
+    "slipstream/pipeline/train/so_far.py progress": Reader(
         to_json(LiveProgress(1, 2, 0, [LossPoint(1, 1.0, 0.5, 1e-3)], [POINT], POINT)), progress
     ),
-    "slipstream/promote/store.py pointer": Reader(
+    "slipstream/pipeline/promote/store.py pointer": Reader(
         to_json(PromotionPointer(1, "ab" * 8, "cd" * 32, "why", "at", "run")), pointer, UserError
     ),
-    "slipstream/score/publish.py publication": Reader(
+    "slipstream/pipeline/score/publish.py publication": Reader(
         to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, UserError
     ),
-    "slipstream/export/check.py manifest": Reader(ENDED, package_manifest, check.BadPackage),
-    "slipstream/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, check.BadPackage),
-    "slipstream/export/package/opened.py statistics": Reader(b'{"types": {}}', package_statistics, UserError),
-    "slipstream/plan/measured.py summary": Reader(canonical_json({"training": to_tree(FIGURES)}), summary, UserError),
+    "slipstream/pipeline/export/check.py manifest": Reader(ENDED, package_manifest, check.BadPackage),
+    "slipstream/pipeline/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, check.BadPackage),
+    "slipstream/pipeline/export/package/opened.py statistics": Reader(b'{"types": {}}', package_statistics, UserError),
+    "slipstream/operations/plan/measured.py summary": Reader(
+        canonical_json({"training": to_tree(FIGURES)}), summary, UserError
+    ),
 }
 
 
@@ -587,49 +603,48 @@ def test_a_number_in_a_name_is_read_as_it_was_written() -> None:
 
 #: Modules that parse JSON by themselves, and why that is none of a store's records.
 OTHER_JSON = {
-    "slipstream/artifacts/strict_json.py": "the one place",
-    "slipstream/artifacts/typed_values.py": "the codec of values between pods, which is tested above",
-    "slipstream/artifacts/prepared/tokenizer_json.py": "a tokenizer of Hugging Face, whose numbers may have any size",
-    "slipstream/artifacts/syntax.py": "this user's cache of digests, behind a checksum",
-    "slipstream/language/template_process.py": "what this process and its own child send each other",
-    "slipstream/language/template_worker.py": "what this process and its own child send each other",
-    "slipstream/language/tokenizer.py": "a tokenizer of Hugging Face",
-    "slipstream/models/base/directory.py": "a base model of Hugging Face, of limited size",
-    "slipstream/models/base/headers.py": "a header of safetensors, of limited size",
-    "slipstream/models/transformer.py": "a config.json of Hugging Face, which may hold infinity",
-    "slipstream/prepare/language/corpus.py": "a row of raw data",
-    "slipstream/prepare/language/encode.py": "a tokenizer that this process has written",
-    "slipstream/source/text/json_lines.py": "a row of raw data",
-    "slipstream/settings.py": "settings of the user",
-    "slipstream/profiles/profile.py": "the profile in this task's environment",
-    "slipstream/plan/capacity.py": "a file of the user's",
-    "slipstream/sweep/study.py": "a choice that Optuna draws from the user's space",
-    "slipstream/collectives/launch/worker_group.py": "what ranks of one process group send each other",
-    "slipstream/train/applied_tuning.py": "what ranks of one process group send each other",
-    "slipstream/machine/cloud_metadata.py": "an answer of the cloud's metadata server, of limited size",
-    "slipstream/storage/gcs.py": "an answer of the store's API",
-    "slipstream/doctor/kubectl.py": "an answer of the Kubernetes API",
-    "slipstream/proofs/gpu/run_check.py": "what this process and its own child send each other",
-    "slipstream/proofs/gpu/command.py": "what this process and its own child send each other",
-    "slipstream/proofs/gpu/attempts.py": "files of a training that this process has run",
-    "slipstream/export/session.py": "a profile that ONNX Runtime has just written here",
+    "slipstream/shared/artifacts/strict_json.py": "the one place",
+    "slipstream/shared/artifacts/typed_values.py": "the codec of values between pods, which is tested above",
+    "slipstream/shared/artifacts/prepared/token_rows.py": "a tokenizer of Hugging Face, with numbers of any size",
+    "slipstream/shared/artifacts/syntax.py": "this user's cache of digests, behind a checksum",
+    "slipstream/shared/language/template_process.py": "what this process and its own child send each other",
+    "slipstream/shared/language/template_worker.py": "what this process and its own child send each other",
+    "slipstream/shared/language/tokenizer.py": "a tokenizer of Hugging Face",
+    "slipstream/shared/models/base/directory.py": "a base model of Hugging Face, of limited size",
+    "slipstream/shared/models/base/tensors.py": "a header of safetensors, of limited size",
+    "slipstream/shared/models/transformer.py": "a config.json of Hugging Face, which may hold infinity",
+    "slipstream/pipeline/prepare/language/corpus.py": "a row of raw data",
+    "slipstream/pipeline/prepare/language/encode.py": "a tokenizer that this process has written",
+    "slipstream/shared/source/text/json_lines.py": "a row of raw data",
+    "slipstream/shared/settings.py": "settings of the user",
+    "slipstream/shared/profiles/profile.py": "the profile in this task's environment",
+    "slipstream/operations/plan/capacity.py": "a file of the user's",
+    "slipstream/pipeline/sweep/study.py": "a choice that Optuna draws from the user's space",
+    "slipstream/pipeline/collectives/launch/worker_group.py": "what ranks of one process group send each other",
+    "slipstream/pipeline/train/applied_tuning.py": "what ranks of one process group send each other",
+    "slipstream/shared/machine/description.py": "an answer of the cloud's metadata server, of limited size",
+    "slipstream/shared/storage/gcs.py": "an answer of the store's API",
+    "slipstream/operations/doctor/kubectl.py": "an answer of the Kubernetes API",
+    "slipstream/operations/proofs/gpu/run_check.py": "what this process and its own child send each other",
+    "slipstream/operations/proofs/gpu/command.py": "what this process and its own child send each other",
+    "slipstream/operations/proofs/gpu/attempts.py": "files of a training that this process has run",
+    "slipstream/pipeline/export/session.py": "a profile that ONNX Runtime has just written here",
 }
 #: Other ways to make values of bytes.
 PARSERS = {"load", "loads", "validate_json", "literal_eval", "raw_decode"}
 LIBRARIES = {"json", "pydantic_core", "ast", "pickle", "marshal", "msgpack", "orjson", "ujson"}
 #: Modules that ask whether texts are digits, and why that is no name in a store or a shared directory.
 OTHER_DIGITS = {
-    "slipstream/storage/names.py": "the one place",
-    "slipstream/cron.py": "a setting",
-    "slipstream/collectives/launch/numa.py": "Linux's /sys",
-    "slipstream/doctor/manifests.py": "a name of the user's",
-    "slipstream/doctor/package.py": "the user of an image",
-    "slipstream/export/convert.py": "a dimension of a model",
-    "slipstream/machine/limits.py": "Linux's control groups",
-    "slipstream/machine/nvml.py": "the environment",
-    "slipstream/machine/out_of_memory.py": "Linux's control groups",
-    "slipstream/telemetry/sampler/amd.py": "Linux's /sys",
-    "slipstream/telemetry/sampler/host.py": "Linux's /proc",
+    "slipstream/shared/storage/names.py": "the one place",
+    "slipstream/shared/cron.py": "a setting",
+    "slipstream/pipeline/collectives/launch/measurements.py": "Linux's /sys",
+    "slipstream/operations/doctor/manifests.py": "a name of the user's",
+    "slipstream/operations/doctor/package.py": "the user of an image",
+    "slipstream/pipeline/export/convert.py": "a dimension of a model",
+    "slipstream/shared/machine/limits.py": "Linux's control groups",
+    "slipstream/shared/machine/nvml.py": "the environment",
+    "slipstream/shared/machine/out_of_memory.py": "Linux's control groups",
+    "slipstream/shared/telemetry/sampler/sampling.py": "Linux's /proc and /sys",
 }
 SOURCES = [path for floor in ("slipstream", "tasks", "workflows") for path in sorted((ROOT / floor).rglob("*.py"))]
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
@@ -650,7 +665,9 @@ def modules_that(call: Callable[[str, str], bool]) -> set[str]:
 
 def test_no_other_module_parses_json() -> None:
     found = modules_that(lambda on, name: on in LIBRARIES and name in {*PARSERS, "from_json"})
-    assert found == OTHER_JSON.keys(), "read records with slipstream.artifacts.records, other JSON with strict_json"
+    assert found == OTHER_JSON.keys(), (
+        "read records with slipstream.shared.artifacts.records, other JSON with strict_json"
+    )
     imported = {
         alias.name
         for tree in TREES.values()
@@ -659,7 +676,7 @@ def test_no_other_module_parses_json() -> None:
         for alias in node.names
     }
     assert not imported & {*PARSERS, "from_json"}
-    validating = {"slipstream/artifacts/records.py", "slipstream/settings.py"}
+    validating = {"slipstream/shared/artifacts/records.py", "slipstream/shared/settings.py"}
     assert modules_that(lambda _, name: name == "validate_json") == validating
 
 
@@ -667,10 +684,10 @@ def test_every_module_that_reads_a_record_is_tested_with_damaged_ones() -> None:
     """A new reader stands in the table above, and so it meets every kind of damage."""
     found = modules_that(lambda _, name: name in ("decode_record", "parse_json"))
     tested = {name.split()[0] for name in READERS}
-    own = {"slipstream/artifacts/records.py", "slipstream/artifacts/strict_json.py"}
+    own = {"slipstream/shared/artifacts/records.py", "slipstream/shared/artifacts/strict_json.py"}
     assert found - own <= tested
 
 
 def test_no_other_module_reads_numbers_in_names() -> None:
     found = modules_that(lambda _, name: name in ("isdigit", "isdecimal", "isnumeric"))
-    assert found == OTHER_DIGITS.keys(), "read numbers in names with slipstream.storage.names.number_in_name"
+    assert found == OTHER_DIGITS.keys(), "read numbers in names with slipstream.shared.storage.names.number_in_name"

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, hash_file
-from slipstream.artifacts.prepared.streamed import artifact_size, make_stub
-from slipstream.errors import UserError
-from slipstream.interconnect.history import ProfileHistory
-from slipstream.interconnect.profile import FILE as PROFILE_FILE
-from slipstream.prepare.base_set import BaseSet, fetch_without_rows
-from slipstream.promote.store import PromotionPointer, Registry
-from slipstream.storage import storage_for
-from slipstream.storage.names import name_fault
-from slipstream.train.checkpoint import restore
-from slipstream.train.checkpoint.home import CheckpointName
+from slipstream.pipeline.prepare.base_set import BaseSet, fetch_without_rows
+from slipstream.pipeline.promote.store import PromotionPointer, Registry
+from slipstream.pipeline.train.checkpoint import restore
+from slipstream.pipeline.train.checkpoint.home import CheckpointName
+from slipstream.shared.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, hash_file
+from slipstream.shared.artifacts.prepared.streamed import artifact_size, make_stub
+from slipstream.shared.errors import UserError
+from slipstream.shared.interconnect.history import ProfileHistory
+from slipstream.shared.interconnect.profile import FILE as PROFILE_FILE
+from slipstream.shared.storage import storage_for
+from slipstream.shared.storage.names import name_fault
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
 from tests.support.network_profiles import network_profile
 from tests.support.wording import refuses

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from pydantic import Field
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
-from slipstream.artifacts.records import from_json, from_tree, read_record, to_json, to_tree, write_record
-from slipstream.artifacts.results.evaluation import Evaluation, Headline
-from slipstream.artifacts.results.export import ExportReport
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
+from slipstream.shared.artifacts.records import from_json, from_tree, read_record, to_json, to_tree, write_record
+from slipstream.shared.artifacts.results.evaluation import Evaluation, Headline
+from slipstream.shared.artifacts.results.export import ExportReport
 from tests.support.report_runs import evaluation, export, signature_of
 from tests.support.wording import refuses
 

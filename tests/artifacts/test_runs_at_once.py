@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.store import ArtifactStore
-from slipstream.proofs.processes import FORK
+from slipstream.operations.proofs.processes import FORK
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.workspaces import ArtifactStore
 from tests.support.tables import table_text
 
 
 def prepare_and_report(place: Path, number: int, begin: Any) -> None:
     """What ``slipstream.flyte.stage`` does about a stage on one machine, and the end of a run."""
-    from slipstream.prepare.engine import prepare
-    from slipstream.report.run_directory import link_artifact, new_run
-    from slipstream.source.config import DataConfig
+    from slipstream.pipeline.prepare.engine import prepare
+    from slipstream.pipeline.report.run_directory import link_artifact, new_run
+    from slipstream.shared.source.config import DataConfig
 
     store = ArtifactStore(place / "store")
     begin.wait(60)

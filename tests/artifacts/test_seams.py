@@ -12,23 +12,23 @@ import pandas as pd
 import pytest
 import torch.distributed as dist
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.evaluation import read_evaluation
-from slipstream.artifacts.versions import SEAMS, cached_syntax, enclosing_seam, import_closure
-from slipstream.evaluate.engine import evaluate
-from slipstream.models.config import ModelConfig
-from slipstream.models.trained import TrainedModel
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.gpu.trainings import train
-from slipstream.source.config import DataConfig
-from slipstream.stages import STAGES
+from slipstream.operations.proofs.gpu.trainings import train
+from slipstream.pipeline.evaluate.engine import evaluate
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.evaluation import read_evaluation
+from slipstream.shared.artifacts.versions import SEAMS, cached_syntax, enclosing_seam, import_closure
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.stages import STAGES
 
 STAGES_RUN = ("prepare", "train", "evaluate")
 STORES = (
-    "slipstream.storage.s3",
-    "slipstream.storage.object_store",
-    "slipstream.storage.gcs",
-    "slipstream.storage.azure",
+    "slipstream.shared.storage.s3",
+    "slipstream.shared.storage.object_store",
+    "slipstream.shared.storage.gcs",
+    "slipstream.shared.storage.azure",
 )
 
 
@@ -74,14 +74,14 @@ class NoBlocks:
 
 def doubles(counted: Counted) -> dict[str, Any]:
     """Return a double of every function and class that a stage takes from a seam, by dotted name."""
-    telemetry, local = "slipstream.telemetry", "slipstream.train.telemetry"
+    telemetry, local = "slipstream.shared.telemetry", "slipstream.pipeline.train.telemetry"
 
     def none(seam: str, value: Any = None) -> Any:
         return counted.returning(seam, value)
 
     return {
-        "slipstream.text_table.size_text": none("slipstream.text_table", ""),
-        "slipstream.text_table.aligned_table": none("slipstream.text_table", ""),
+        "slipstream.shared.text_table.size_text": none("slipstream.shared.text_table", ""),
+        "slipstream.shared.text_table.aligned_table": none("slipstream.shared.text_table", ""),
         f"{telemetry}.node.read_facts": none(telemetry),
         f"{telemetry}.preflight.memory_of_gpu": none(telemetry),
         f"{telemetry}.preflight.refuse_if_too_small": none(telemetry),
@@ -117,7 +117,7 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Counted:
         attribute = name.rpartition(".")[2]
         for module in modules if name in made else ():
             monkeypatch.setattr(import_module(module), attribute, made[name])
-    silent = Nothing(counted.returning("slipstream.logs", None))
+    silent = Nothing(counted.returning("slipstream.shared.logs", None))
     for name, loaded in list(sys.modules.items()):
         if name.startswith("slipstream.") and hasattr(loaded, "LOG"):
             monkeypatch.setattr(loaded, "LOG", silent)
@@ -127,7 +127,9 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Counted:
             raise AssertionError(f"{store} was used")
 
         monkeypatch.setitem(sys.modules, store, Nothing(used))
-        monkeypatch.setattr(import_module("slipstream.storage"), store.rpartition(".")[2], Nothing(used), raising=False)
+        monkeypatch.setattr(
+            import_module("slipstream.shared.storage"), store.rpartition(".")[2], Nothing(used), raising=False
+        )
     return counted
 
 
@@ -135,7 +137,7 @@ def test_every_name_that_a_stage_takes_from_a_seam_is_a_constant_or_has_a_double
     made = doubles(Counted())
     for name in taken_from_seams():
         seam = enclosing_seam(name)
-        if name in made or name in STORES or seam in (*STORES, "slipstream.logs"):
+        if name in made or name in STORES or seam in (*STORES, "slipstream.shared.logs"):
             continue
         module, _, attribute = name.rpartition(".")
         assert isinstance(getattr(import_module(module), attribute), str | float | tuple | type), name
@@ -174,11 +176,15 @@ def test_without_what_is_behind_the_seams_the_results_are_the_same(
     counted = behind(monkeypatch)
     assert results(tmp_path / "with doubles", table) == plain
     assert NoBlocks.added and {seam for seam, calls in counted.calls.items() if calls} >= {
-        *("slipstream.logs", "slipstream.train.telemetry.around", "slipstream.train.telemetry.pods"),
-        "slipstream.train.telemetry.totals",
+        *(
+            "slipstream.shared.logs",
+            "slipstream.pipeline.train.telemetry.around",
+            "slipstream.pipeline.train.telemetry.pods",
+        ),
+        "slipstream.pipeline.train.telemetry.totals",
     }
     monkeypatch.undo()
-    edited = import_module("slipstream.train.loop.optimizer")
+    edited = import_module("slipstream.pipeline.train.loop.optimizer")
     rate = edited.learning_rate
     monkeypatch.setattr(edited, "learning_rate", lambda *given: 0.5 * rate(*given))
     for module in list(sys.modules.values()):

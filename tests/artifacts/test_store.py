@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
-from slipstream.artifacts.store import ArtifactStore, content_key
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
+from slipstream.shared.artifacts.workspaces import ArtifactStore, content_key
 from tests.support.wording import same_wording
 
 
@@ -94,7 +94,7 @@ def test_turns_that_follow_each_other_closely_exclude_each_other(tmp_path: Path)
     turns = """
 import sys, time
 from pathlib import Path
-from slipstream.artifacts.store import ArtifactStore
+from slipstream.shared.artifacts.workspaces import ArtifactStore
 root = Path(sys.argv[1])
 for _ in range(40):
     with ArtifactStore(root).turn("stage", "k"):

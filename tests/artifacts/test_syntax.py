@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts import syntax
-from slipstream.artifacts.syntax import Syntaxes, analyse_source, data_files
-from slipstream.artifacts.versions import ROOT
+from slipstream.shared.artifacts import syntax
+from slipstream.shared.artifacts.syntax import Syntaxes, analyse_source, data_files
+from slipstream.shared.artifacts.versions import ROOT
 
 SOURCE = """
 import os

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.typed_values import TREE, decode_value, encode_value
-from slipstream.errors import UserError
+from slipstream.shared.artifacts.format import DamagedArtifact
+from slipstream.shared.artifacts.typed_values import TREE, decode_value, encode_value
+from slipstream.shared.errors import UserError
 from tests.support.bits import bits
 from tests.support.wording import refuses
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.artifacts import exchange
-from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.prepared.streamed import STUB, open_prepared
-from slipstream.errors import UserError
-from slipstream.models.trained import TrainedModel
-from slipstream.plan.measured import read_evidence
-from slipstream.report.run_directory import copy_model, link_artifact
+from slipstream.operations.plan.measured import read_evidence
+from slipstream.pipeline.report.run_directory import copy_model, link_artifact
+from slipstream.shared.artifacts import exchange
+from slipstream.shared.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.streamed import STUB, open_prepared
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.command_line import one_message, run_in
 from tests.support.tokens import small_transformer, token_data
 from tests.support.untrusted import SECRET, download_from_hub, exchange_at_open, make_secret, replace_by_link

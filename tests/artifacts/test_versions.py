@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts import syntax, versions
-from slipstream.artifacts.store import content_key
 from slipstream.flyte.homes import checkpoint_address
 from slipstream.flyte.stage import describe_input
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory_code import fingerprint_model
-from slipstream.profiles.profile import current_profile
-from slipstream.stages import STAGES
+from slipstream.shared.artifacts import syntax, versions
+from slipstream.shared.artifacts.workspaces import content_key
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory_code import fingerprint_model
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.stages import STAGES
 from tests.support.wording import refuses
 
 CACHES = (
@@ -28,21 +28,26 @@ CACHES = (
 CACHED = [name for name, stage in STAGES.items() if stage.engines]
 SOURCES = {
     "slipstream/__init__.py": "",
-    "slipstream/errors.py": "ERROR = 1",
-    "slipstream/logs.py": "from slipstream import text",
+    "slipstream/pipeline/__init__.py": "",
+    "slipstream/shared/__init__.py": "",
+    "slipstream/shared/errors.py": "ERROR = 1",
+    "slipstream/shared/logs.py": "from slipstream import text",
     "slipstream/text.py": "TEXT = 1",
-    "slipstream/train/__init__.py": "",
-    "slipstream/train/run.py": "from slipstream.train import loop\ndef run():\n    from slipstream.errors import ERROR",
-    "slipstream/train/loop.py": "import slipstream.train.data.order, slipstream.logs, slipstream.telemetry.ring",
-    "slipstream/train/limits.toml": "most = 1",
-    "slipstream/telemetry/__init__.py": "",
-    "slipstream/telemetry/ring.py": "SECONDS = 1",
-    "slipstream/train/data/__init__.py": "",
-    "slipstream/train/data/order.py": "from pathlib import Path\nPath(__file__).parent.with_name('limits.toml')",
-    "slipstream/train/data/limits.toml": "most = 1",
-    "tasks/train.py": "import slipstream.train.run",
-    "slipstream/prepare/__init__.py": "",
-    "slipstream/prepare/page.py": "COLOUR = 'red'",
+    "slipstream/pipeline/train/__init__.py": "",
+    "slipstream/pipeline/train/run.py": "from slipstream.pipeline.train import loop\n"
+    "def run():\n    from slipstream.shared.errors import ERROR",
+    "slipstream/pipeline/train/loop.py": "import slipstream.pipeline.train.data.order, slipstream.shared.logs\n"
+    "import slipstream.shared.telemetry.ring",
+    "slipstream/pipeline/train/limits.toml": "most = 1",
+    "slipstream/shared/telemetry/__init__.py": "",
+    "slipstream/shared/telemetry/ring.py": "SECONDS = 1",
+    "slipstream/pipeline/train/data/__init__.py": "",
+    "slipstream/pipeline/train/data/order.py": "from pathlib import Path\n"
+    "Path(__file__).parent.with_name('limits.toml')",
+    "slipstream/pipeline/train/data/limits.toml": "most = 1",
+    "tasks/train.py": "import slipstream.pipeline.train.run",
+    "slipstream/pipeline/prepare/__init__.py": "",
+    "slipstream/pipeline/prepare/page.py": "COLOUR = 'red'",
 }
 
 
@@ -66,8 +71,18 @@ def forget() -> None:
 
 #: Not imported by the engine, behind a seam, or not read.
 OUTSIDE = (
-    *("tasks/train.py", "slipstream/prepare/__init__.py", "slipstream/prepare/page.py", "slipstream/train/limits.toml"),
-    *("slipstream/logs.py", "slipstream/text.py", "slipstream/telemetry/__init__.py", "slipstream/telemetry/ring.py"),
+    *(
+        "tasks/train.py",
+        "slipstream/pipeline/prepare/__init__.py",
+        "slipstream/pipeline/prepare/page.py",
+        "slipstream/pipeline/train/limits.toml",
+    ),
+    *(
+        "slipstream/shared/logs.py",
+        "slipstream/text.py",
+        "slipstream/shared/telemetry/__init__.py",
+        "slipstream/shared/telemetry/ring.py",
+    ),
 )
 
 
@@ -91,7 +106,7 @@ def test_the_number_of_a_seam_changes_the_versions_that_reach_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = versions.code_version("train")
-    monkeypatch.setitem(versions.SEAMS, "slipstream.logs", 2)
+    monkeypatch.setitem(versions.SEAMS, "slipstream.shared.logs", 2)
     forget()
     assert versions.code_version("train") != before
 
@@ -99,7 +114,7 @@ def test_the_number_of_a_seam_changes_the_versions_that_reach_it(
 def test_an_edit_changes_exactly_the_stages_that_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """``x + 1`` becomes ``x + 2`` in a module of this project, which only training runs."""
     before = {stage: versions.code_version(stage) for stage in CACHED}
-    path = versions.ROOT / "slipstream/train/loop/nonfinite.py"
+    path = versions.ROOT / "slipstream/pipeline/train/loop/step.py"
     plain = Path.read_bytes
 
     def edited(self: Path) -> bytes:
@@ -168,12 +183,12 @@ def test_an_edit_of_a_factory_changes_key_and_checkpoint_directory(
 
 
 def test_an_import_inside_a_function_is_followed(project: Path) -> None:
-    assert "slipstream.errors" in versions.import_closure(("slipstream.train.run",))
+    assert "slipstream.shared.errors" in versions.import_closure(("slipstream.pipeline.train.run",))
 
 
 def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
     with refuses(ValueError, match=r"slipstream\.train\.gone:"):
-        versions.import_closure(("slipstream.train.gone",))
+        versions.import_closure(("slipstream.pipeline.train.gone",))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from slipstream.artifacts import workspaces
-from slipstream.artifacts.workspaces import LOCK, put_in_place, temporary_workspace
-from slipstream.errors import UserError
+from slipstream.shared.artifacts import workspaces
+from slipstream.shared.artifacts.workspaces import LOCK, put_in_place, temporary_workspace
+from slipstream.shared.errors import UserError
 from tests.support.wording import refuses
 
 #: Holds a workspace until its input ends. Its number is that of no process here, as in a container of its own.
@@ -22,7 +22,7 @@ OWNER = """
 import os, sys
 from pathlib import Path
 os.getpid = lambda: 2**22 + 1
-from slipstream.artifacts.workspaces import temporary_workspace
+from slipstream.shared.artifacts.workspaces import temporary_workspace
 with temporary_workspace(Path(sys.argv[1])) as directory:
     (directory / "unfinished").touch()
     print(directory, flush=True)
@@ -112,7 +112,7 @@ def test_many_that_begin_and_sweep_at_once_never_lose_one(tmp_path: Path) -> Non
     many = """
 import sys
 from pathlib import Path
-from slipstream.artifacts.workspaces import temporary_workspace
+from slipstream.shared.artifacts.workspaces import temporary_workspace
 for _ in range(60):
     with temporary_workspace(Path(sys.argv[1])) as directory:
         (directory / "file").touch()

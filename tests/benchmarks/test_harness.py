@@ -1,7 +1,7 @@
 """Shared code of the benchmarks."""
 
 from harness.table import Column, Table
-from slipstream.proofs.turns import in_turns, medians, settled
+from slipstream.operations.proofs.turns import in_turns, medians, settled
 
 
 def test_contenders_take_turns() -> None:

@@ -13,14 +13,14 @@ import grpc
 import pytest
 from flyteidl.admin import project_pb2, version_pb2
 
-from slipstream.doctor.archive import RegistrationArchive
-from slipstream.doctor.kubectl import KubectlError
-from slipstream.errors import UserError
 from slipstream.flyte.remote.backend import FlyteBackend
-from slipstream.proofs.cluster import command, proof
-from slipstream.proofs.cluster.kubernetes import Kubernetes
-from slipstream.proofs.cluster.proof import ActResult, ClusterProof
-from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.operations.doctor.kubectl import KubectlError
+from slipstream.operations.proofs.cluster import command, proof
+from slipstream.operations.proofs.cluster.kubernetes import Kubernetes
+from slipstream.operations.proofs.cluster.proof import ActResult, ClusterProof
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.shared.errors import UserError
 from tests.support import fake_kubectl
 from tests.support.command_line import Ended, invoke
 from tests.support.faulty_s3 import FaultyS3

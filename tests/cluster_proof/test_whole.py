@@ -7,10 +7,10 @@ import pytest
 from flyteidl.core.execution_pb2 import WorkflowExecution
 
 from slipstream.flyte.remote.backend import FlyteBackend
-from slipstream.proofs.cluster import command, proof
-from slipstream.proofs.cluster.kubernetes import Kubernetes
-from slipstream.proofs.cluster.proof import CONFIG, ClusterProof
-from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.cluster import command, proof
+from slipstream.operations.proofs.cluster.kubernetes import Kubernetes
+from slipstream.operations.proofs.cluster.proof import CONFIG, ClusterProof
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from tests.support.enacted_flyte import EnactedFlyte, kubectl_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import BUCKET, serving, write_config

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.collectives.config import OPERATIONS
-from slipstream.collectives.launch.timing import check_cases
-from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.collectives.operations.cases import (
+from slipstream.pipeline.collectives.config import OPERATIONS
+from slipstream.pipeline.collectives.launch.timing import check_cases
+from slipstream.pipeline.collectives.launch.worker import WorkerContext
+from slipstream.pipeline.collectives.operations.cases import (
     ALWAYS_IN_PLACE,
     BUILDERS,
     IN_AND_OUT_OF_PLACE,
@@ -19,9 +19,9 @@ from slipstream.collectives.operations.cases import (
     OperationKind,
     prepare_case,
 )
-from slipstream.collectives.operations.feasibility import unsupported_reason
-from slipstream.collectives.operations.reference_data import DTYPES
-from slipstream.distributed.user_errors import AgreedUserError
+from slipstream.pipeline.collectives.operations.feasibility import unsupported_reason
+from slipstream.pipeline.collectives.operations.reference_data import DTYPES
+from slipstream.shared.distributed.user_errors import AgreedUserError
 from tests.support.worker_groups import in_group
 
 CPU = torch.device("cpu")

@@ -107,7 +107,7 @@ def test_of_torchruns_ranks_only_the_first_speaks(tmp_path: Path) -> None:
     assert ended.returncode != 0
     assert ended.stdout.count("this machine has no interface 'nowhere0'") == 1, ended.stdout
     # torchrun adds its own account; none of ours is a traceback.
-    assert "slipstream/collectives" not in ended.stdout
+    assert "slipstream/pipeline/collectives" not in ended.stdout
 
 
 @pytest.mark.prove

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from slipstream.collectives.compare import Answer, HistoryComparison, by_kind, compare_profiles, overall_answer
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from slipstream.pipeline.collectives.compare import Answer, HistoryComparison, by_kind, compare_profiles, overall_answer
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tests.support.network_profiles import publish
 
 LINK = ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)")

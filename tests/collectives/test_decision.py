@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from slipstream.collectives.tune.decision import compare_settings
+from slipstream.pipeline.collectives.tune.decision import compare_settings
 
 
 def turns(rng: np.random.Generator, gain: float, noise: float, count: int) -> tuple[list[float], list[float]]:

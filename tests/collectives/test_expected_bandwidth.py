@@ -2,8 +2,8 @@
 
 import pytest
 
-from slipstream.collectives.findings import PUBLISHED, grade_bandwidth
-from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from slipstream.pipeline.collectives.findings import PUBLISHED, grade_bandwidth
+from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 
 GIB = 1 << 30
 

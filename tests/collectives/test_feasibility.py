@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.collectives.config import OPERATIONS, CollectivesConfig, Operation
-from slipstream.collectives.launch.measurements import inspect_group, subgroup_ranks
-from slipstream.collectives.operations import feasibility
-from slipstream.collectives.operations.feasibility import (
+from slipstream.pipeline.collectives.config import OPERATIONS, CollectivesConfig, Operation
+from slipstream.pipeline.collectives.launch.measurements import inspect_group, subgroup_ranks
+from slipstream.pipeline.collectives.operations import feasibility
+from slipstream.pipeline.collectives.operations.feasibility import (
     free_memory,
     memory_needed,
     refuse_too_large,
     requested_kinds,
     select_kinds,
 )
-from slipstream.errors import UserError
-from slipstream.machine.limits import MEMORY
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.limits import MEMORY
 from tests.support.worker_groups import in_group
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from slipstream.collectives.findings import slow_ranks_and_links
-from slipstream.interconnect.profile import Launch, NetworkProfile
+from slipstream.pipeline.collectives.findings import slow_ranks_and_links
+from slipstream.shared.interconnect.profile import Launch, NetworkProfile
 from tests.support.network_profiles import launch, measured, network_profile
 
 

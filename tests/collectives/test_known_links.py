@@ -18,18 +18,18 @@ import torch
 import torch.distributed as dist
 
 from harness.links import PAYLOAD, Links
-from slipstream.collectives.compare import ENOUGH, compare_profiles, overall_answer
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.findings import slow_ranks_and_links
-from slipstream.collectives.launch.measurements import measure_group
-from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
-from slipstream.interconnect.model.predictions import AllReduce, all_reduce_model
-from slipstream.interconnect.model.schemes import SCHEMES, evaluate_schemes, message_model
-from slipstream.interconnect.model.step_time import Compute, predict_step_time
-from slipstream.interconnect.profile import Launch, NetworkProfile, merge_profiles
-from slipstream.interconnect.topology import network_interfaces
-from slipstream.interconnect.tuning import DdpSettings
+from slipstream.pipeline.collectives.compare import ENOUGH, compare_profiles, overall_answer
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.collectives.findings import slow_ranks_and_links
+from slipstream.pipeline.collectives.launch.measurements import measure_group
+from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
+from slipstream.pipeline.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
+from slipstream.shared.interconnect.model.hockney import Compute, predict_step_time
+from slipstream.shared.interconnect.model.predictions import AllReduce, all_reduce_model
+from slipstream.shared.interconnect.model.schemes import SCHEMES, evaluate_schemes, message_model
+from slipstream.shared.interconnect.profile import Launch, NetworkProfile, merge_profiles
+from slipstream.shared.interconnect.topology import network_interfaces
+from slipstream.shared.interconnect.tuning import DdpSettings
 from tests.support.link_profiles import profile_of_this_launch, profile_over, worker_context
 from tests.support.links import linked
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.launch.worker import WorkerProcess
-from slipstream.distributed import fork_server
 from slipstream.flyte.stage import local_path
-from slipstream.interconnect.profile import read_profile
-from slipstream.profiles.profile import current_profile
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.collectives.launch.worker import WorkerProcess
+from slipstream.shared.distributed import fork_server
+from slipstream.shared.interconnect.profile import read_profile
+from slipstream.shared.profiles.profile import current_profile
 from tests.support import REPOSITORY
 from tests.support.command_line import invoke
 from tests.support.quick_config import NETWORK

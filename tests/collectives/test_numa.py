@@ -7,12 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.collectives import engine
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.launch.numa import bind_threads, cpus_near_gpu, node_cpus, parse_cpu_list, reason_to_skip
-from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.output import results_table
-from slipstream.proofs.processes import FORK
+from slipstream.operations.proofs.processes import FORK
+from slipstream.pipeline.collectives import engine
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.collectives.launch.measurements import (
+    bind_threads,
+    cpus_near_gpu,
+    node_cpus,
+    parse_cpu_list,
+    reason_to_skip,
+)
+from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
+from slipstream.pipeline.collectives.output import results_table
 from tests.support.network_profiles import network_profile
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.other_benchmarks import (
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.collectives.other_benchmarks import (
     compare_with_installed,
     installed_benchmarks,
     read_nccl_tests,

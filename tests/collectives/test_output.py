@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.records import from_json
-from slipstream.collectives.output import csv_text, results_table, write_results
-from slipstream.interconnect.profile import COURSE, FILE, TABLE, Launch, NetworkProfile
+from slipstream.pipeline.collectives.output import csv_text, results_table, write_results
+from slipstream.shared.artifacts.records import from_json
+from slipstream.shared.interconnect.profile import COURSE, FILE, TABLE, Launch, NetworkProfile
 from tests.support.network_profiles import network_profile
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.collectives.operations.reference_data import (
+from slipstream.pipeline.collectives.operations.reference_data import (
     DTYPES,
     EXACT,
     PERIOD,

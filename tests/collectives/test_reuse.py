@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.format import MANIFEST
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.engine import take_earlier
-from slipstream.collectives.launch.measurements import inspect_group
-from slipstream.interconnect.fingerprint import fingerprint_on_cpu
-from slipstream.interconnect.profile import COURSE, FILE, NetworkProfile, read_profile
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.collectives.engine import take_earlier
+from slipstream.pipeline.collectives.launch.measurements import inspect_group
+from slipstream.shared.artifacts.format import MANIFEST
+from slipstream.shared.interconnect.fingerprint import fingerprint_on_cpu
+from slipstream.shared.interconnect.profile import COURSE, FILE, NetworkProfile, read_profile
 from tests.support.network_profiles import network_profile, publish
 from tests.support.worker_groups import in_group
 

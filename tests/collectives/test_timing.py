@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.collectives.config import OPERATIONS, CollectivesConfig
-from slipstream.collectives.launch import timing
-from slipstream.collectives.launch.measurements import MatrixProduct, measure_all_cases
-from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.collectives.operations.cases import OperationCase, OperationKind, prepare_case
-from slipstream.interconnect.profile import Launch, Mode
+from slipstream.pipeline.collectives.config import OPERATIONS, CollectivesConfig
+from slipstream.pipeline.collectives.launch import timing
+from slipstream.pipeline.collectives.launch.measurements import MatrixProduct, measure_all_cases
+from slipstream.pipeline.collectives.launch.worker import WorkerContext
+from slipstream.pipeline.collectives.operations.cases import OperationCase, OperationKind, prepare_case
+from slipstream.shared.interconnect.profile import Launch, Mode
 from tests.support.worker_groups import in_group
 
 CPU = torch.device("cpu")

@@ -14,24 +14,23 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.artifacts.records import from_json, from_tree, to_json, to_tree
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.tune import tuner
-from slipstream.collectives.tune.decision import FEWEST_TURNS, SpeedTest, compare_settings
-from slipstream.collectives.tune.plugin_csv import plugin_csv
-from slipstream.collectives.tune.steps import (
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.collectives.launch.worker import WorkerContext
+from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
+from slipstream.pipeline.collectives.tune import tuner
+from slipstream.pipeline.collectives.tune.decision import FEWEST_TURNS, SpeedTest, compare_settings, plugin_csv
+from slipstream.pipeline.collectives.tune.steps import (
     Model,
     SyntheticModel,
     measure_compute,
     time_alternately,
     time_in_one_launch,
 )
-from slipstream.collectives.tune.tuner import TuningCandidate, tuning_candidates
-from slipstream.errors import UserError
-from slipstream.interconnect.tuning import DdpSettings, Tuning, TuningTrial
-from slipstream.models.arithmetic import Arithmetic
+from slipstream.pipeline.collectives.tune.tuner import TuningCandidate, tuning_candidates
+from slipstream.shared.artifacts.records import from_json, from_tree, to_json, to_tree
+from slipstream.shared.errors import UserError
+from slipstream.shared.interconnect.tuning import DdpSettings, Tuning, TuningTrial
+from slipstream.shared.models.arithmetic import Arithmetic
 from tests.support.link_profiles import worker_context
 from tests.support.links import linked
 from tests.support.worker_groups import in_group
@@ -304,7 +303,7 @@ def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channel
 
 
 def tuning_of(ddp: DdpSettings, environment: dict[str, str]) -> Tuning:
-    from slipstream.interconnect.profile import Fingerprint
+    from slipstream.shared.interconnect.profile import Fingerprint
 
     return Tuning(Fingerprint(2, 1, "gloo", ("cpu",), (), "", {}), "a model", ddp, environment)
 

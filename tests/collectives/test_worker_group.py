@@ -10,9 +10,9 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from slipstream.collectives.launch.worker import WorkerContext, WorkerOutcome, raise_if_failed
-from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
-from slipstream.errors import Interrupted, UserError
+from slipstream.pipeline.collectives.launch.worker import WorkerContext, WorkerOutcome, raise_if_failed
+from slipstream.pipeline.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
+from slipstream.shared.errors import Interrupted, UserError
 from tests.support import alone
 
 
@@ -140,7 +140,7 @@ def test_without_the_rest_of_the_environment_it_is_one_line() -> None:
 
 
 def test_a_leader_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
-    from slipstream.proofs.processes import free_port
+    from slipstream.operations.proofs.processes import free_port
 
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
     with pytest.raises(LeaderUnreachable, match=r"^rank 1: rank 0 at 127.0.0.1:.* 1 s$"):

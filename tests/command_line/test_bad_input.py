@@ -237,7 +237,7 @@ def test_a_factory_that_raises_is_refused_by_all_workers_and_said_once(pyflyte_r
 def test_a_mistake_that_one_rank_alone_makes_stops_all(pyflyte_run: Run, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "import os\n"
-        "from slipstream.models.tables_and_images import ResNet\n"
+        "from slipstream.shared.models.tables_and_images import ResNet\n"
         "def build(signature):\n"
         "    if os.environ['RANK'] == '1':\n"
         "        raise RuntimeError('only here')\n"

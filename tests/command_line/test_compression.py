@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.trained import Architecture, TrainedModel, write_trained
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.quick_config import EXPORT, NETWORK
 
@@ -54,7 +54,7 @@ def test_a_network_of_the_users_own_is_pruned_if_the_configuration_names_it(
     model: tuple[str, str], pyflyte_run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "nets.py").write_text(
-        "from slipstream.models.tables_and_images import MLP\n"
+        "from slipstream.shared.models.tables_and_images import MLP\n"
         "def build(signature, hidden): return MLP(signature, hidden=hidden)\n"
     )
     named, own = TrainedModel.open(Path(model[0])), ModelConfig("nets:build", {"hidden": [16, 8]})

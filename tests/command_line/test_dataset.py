@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.source.files import parquet_address
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.files import parquet_address
 from tests.support import REPOSITORY
 from tests.support.command_line import Run, one_message, run_process
 
@@ -18,8 +18,8 @@ from typing import Annotated
 import pandas as pd
 from flytekit import StructuredDataset, task, workflow
 
-from slipstream.errors import UserError
-from slipstream.report.summary import DataSummary
+from slipstream.shared.errors import UserError
+from slipstream.pipeline.report.summary import DataSummary
 from workflows.training import prepare_dataset
 
 @task

@@ -6,10 +6,10 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.trained import Architecture, write_trained
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.trained import Architecture, write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.proving import first_few
 from tests.support.report_pages import assert_is_inert
@@ -84,7 +84,7 @@ def test_a_mistake_is_one_line(
 
 NETS = """
 open("ran", "w").close()
-from slipstream.models.tables_and_images import MLP
+from slipstream.shared.models.tables_and_images import MLP
 def build(signature, hidden): return MLP(signature, hidden=hidden)
 """
 

@@ -12,10 +12,10 @@ import torch
 import transformers
 import yaml
 
-from slipstream.artifacts.results.evaluation import Evaluation, read_evaluation
-from slipstream.artifacts.versions import ROOT
 from slipstream.config import RunConfig
-from slipstream.models.base.fingerprint import fingerprint_base
+from slipstream.shared.artifacts.results.evaluation import Evaluation, read_evaluation
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.models.base.directory import fingerprint_base
 from tests.support.bases import make_base
 from tests.support.command_line import Run, one_message
 from tests.support.corpora import WORDS, write_lines, write_stories

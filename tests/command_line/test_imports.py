@@ -39,7 +39,7 @@ EQUAL = """
 from mashumaro.jsonschema import build_json_schema
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import fast_descriptions
-from slipstream.report.summary import RunSummary
+from slipstream.pipeline.report.summary import RunSummary
 described = lambda: [build_json_schema(RunConfig).to_json(), build_json_schema(RunSummary).to_json()]
 before = described()
 with fast_descriptions():
@@ -58,8 +58,8 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
 
     from flytekit.core.type_engine import TypeEngine
 
-    from slipstream.artifacts.results.compression import ModelSize
     from slipstream.flyte.metadata import stage_metadata
+    from slipstream.shared.artifacts.results.compression import ModelSize
 
     assert stage_metadata("report")
     described = TypeEngine.to_literal_type(Annotated[ModelSize, {"unit": "parameters"}])
@@ -100,12 +100,12 @@ def test_torch_beside_flytekit_loads_no_pandas_before_it_is_used() -> None:
         "print(not {'pandas._libs', 'pyarrow.lib'} & set(sys.modules))\n"
         "import pandas; print(pandas.DataFrame({'a': [1]}).shape)\n"
     )
-    assert as_a_pod("tasks.train", "slipstream.train.run", then=then)[-2:] == ["True", "(1, 1)"]
+    assert as_a_pod("tasks.train", "slipstream.pipeline.train.run", then=then)[-2:] == ["True", "(1, 1)"]
 
 
 @pytest.mark.parametrize("engine", ["data_engine", "engine"])
 def test_a_report_loads_nothing_that_draws_before_it_draws(engine: str) -> None:
-    (loaded,) = loaded_by(f"slipstream.report.{engine}")
+    (loaded,) = loaded_by(f"slipstream.pipeline.report.{engine}")
     assert "jinja2" in loaded and not loaded & {"torch", "matplotlib", "scipy"}
 
 
@@ -113,5 +113,5 @@ def test_a_report_loads_nothing_that_draws_before_it_draws(engine: str) -> None:
 def test_engines_know_nothing_of_flyte(room: str) -> None:
     from pathlib import Path
 
-    engines = list(Path("slipstream", room).rglob("*.py"))
+    engines = list(Path("slipstream/pipeline", room).rglob("*.py"))
     assert engines and not [path for path in engines if "flytekit" in path.read_text(encoding="utf-8")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.flyte.metadata import pod_environment
-from slipstream.profiles.profile import current_profile
+from slipstream.shared.profiles.profile import current_profile
 from tests.support.command_line import PYFLYTE, TERMINAL, TRAINING
 from tests.support.dockerfile import REPOSITORY, instructions
 from tests.support.recorded_network import impossible, recorded

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.data import PreparedData
 from tests.support.command_line import Run, start_in
 
 ROWS = 300
@@ -88,8 +88,8 @@ from pathlib import Path
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "slipstream.prepare.engine":
-            from slipstream.prepare import shuffle
+        if name == "slipstream.pipeline.prepare.engine":
+            from slipstream.pipeline.prepare import shuffle
             merge = shuffle.write_merged_part
             def faulty(writer, name, *arguments):
                 if name.startswith("test"):

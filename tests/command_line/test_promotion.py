@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.export.check import check_package
-from slipstream.promote.store import Registry
-from slipstream.storage import storage_for
+from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.promote.store import Registry
+from slipstream.shared.storage import storage_for
 from tests.support.command_line import one_message, run_in
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.quick_config import EXPORT, NETWORK

@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from slipstream.artifacts.format import canonical_json
-from slipstream.promote.store import Registry
-from slipstream.score.command import main
-from slipstream.score.engine import score_data
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.promote.store import Registry
+from slipstream.pipeline.score.command import main
+from slipstream.pipeline.score.publish import score_data
+from slipstream.shared.artifacts.format import canonical_json
+from slipstream.shared.source.config import DataConfig
 from tests.support.command_line import run_in
 from tests.support.promotions import flip
 from tests.support.quick_config import EXPORT, NETWORK

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from slipstream.sweep.command import main as sweep_command
-from slipstream.sweep.records import TrialEnded, TrialProposed, encode_record
-from slipstream.sweep.space import untyped_parameters
-from slipstream.sweep.store import SweepStore
+from slipstream.pipeline.sweep.command import main as sweep_command
+from slipstream.pipeline.sweep.records import TrialEnded, TrialProposed, encode_record
+from slipstream.pipeline.sweep.space import untyped_parameters
+from slipstream.pipeline.sweep.store import SweepStore
 from tests.support.command_line import run_in
 from tests.support.quick_config import EXPORT, NETWORK
 from tests.support.tables import table_text

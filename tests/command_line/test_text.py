@@ -9,9 +9,9 @@ import pytest
 import transformers
 import yaml
 
-from slipstream.artifacts.versions import ROOT
 from slipstream.config import RunConfig
-from slipstream.language.chat_template import OWN_TEMPLATE
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.language.chat_template import OWN_TEMPLATE
 from tests.support.command_line import Run, one_message
 from tests.support.corpora import own_tokenizer, write_lines, write_stories
 from tests.support.quick_config import EXPORT, NETWORK

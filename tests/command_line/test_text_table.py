@@ -1,6 +1,6 @@
 """Text tables on a terminal, with any text in their cells."""
 
-from slipstream.text_table import aligned_table, numbered_line
+from slipstream.shared.text_table import aligned_table, numbered_line
 
 FORGED = "a\n1  b\x1b[2J\u202e"
 

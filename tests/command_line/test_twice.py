@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.format import Artifact
-from slipstream.export.check import check_package
-from slipstream.promote.store import Registry
-from slipstream.stages import STAGES
+from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.promote.store import Registry
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.stages import STAGES
 from tests.support.command_line import start_in
 from tests.support.quick_config import EXPORT, NETWORK
 

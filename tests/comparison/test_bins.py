@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.artifacts.results.distributions import Bins
-from slipstream.comparison.bins import (
+from slipstream.shared.artifacts.results.scoring import Bins
+from slipstream.shared.comparison.stability import (
     count_numbers,
     count_predictions,
     count_texts,

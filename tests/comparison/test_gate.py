@@ -6,12 +6,19 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom
 
-from slipstream.artifacts.results.export import Estimate, LatencyFigures
-from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
-from slipstream.comparison.quality import ERROR, QualityLoss, in_words, quality_loss
-from slipstream.errors import UserError
-from slipstream.export.choose import Contender, VariantChoice, choose_variant
-from slipstream.export.config import ExportConfig
+from slipstream.pipeline.export.choose import Contender, VariantChoice, choose_variant
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures
+from slipstream.shared.comparison.quality import (
+    ERROR,
+    QualityLoss,
+    in_words,
+    lower_limit,
+    quality_loss,
+    rows_enough,
+    upper_limit,
+)
+from slipstream.shared.errors import UserError
 from tests.support.wording import refuses, same_wording
 
 DRAWS = 2000

@@ -10,19 +10,22 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.artifacts.results.export import LatencyFigures
-from slipstream.comparison import latencies as timing
-from slipstream.comparison.intervals import calls_needed, latency_figures, percentile_estimate, speedup_estimate
-from slipstream.comparison.latencies import (
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.artifacts.results.export import LatencyFigures
+from slipstream.shared.comparison import latencies as timing
+from slipstream.shared.comparison.latencies import (
     FEWEST_LOADS,
     LOADS,
     TURN_CALLS,
     VariantTimings,
     Workload,
     affordable_batches,
+    calls_needed,
+    latency_figures,
     measure_latencies,
+    percentile_estimate,
     screen_speedups,
+    speedup_estimate,
     take_turns,
     time_turn,
     torch_threads,

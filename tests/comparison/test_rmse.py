@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from slipstream.comparison.quality import ERROR, in_words, paired_loss, quality_loss
-from slipstream.comparison.rmse import MOST, lower_limit, relative_rmse_growth, upper_limit
+from slipstream.shared.comparison.quality import ERROR, in_words, paired_loss, quality_loss
+from slipstream.shared.comparison.rmse import MOST, lower_limit, relative_rmse_growth, upper_limit
 from tests.support.wording import same_wording
 
 #: Draws errors of this shape, with a mean square of 1.

@@ -11,17 +11,17 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
-from slipstream.artifacts.results.compression import CompressionTrial
-from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, choose_model, evaluate_candidate, propose_model
-from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.models.factory import Predictor
-from slipstream.models.trained import TrainedModel
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.objective import Teacher
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.compress.engine import CompressionRun, choose_model, evaluate_candidate, propose_model
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.objective import Teacher
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.shared.artifacts.results.compression import CompressionTrial
+from slipstream.shared.models.config import ModelConfig, TeachingConfig
+from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.training import SMALL, refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
 
@@ -164,8 +164,8 @@ def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: P
 
 
 def other_model(directory: Path, signature: Signature) -> Path:
-    from slipstream.models.factory import build_model
-    from slipstream.models.trained import Architecture, write_trained
+    from slipstream.shared.models.factory import build_model
+    from slipstream.shared.models.trained import Architecture, write_trained
 
     weights = build_model(SMALL, signature, seed=0).state_dict()
     write_trained(directory, Architecture(SMALL, signature), weights, weights, {})

@@ -10,18 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
-from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, propose_model
-from slipstream.compress.groups import PruningGroup, find_groups, unite_prunings
-from slipstream.compress.importance import unit_importance, units_to_keep
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.models.pruning import compose_prunings, prune_model
-from slipstream.models.trained import Architecture, TrainedModel, write_trained
-from slipstream.proofs.gpu.trainings import write_table
-from slipstream.train.config import TrainingConfig
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.compress.engine import CompressionRun, propose_model, unit_importance, units_to_keep
+from slipstream.pipeline.compress.groups import PruningGroup, find_groups, unite_prunings
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
+from slipstream.shared.models.pruning import compose_prunings, prune_model
+from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
 from tests.support.training import trained
 from tests.support.wording import refuses
 
@@ -161,9 +160,9 @@ def work_on(model: Path, prepared: Path, method: str = "prune", **settings: obje
 
 @pytest.mark.prove
 def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -> None:
-    from slipstream.artifacts.results.export import read_export
-    from slipstream.export.config import ExportConfig
-    from slipstream.export.engine import export
+    from slipstream.pipeline.export.config import ExportConfig
+    from slipstream.pipeline.export.engine import export
+    from slipstream.shared.artifacts.results.export import read_export
 
     prepared = tmp_path / "prepared"
     write_table(prepared, "classification")

@@ -2,13 +2,18 @@
 
 import pytest
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.artifacts.results.compression import CompressionTrial, ModelSize
-from slipstream.compress.config import ROUNDS, CompressionConfig
-from slipstream.compress.engine import next_candidate, removable_shares, smallest_passing
-from slipstream.compress.students import arguments_in_words, student_configs
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
+from slipstream.pipeline.compress.config import ROUNDS, CompressionConfig
+from slipstream.pipeline.compress.engine import (
+    arguments_in_words,
+    next_candidate,
+    removable_shares,
+    smallest_passing,
+    student_configs,
+)
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.artifacts.results.compression import CompressionTrial, ModelSize
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
 from tests.support.wording import refuses
 
 NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))

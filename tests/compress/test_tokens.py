@@ -8,14 +8,14 @@ import pytest
 import torch
 import transformers
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, choose_model, evaluate_candidate, propose_model
-from slipstream.models.hugging_face.files import hugging_face_files
-from slipstream.models.pruning import prune_model
-from slipstream.models.trained import TrainedModel
-from slipstream.models.transformer import Transformer
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.compress.engine import CompressionRun, choose_model, evaluate_candidate, propose_model
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.models.hugging_face.files import hugging_face_files
+from slipstream.shared.models.pruning import prune_model
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.models.transformer import Transformer
 from tests.support.tokens import SIZES, small_transformer, token_data
 from tests.support.training import trained
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.collectives.launch.worker import call_and_report
-from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
-from slipstream.errors import Interrupted, UserError
 from slipstream.flyte.failures import as_seen_by_flyte
-from slipstream.models.factory import Predictor
-from slipstream.models.tables_and_images import MLP
-from slipstream.train import request, setup
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import probe_model
+from slipstream.pipeline.collectives.launch.worker import call_and_report
+from slipstream.pipeline.train import request, setup
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.probe import probe_model
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning
+from slipstream.shared.errors import Interrupted, UserError
+from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.tables_and_images import MLP
 from tests.support import training
 from tests.support.proving import first_few
 from tests.support.training import refusal, table_of_numbers, trained

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.distributed import fork_server
+from slipstream.shared.distributed import fork_server
 from tests.support.forked import collect_garbage, told
 from tests.support.processes import running
 
@@ -73,8 +73,8 @@ def test_variables_that_are_set_in_it_count_more_than_those_of_its_start(
 
 ORPHANS = """
 import os, sys, time
-from slipstream.distributed import fork_server
-from slipstream.distributed.child_processes import end_with_parent
+from slipstream.shared.distributed import fork_server
+from slipstream.shared.distributed.child_processes import end_with_parent
 from tests.support.forked import wait_for_long
 if __name__ == "__main__":
     fork_server.start_fork_server([])
@@ -102,7 +102,7 @@ def test_modules_of_the_working_directory_are_not_loaded(tmp_path: Path) -> None
     (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong one')\n")
     code = """
 import sys; sys.path[:] = [entry for entry in sys.path if entry]
-from slipstream.distributed import fork_server
+from slipstream.shared.distributed import fork_server
 from tests.support.forked import collect_garbage, told
 fork_server.start_fork_server(["torch"])
 child = fork_server.start_process(told, ("f",))
@@ -127,7 +127,7 @@ def test_a_long_temporary_directory_is_no_traceback(tmp_path: Path) -> None:
     long = tmp_path / ("a" * 60) / ("b" * 60)
     long.mkdir(parents=True)
     script = (
-        "from multiprocessing import forkserver; from slipstream.distributed import fork_server\n"
+        "from multiprocessing import forkserver; from slipstream.shared.distributed import fork_server\n"
         "fork_server.start_fork_server([]); child = fork_server.start_process(print, ('forked',)); child.join(60)\n"
         "print(forkserver._forkserver._forkserver_address)"
     )

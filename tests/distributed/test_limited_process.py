@@ -12,7 +12,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from slipstream.distributed.limited_process import CallFailed, CallLimits, LimitedProcess
+from slipstream.shared.distributed.limited_process import CallFailed, CallLimits, LimitedProcess
 from tests.support.wording import refuses
 
 LIMITS = CallLimits(cpu_seconds=20, memory=1 << 30)
@@ -154,7 +154,7 @@ def test_the_child_ends_with_the_object() -> None:
 
 PARENT = """
 import os
-from slipstream.distributed.limited_process import LimitedProcess, CallLimits
+from slipstream.shared.distributed.limited_process import LimitedProcess, CallLimits
 library = LimitedProcess(int, "5")
 library.call(CallLimits(20, 1 << 30), int.bit_length)
 print(*(child.pid for child in __import__("psutil").Process().children()), flush=True)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.distributed import names
-from slipstream.distributed.names import DEFAULT, host_name_sources, is_here, names_of_this_machine
+from slipstream.shared.distributed import names
+from slipstream.shared.distributed.names import DEFAULT, host_name_sources, is_here, names_of_this_machine
 from tests.support.recorded_network import impossible, recorded
 
 STORES = """
 import datetime, socket
 from contextlib import nullcontext
 from torch.distributed import TCPStore
-from slipstream.distributed.names import names_of_this_machine
+from slipstream.shared.distributed.names import names_of_this_machine
 minute = datetime.timedelta(minutes=1)
 with {block}:
     server = TCPStore("localhost", 0, None, True, minute, wait_for_workers=False)
@@ -56,7 +56,7 @@ if __name__ == "__main__":
     sys.exit(max(process.wait() for process in processes))
 """
 MEETING = (
-    "from slipstream.distributed.process_group import meeting_store, process_group",
+    "from slipstream.shared.distributed.process_group import meeting_store, process_group",
     """
     with process_group(store=meeting_store()):
         pass
@@ -64,7 +64,7 @@ MEETING = (
 )
 #: Rank 0 hosts the store that the other's workers connect to, and comes to the second launch later.
 LAUNCHES = (
-    "from slipstream.collectives.launch.worker_group import WorkerGroup",
+    "from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup",
     """
     group = WorkerGroup.from_environment(os.environ, 60)
     with group.exit_barrier():
@@ -95,7 +95,8 @@ def test_other_names_are_looked_up_after_the_block_and_in_it_if_the_host_is_else
         pytest.skip(reason)
     look = 'import socket\ntry: socket.getaddrinfo("other.invalid", 1)\nexcept OSError: pass'
     inside = look.replace("other", "inside").replace("\n", "\n    ")
-    code = f"from slipstream.distributed.names import *\nwith names_of_this_machine({host!r}):\n    {inside}\n{look}"
+    code = f"with names_of_this_machine({host!r}):\n    {inside}\n{look}"
+    code = f"from slipstream.shared.distributed.names import *\n{code}"
     ended, sent = recorded([sys.executable, "-c", code], tmp_path, os.environ)
     assert ended.returncode == 0, ended.stdout
     assert any("other" in packet for packet in sent)

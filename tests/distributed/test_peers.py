@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from slipstream.distributed.process_group import Peers
-from slipstream.proofs.processes import FORK, free_port
+from slipstream.operations.proofs.processes import FORK, free_port
+from slipstream.shared.distributed.process_group import Peers
 
 WORLD = 3
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from threadpoolctl import threadpool_info
 
-from slipstream.distributed.pool import WorkerPool, imports_blocked
+from slipstream.shared.distributed.pool import WorkerPool, imports_blocked
 from tests.support import REPOSITORY
 
 
@@ -60,7 +60,7 @@ def test_workers_do_not_import_the_command_that_started_them(tmp_path: Path) -> 
         "from pathlib import Path\n"
         "with Path('imported').open('a') as file:\n"
         "    file.write('once ')\n"
-        "from slipstream.distributed.pool import WorkerPool\n"
+        "from slipstream.shared.distributed.pool import WorkerPool\n"
         "if __name__ == '__main__':\n"
         "    workers = WorkerPool(2)\n"
         "    assert list(workers.map(abs, [-1, -2, -3])) == [1, 2, 3]\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.doctor.archive import RegistrationArchive, read_package
+from slipstream.operations.doctor.archive import RegistrationArchive, read_package
 
 
 @pytest.fixture(scope="session")

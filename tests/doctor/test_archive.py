@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.doctor.archive import read_package
-from slipstream.errors import UserError
+from slipstream.operations.doctor.archive import read_package
+from slipstream.shared.errors import UserError
 from tests.support.limited import limited
 from tests.support.mutations import binary_size
 from tests.support.proving import diagonal

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.doctor.archive import RegistrationArchive
-from slipstream.doctor.cluster import check_cluster
-from slipstream.doctor.findings import DoctorReport
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.operations.doctor.cluster import check_cluster
+from slipstream.operations.doctor.findings import DoctorReport
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
 from tests.support.wording import same_wording

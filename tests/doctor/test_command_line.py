@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.records import write_record
-from slipstream.artifacts.results.training import ATTEMPT, KIND, Attempt, Goodput
-from slipstream.doctor.command import main
+from slipstream.operations.doctor.command import main
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.records import write_record
+from slipstream.shared.artifacts.results.training import ATTEMPT, KIND, Attempt, Goodput
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, run_process
 from tests.support.wording import line_with, same_wording

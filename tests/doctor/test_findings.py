@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.doctor.findings import DoctorReport, Finding, NodeReading, readings_text
+from slipstream.operations.doctor.findings import DoctorReport, Finding, NodeReading, readings_text
 from tests.support.wording import same_wording
 
 DISK = [Finding("warning", f"task {number}", "no disk", "evicted first", "ask for some") for number in range(5)]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.doctor import node
-from slipstream.doctor.findings import NodeReading
-from slipstream.storage import s3
+from slipstream.operations.doctor import node
+from slipstream.operations.doctor.findings import NodeReading
+from slipstream.shared.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.wording import same_wording
 

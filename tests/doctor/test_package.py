@@ -10,9 +10,9 @@ from flyteidl.core.literals_pb2 import Binding, BindingData
 from flyteidl.core.tasks_pb2 import Resources, TaskTemplate
 from flyteidl.core.types_pb2 import INTEGER, STRUCT
 
-from slipstream.doctor.archive import Limits, RegistrationArchive
-from slipstream.doctor.findings import Finding
-from slipstream.doctor.package import SaveTime, check_package
+from slipstream.operations.doctor.archive import Limits, RegistrationArchive
+from slipstream.operations.doctor.findings import Finding
+from slipstream.operations.doctor.package import SaveTime, check_package
 from tests.support.wording import same_wording
 
 TRAIN, EVALUATE = "tasks.train.train", "tasks.evaluate.evaluate"

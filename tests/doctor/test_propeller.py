@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.doctor.findings import DoctorReport
-from slipstream.doctor.kubectl import kubectl
-from slipstream.doctor.propeller import check_propeller
+from slipstream.operations.doctor.findings import DoctorReport
+from slipstream.operations.doctor.kubectl import kubectl
+from slipstream.operations.doctor.propeller import check_propeller
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
 from tests.support.proving import first_few

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.doctor import node
-from slipstream.doctor.archive import read_package
-from slipstream.doctor.findings import NodeReading
+from slipstream.operations.doctor import node
+from slipstream.operations.doctor.archive import read_package
+from slipstream.operations.doctor.findings import NodeReading
 from tasks import doctor as task
 from workflows.doctor import check_nodes
 

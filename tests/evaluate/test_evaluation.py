@@ -9,13 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
-from slipstream.errors import UserError
-from slipstream.evaluate.baseline import MOST_PIXELS, categorical_columns, feature_table, train_baseline
-from slipstream.evaluate.engine import evaluate, gain_over
-from slipstream.models.trained import TrainedModel
-from slipstream.proofs.gpu.trainings import TABLE_ROWS, write_prepared, write_table
+from slipstream.operations.proofs.gpu.trainings import TABLE_ROWS, write_prepared, write_table
+from slipstream.pipeline.evaluate.engine import (
+    MOST_PIXELS,
+    categorical_columns,
+    evaluate,
+    feature_table,
+    gain_over,
+    train_baseline,
+)
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.proving import first_few
 from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses
@@ -148,7 +154,7 @@ def test_a_large_training_split_stops_by_the_validation_split(
 
     One row of a class of its own is no obstacle, neither among the training rows nor among those that stop it.
     """
-    monkeypatch.setattr("slipstream.evaluate.baseline.STOP_EARLY_ABOVE", 100)
+    monkeypatch.setattr("slipstream.pipeline.evaluate.engine.STOP_EARLY_ABOVE", 100)
     full = write_table(tmp_path / "data", task)
     splits = {name: np.array(full.split(name)) for name in TABLE_ROWS}
     signature = full.signature

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.evaluate import kneser_ney
-from slipstream.evaluate.kneser_ney import EDGE, SYMBOLS, KneserNey
+from slipstream.pipeline.evaluate import kneser_ney
+from slipstream.pipeline.evaluate.kneser_ney import EDGE, SYMBOLS, KneserNey
 from tests.support.corpora import story
 from tests.support.wording import refuses
 

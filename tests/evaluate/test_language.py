@@ -8,18 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.prepared.documents import Document, read_documents
-from slipstream.comparison.bits import bits_per_byte
-from slipstream.errors import UserError
-from slipstream.evaluate.engine import evaluate
-from slipstream.evaluate.kneser_ney import KneserNey
-from slipstream.evaluate.language import beside_bits, evaluate_language, graded_documents, held_out_documents
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.models.predict import model_function
-from slipstream.models.trained import TrainedModel
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.evaluate.engine import evaluate
+from slipstream.pipeline.evaluate.kneser_ney import KneserNey
+from slipstream.pipeline.evaluate.language import (
+    beside_bits,
+    bits_per_byte,
+    evaluate_language,
+    graded_documents,
+    held_out_documents,
+)
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.token_rows import Document, read_documents
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
+from slipstream.shared.models.predict import model_function
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.corpora import prepare_language, write_lines, write_stories
 from tests.support.language_training import parameters, trained_steps
 from tests.support.tokens import token_data

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from slipstream.models import metrics
-from slipstream.models.metrics import FEWEST
+from slipstream.shared.models import metrics
+from slipstream.shared.models.metrics import FEWEST
 
 # Four rows, two classes: right, right, wrong, right; the truth has the probabilities .9 .8 .3 .6.
 PROBABILITIES = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]])

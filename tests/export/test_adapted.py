@@ -13,16 +13,16 @@ import transformers
 from click.testing import CliRunner
 from torch import Tensor
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.export import LibraryFiles, read_export
-from slipstream.export import engine
-from slipstream.export.check import check_package
-from slipstream.export.config import ExportConfig
-from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.models.hugging_face.command import main
-from slipstream.models.trained import Architecture, TrainedModel, write_trained
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.export import LibraryFiles, read_export
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
+from slipstream.shared.models.hugging_face.command import main
+from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
 from tests.support.adapters import draw_adapters
 from tests.support.bases import random_network, theirs
 from tests.support.tokens import VOCABULARY, data_with_words

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.artifacts.format import MANIFEST
-from slipstream.artifacts.prepared.data import PreparedData, Signature
-from slipstream.errors import UserError
-from slipstream.export import engine
-from slipstream.export.config import ExportConfig
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.trained import TrainedModel
-from slipstream.proofs.gpu.trainings import write_prepared, write_table
+from slipstream.operations.proofs.gpu.trainings import write_prepared, write_table
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.shared.artifacts.format import MANIFEST
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.proving import first_few
 from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses, same_wording

@@ -12,9 +12,8 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
-from slipstream.errors import UserError
-from slipstream.export.convert import (
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.export.convert import (
     PARITY_BATCHES,
     check_dynamic_batch,
     check_opset,
@@ -22,13 +21,14 @@ from slipstream.export.convert import (
     model_opset,
     to_onnx,
 )
-from slipstream.export.quantize.quantise import Quantiser
-from slipstream.export.session import onnx_predictor
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.predict import model_function, record_inputs
-from slipstream.models.tables_and_images import ResNet
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.pipeline.export.quantize.quantise import Quantiser
+from slipstream.pipeline.export.session import onnx_predictor
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.predict import model_function, record_inputs
+from slipstream.shared.models.tables_and_images import ResNet
 from tests.support.proving import first_few
 from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses

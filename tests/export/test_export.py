@@ -11,21 +11,21 @@ import onnx
 import onnxruntime
 import pytest
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.export import Estimate, LatencyFigures, VariantFigures
-from slipstream.errors import UserError
-from slipstream.export import engine, variants
-from slipstream.export.config import ExportConfig
-from slipstream.export.quantize import search as searching
-from slipstream.export.quantize import speed_ranking
-from slipstream.export.quantize.quantise import Quantiser
-from slipstream.export.quantize.recipes import Recipe
-from slipstream.export.quantize.speed_ranking import ExportCandidate
-from slipstream.machine.description import ClusterMachine
-from slipstream.models.predict import record_inputs, record_targets
-from slipstream.models.trained import TrainedModel
-from slipstream.proofs.gpu.trainings import write_prepared, write_table
+from slipstream.operations.proofs.gpu.trainings import write_prepared, write_table
+from slipstream.pipeline.export import choose, engine
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.quantize import search
+from slipstream.pipeline.export.quantize import search as searching
+from slipstream.pipeline.export.quantize.quantise import Quantiser
+from slipstream.pipeline.export.quantize.recipes import Recipe
+from slipstream.pipeline.export.quantize.search import ExportCandidate
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures, VariantFigures
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.description import ClusterMachine
+from slipstream.shared.models.predict import record_inputs, record_targets
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.captured import Captured
 from tests.support.proving import first_few
 from tests.support.toys import ToyTrained, images, trained_on
@@ -162,7 +162,7 @@ def test_what_was_measured_decides(
     data = write_table(tmp_path / "data", "classification")
     made = [Recipe("static", smooth=True), Recipe("dynamic")]
     monkeypatch.setattr(searching, "recipes_for", lambda model: made)
-    monkeypatch.setattr(speed_ranking, "CLEARLY_SLOWER", 0.0)
+    monkeypatch.setattr(search, "CLEARLY_SLOWER", 0.0)
     monkeypatch.setattr(engine, "measure_latencies", fake_timing({recipe.name: speed for recipe in made}))
     config = ExportConfig(seconds=5.0, max_loss=0.5, when_in_doubt=doubt)
     artifact = exported(tmp_path / "out", trained_on(data), data, config, {})
@@ -207,8 +207,8 @@ def test_an_export_that_does_not_agree_with_torch_stops_the_run(
     """The exporter is made to write another model than it was given."""
     data = write_table(tmp_path / "data", "classification")
     trained, other = trained_on(data, steps=5), trained_on(data, steps=6)
-    right = variants.to_onnx
-    monkeypatch.setattr(variants, "to_onnx", lambda model, *rest: right(other.load(), *rest))
+    right = choose.to_onnx
+    monkeypatch.setattr(choose, "to_onnx", lambda model, *rest: right(other.load(), *rest))
     with refuses(UserError):
         exported(tmp_path / "out", trained, data, SHORT, {})
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -220,7 +220,7 @@ def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
     data = write_table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=20)
     fp32 = tmp_path / "fp32.onnx"
-    variants.to_onnx(trained.load(), data.signature, record_inputs(data.signature, data.split("train")[:2]), 20, fp32)
+    choose.to_onnx(trained.load(), data.signature, record_inputs(data.signature, data.split("train")[:2]), 20, fp32)
     found = {}
     for changed in ("nothing", "test", "train"):
         splits = {name: np.array(data.split(name)) for name in ("train", "validation", "test")}
@@ -247,7 +247,7 @@ def test_the_most_sensitive_layers_stay_in_fp32(tmp_path: Path) -> None:
     data = write_table(tmp_path / "data", "classification")
     inputs = record_inputs(data.signature, data.split("train")[:100])
     fp32 = tmp_path / "fp32.onnx"
-    variants.to_onnx(trained_on(data, 20).load(), data.signature, [each[:2] for each in inputs], 20, fp32)
+    choose.to_onnx(trained_on(data, 20).load(), data.signature, [each[:2] for each in inputs], 20, fp32)
     (tmp_path / "scratch").mkdir()
     quantiser, recipe = Quantiser(fp32, inputs, tmp_path / "scratch", 7), Recipe("static")
     whole = tmp_path / "model.u8s8.onnx"

@@ -10,18 +10,18 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.errors import UserError
-from slipstream.export import engine
-from slipstream.export.check import check_package
-from slipstream.export.config import ExportConfig
-from slipstream.export.convert import to_onnx
-from slipstream.export.quantize.half_precision import Half, largest_output_error, write_half
-from slipstream.export.quantize.quantise import Quantiser
-from slipstream.export.session import onnx_predictor
-from slipstream.models.predict import record_inputs
-from slipstream.models.trained import TrainedModel
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.convert import to_onnx
+from slipstream.pipeline.export.quantize.half_precision import Half, largest_output_error, write_half
+from slipstream.pipeline.export.quantize.quantise import Quantiser
+from slipstream.pipeline.export.session import onnx_predictor
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.predict import record_inputs
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.toys import images, trained_on
 from tests.support.wording import refuses
 
@@ -144,7 +144,7 @@ def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: p
 
 def test_two_onnx_runtimes_over_each_other_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """``pip install onnxruntime-gpu`` overwrites onnxruntime: both install a module of the same name."""
-    from slipstream.export import session
+    from slipstream.pipeline.export import session
 
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(session.PROVIDERS.values()))
     session.check_provider("cuda")
@@ -157,7 +157,7 @@ def test_two_onnx_runtimes_over_each_other_are_one_line(monkeypatch: pytest.Monk
 
 def test_on_a_gpu_fp32_is_not_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which would not agree with torch to the last digits that exporting asks for."""
-    from slipstream.export import session
+    from slipstream.pipeline.export import session
 
     asked = []
 
@@ -176,7 +176,7 @@ def test_on_a_gpu_fp32_is_not_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.prove
 def test_on_a_gpu_16_bits_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider's name stands for the CPU here, which computes FP16, and has no BF16: which is then said."""
-    from slipstream.export import session
+    from slipstream.pipeline.export import session
 
     monkeypatch.setitem(session.PROVIDERS, "cuda", "CPUExecutionProvider")
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")

@@ -12,18 +12,18 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.errors import UserError
-from slipstream.export.convert import to_onnx
-from slipstream.export.gpu_files import check_symmetric, trtexec_command, write_tensorrt
-from slipstream.export.quantize import quantise as quantisation
-from slipstream.export.quantize.quantise import WEIGHT_BITS, Quantiser, smooth_first_product
-from slipstream.export.quantize.recipes import Recipe, narrow_convolutions, recipes_for
-from slipstream.export.quantize.search import matmul_names, rank_by_error
-from slipstream.export.session import onnx_predictor
-from slipstream.machine.description import this_machine
-from slipstream.models.predict import record_inputs
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.export.convert import to_onnx
+from slipstream.pipeline.export.engine import check_symmetric, trtexec_command, write_tensorrt
+from slipstream.pipeline.export.quantize import quantise as quantisation
+from slipstream.pipeline.export.quantize.quantise import WEIGHT_BITS, Quantiser, smooth_first_product
+from slipstream.pipeline.export.quantize.recipes import Recipe, narrow_convolutions, recipes_for
+from slipstream.pipeline.export.quantize.search import matmul_names, rank_by_error
+from slipstream.pipeline.export.session import onnx_predictor
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.description import this_machine
+from slipstream.shared.models.predict import record_inputs
 from tests.support.toys import images, trained_on
 from tests.support.wording import refuses
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.export.config import ExportConfig
-from slipstream.export.quantize import speed_ranking
-from slipstream.export.quantize.recipes import Recipe
-from slipstream.export.quantize.search import choose_finalists
-from slipstream.export.quantize.speed_ranking import FP32, ExportCandidate, SpeedRanking
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.quantize import search
+from slipstream.pipeline.export.quantize.recipes import Recipe
+from slipstream.pipeline.export.quantize.search import FP32, ExportCandidate, SpeedRanking, choose_finalists
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 
@@ -31,8 +30,8 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> SpeedRanking:
         rounds = arguments[3]
         return {name: random.normal(1.2 if name == "c3" else 1.1, 0.15, rounds).tolist() for name in runs}
 
-    monkeypatch.setattr(speed_ranking, "screen_speedups", screen_speedups)
-    monkeypatch.setattr(speed_ranking, "onnx_predictor", lambda path, threads, provider: None)
+    monkeypatch.setattr(search, "screen_speedups", screen_speedups)
+    monkeypatch.setattr(search, "onnx_predictor", lambda path, threads, provider: None)
     return SpeedRanking(Path("fp32"), NUMERIC, np.zeros(4, NUMERIC.record), ExportConfig(), (1, 32))
 
 
@@ -53,9 +52,7 @@ def test_longer_looks_at_fewer_find_the_fastest(speeds: SpeedRanking) -> None:
 
 
 def test_what_is_clearly_slower_has_no_rank(speeds: SpeedRanking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        speed_ranking, "screen_speedups", lambda runs, *_: {n: [0.5 if n == "c1" else 1.0] * 3 for n in runs}
-    )
+    monkeypatch.setattr(search, "screen_speedups", lambda runs, *_: {n: [0.5 if n == "c1" else 1.0] * 3 for n in runs})
     field = candidates()
     speeds.screen(field, 0.0)
     ranked = speeds.rank(field, 0.0)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter
-from slipstream.export import engine
-from slipstream.export.config import ExportConfig
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from tasks.evaluate import evaluate
 from tasks.export import export
 from tests.support.toys import untrained

@@ -9,18 +9,18 @@ import pytest
 import torch
 import transformers
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.comparison.quality import ERROR, quality_loss
-from slipstream.comparison.tokens import rows_enough, upper_limit
-from slipstream.errors import UserError
-from slipstream.export import engine
-from slipstream.export.check import check_package
-from slipstream.export.config import ExportConfig
-from slipstream.export.package.triton import write_repository
-from slipstream.export.session import onnx_predictor
-from slipstream.models.metrics import compute_scores
-from slipstream.models.predict import grade_tokens, predict_records
-from slipstream.models.trained import TrainedModel
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.package.triton import write_repository
+from slipstream.pipeline.export.session import onnx_predictor
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.comparison.quality import ERROR, quality_loss
+from slipstream.shared.comparison.tokens import rows_enough, upper_limit
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.metrics import compute_scores
+from slipstream.shared.models.predict import grade_tokens, predict_records
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
 from tests.support.wording import refuses
 
@@ -105,7 +105,7 @@ def test_logits_of_many_rows_are_not_held_at_once(data: PreparedData, monkeypatc
         sizes.append(len(rows))
         return np.zeros((len(rows), LENGTH, VOCABULARY), np.float32)
 
-    monkeypatch.setattr("slipstream.models.predict.MOST_LOGITS", 7 * LENGTH * VOCABULARY)
+    monkeypatch.setattr("slipstream.shared.models.predict.MOST_LOGITS", 7 * LENGTH * VOCABULARY)
     assert predict_records(run, data.signature, data.split("test")).shape == (200, LENGTH, 2)
     assert max(sizes) == 7 and sum(sizes) == 200
     with refuses(UserError):

@@ -9,25 +9,30 @@ import pytest
 import torch
 import transformers
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.export import read_export
-from slipstream.errors import UserError
-from slipstream.export import engine
-from slipstream.export.check import BadPackage, check_package, main
-from slipstream.export.config import ExportConfig
-from slipstream.export.package.sign import sign_package
-from slipstream.export.package.triton import write_repository
-from slipstream.models.trained import TrainedModel
-from slipstream.plan.serving.model import read_model
-from slipstream.promote.comparison import ComparedPackage, Incomparable, paired_predictions
-from slipstream.promote.config import PromotionConfig
-from slipstream.promote.engine import evaluate_promotion, promote_package
-from slipstream.promote.store import Registry
-from slipstream.proofs.gpu.trainings import write_table
-from slipstream.report.engine import build_export
-from slipstream.score.model import ServedModel
-from slipstream.score.predict import TensorPredictor
-from slipstream.stages import StageRun
+from slipstream.operations.plan.serving.model import read_model
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.check import BadPackage, check_package, main
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.package.sign import sign_package
+from slipstream.pipeline.export.package.triton import write_repository
+from slipstream.pipeline.promote.comparison import (
+    ComparedPackage,
+    Incomparable,
+    evaluate_promotion,
+    paired_predictions,
+    promote_package,
+)
+from slipstream.pipeline.promote.config import PromotionConfig
+from slipstream.pipeline.promote.store import Registry
+from slipstream.pipeline.report.engine import build_export
+from slipstream.pipeline.score.model import ServedModel
+from slipstream.pipeline.score.predict import TensorPredictor
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.export import read_export
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.stages import StageRun
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
 from tests.support.toys import trained_on
 from tests.support.wording import line_with, refuses, same_wording
@@ -52,7 +57,7 @@ def exported(data: PreparedData, trained: TrainedModel, tmp_path_factory: pytest
     directory = tmp_path_factory.mktemp("exported") / "out"
     config = ExportConfig(most_parameters=20_639, half=True, tensorrt=True, licence="Apache-2.0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slipstream.artifacts.prepared.data.PreparedData.split", never)
+        patch.setattr("slipstream.shared.artifacts.prepared.data.PreparedData.split", never)
         patch.setattr(
             engine, "code_versions_of", lambda artifact: ["0a1b", "2c3d"] if artifact is trained.artifact else []
         )

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.export.check import check_package
-from slipstream.interconnect.history import ProfileHistory
-from slipstream.interconnect.profile import COURSE, MODEL, write_profile
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.trained import TrainedModel
-from slipstream.promote.store import Registry, manifest_digest
-from slipstream.proofs.gpu.trainings import write_table
-from slipstream.report.engine import build_report
-from slipstream.report.stage_results import StageResults
-from slipstream.settings import to_dict
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.promote.store import Registry, manifest_digest
+from slipstream.pipeline.report.engine import build_report
+from slipstream.pipeline.report.stage_results import StageResults
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.interconnect.history import ProfileHistory
+from slipstream.shared.interconnect.profile import COURSE, MODEL, write_profile
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.settings import to_dict
 from tests.support.bases import SIGNATURE, make_base
 from tests.support.fuzzed import Kinds, Whole
 from tests.support.network_profiles import network_profile

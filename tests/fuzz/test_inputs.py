@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.doctor.archive import Limits, read_limits, read_package
-from slipstream.doctor.package import SaveTime, check_package
-from slipstream.manifests.command import main as manifests
-from slipstream.models.adapters.peft_files import NewAdapter, peft_files, read_peft
-from slipstream.models.base.shape import SIZES
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.transformer_config import to_hugging_face
-from slipstream.plan.command import main as plan
-from slipstream.profiles.profile import load_profile
+from slipstream.operations.doctor.archive import Limits, read_limits, read_package
+from slipstream.operations.doctor.package import SaveTime, check_package
+from slipstream.operations.manifests.command import main as manifests
+from slipstream.operations.plan.command import main as plan
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.adapters.peft_files import NewAdapter, peft_files, read_peft
+from slipstream.shared.models.base.shape import SIZES
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.transformer_config import to_hugging_face
+from slipstream.shared.profiles.profile import load_profile
 from tests.support.adapters import LORA, adapted_network, adapters_of, plain_network
 from tests.support.exported_models import ON_CPU, write_exported
 from tests.support.fuzzed import Kinds, Whole

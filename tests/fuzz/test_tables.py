@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.source.config import DataConfig
-from slipstream.source.text import record_ends
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.text import record_ends
 from tests.support.arrow_columns import SUFFIXES, USES, columns, fuzz, outcome
 from tests.support.csv_text import blocks_against_csv
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.check import CHECKS, GpuCheck
-from slipstream.proofs.gpu.command import in_process
+from slipstream.operations.proofs.gpu.check import CHECKS, GpuCheck
+from slipstream.operations.proofs.gpu.command import in_process
 from tests.support import REPOSITORY
 from tests.support.bare_image import hidden_modules, listed_packages, present_in_image, write_blocker
 
 #: Packages that the code of this project imports and GPU images lack.
 CLIENTS = {"boto3", "botocore", "croniter", "flyteidl", "flytekit"}
-CHECK_MODULES = sorted({f"slipstream.proofs.gpu.checks.{check.function.split(':')[0]}" for check in CHECKS})
+CHECK_MODULES = sorted({f"slipstream.operations.proofs.gpu.checks.{check.function.split(':')[0]}" for check in CHECKS})
 
 
 @pytest.fixture
@@ -40,13 +40,18 @@ def test_clients_of_stores_and_of_flyte_are_hidden(image: Path) -> None:
 
 @pytest.mark.prove
 def test_every_check_and_the_command_line_are_imported(image: Path) -> None:
-    modules = [*CHECK_MODULES, "slipstream.proofs.gpu.command", "slipstream.train.command", "slipstream.cron"]
+    modules = [
+        *CHECK_MODULES,
+        "slipstream.operations.proofs.gpu.command",
+        "slipstream.pipeline.train.command",
+        "slipstream.shared.cron",
+    ]
     ended = run_python("\n".join(f"import {module}" for module in modules))
     assert ended.returncode == 0, ended.stderr
 
 
 def test_a_store_without_its_client_is_one_line(image: Path) -> None:
-    ended = run_python("from slipstream.storage import storage_for\nstorage_for('s3://bucket/key')")
+    ended = run_python("from slipstream.shared.storage import storage_for\nstorage_for('s3://bucket/key')")
     assert "UserError: s3://bucket/key: boto3 is missing" in ended.stderr
 
 

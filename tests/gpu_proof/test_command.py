@@ -10,11 +10,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from slipstream.proofs.gpu import command, torch_names
-from slipstream.proofs.gpu.check import CHECKS, CheckFigure, CheckResult, GpuCheck
-from slipstream.proofs.gpu.checks import machine
-from slipstream.proofs.gpu.page import HEADER, NOT_RUN, fill, page, row
-from slipstream.proofs.gpu.run_check import context_for, run_check
+from slipstream.operations.proofs.gpu import command, torch_names
+from slipstream.operations.proofs.gpu.check import CHECKS, CheckFigure, CheckResult, GpuCheck
+from slipstream.operations.proofs.gpu.checks import machine
+from slipstream.operations.proofs.gpu.page import HEADER, NOT_RUN, fill, page, row
+from slipstream.operations.proofs.gpu.run_check import context_for, run_check
 from tests.support import REPOSITORY
 
 #: What other tests do already, at length.

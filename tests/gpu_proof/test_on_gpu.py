@@ -9,21 +9,26 @@ import pytest
 import torch
 from torch.nn import functional
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.artifacts.results.training import OPERATIONS
-from slipstream.distributed.error_meanings import ErrorMeaning, error_meaning
-from slipstream.machine.gpus import gpu_names, visible_gpus
-from slipstream.machine.peaks import data_sheet_peak
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER
-from slipstream.train.checkpoint.staging import pin_memory
-from slipstream.train.config import TrainingConfig
-from slipstream.train.device_clock import device_clock, same_gpu
-from slipstream.train.loop.precision import kernels_configured
-from slipstream.train.loop.token_loss import token_losses
-from slipstream.train.profiler import WAIT, WARM_UP, StepProfiler
-from slipstream.train.throughput import measured_peak, synchronise_device
+from slipstream.operations.proofs.gpu.trainings import SMALL_TRANSFORMER
+from slipstream.pipeline.train.checkpoint.staging import pin_memory
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.device_clock import (
+    WAIT,
+    WARM_UP,
+    StepProfiler,
+    device_clock,
+    measured_peak,
+    same_gpu,
+    synchronise_device,
+)
+from slipstream.pipeline.train.loop.objective import token_losses
+from slipstream.pipeline.train.loop.state import kernels_configured
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.artifacts.results.training import OPERATIONS
+from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning
+from slipstream.shared.machine.gpus import data_sheet_peak, gpu_names, visible_gpus
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 
 GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not GPU, reason="torch sees no GPU")

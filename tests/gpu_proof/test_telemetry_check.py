@@ -11,11 +11,11 @@ from unittest import mock
 import pytest
 import torch
 
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
-from slipstream.proofs.gpu.checks import telemetry
-from slipstream.telemetry import ring
-from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.train.fault_tolerance.guard import Guard
+from slipstream.operations.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
+from slipstream.operations.proofs.gpu.checks import telemetry
+from slipstream.pipeline.train.fault_tolerance.guard import Guard
+from slipstream.shared.telemetry import ring
+from slipstream.shared.telemetry.records import DeviceReading, Sample
 from tests.support.fake_nvml import FakeNvml
 from tests.support.sampler_process import device, sample
 

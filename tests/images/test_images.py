@@ -74,7 +74,7 @@ def test_what_is_copied_exists_and_reaches_the_builder(image: list[Instruction])
     for path in (
         "slipstream/config.py",
         "workflows/schedules/development.toml",
-        "slipstream/profiles/built_in/local.toml",
+        "slipstream/shared/profiles/built_in/local.toml",
     ):
         assert (REPOSITORY / path).exists() and not ignored(path)
     assert not ignored("nets.py") and not ignored("mine/nets.py") and ignored("churn.parquet")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.format import MANIFEST
-from slipstream.errors import UserError
-from slipstream.interconnect.history import ProfileHistory
-from slipstream.interconnect.profile import FILE
+from slipstream.shared.artifacts.format import MANIFEST
+from slipstream.shared.errors import UserError
+from slipstream.shared.interconnect.history import ProfileHistory
+from slipstream.shared.interconnect.profile import FILE
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.network_profiles import network_profile, publish
 from tests.support.wording import refuses

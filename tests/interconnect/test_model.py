@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.interconnect.model.hockney import fit_hockney
-from slipstream.interconnect.model.predictions import model_curve, model_lines, step_lines
-from slipstream.interconnect.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
-from slipstream.interconnect.model.step_time import Compute
-from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from slipstream.shared.interconnect.model.hockney import Compute, fit_hockney
+from slipstream.shared.interconnect.model.predictions import model_curve, model_lines, step_lines
+from slipstream.shared.interconnect.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
+from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tests.support.wording import refuses, same_wording
 
 SIZES = [1 << n for n in range(10, 21, 2)]

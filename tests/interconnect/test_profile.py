@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.artifacts.records import from_tree
-from slipstream.errors import UserError
-from slipstream.interconnect.profile import (
+from slipstream.shared.artifacts.records import from_tree
+from slipstream.shared.errors import UserError
+from slipstream.shared.interconnect.profile import (
     Fingerprint,
     Host,
     Launch,

@@ -4,12 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.collectives.launch.measurements import measure_group
-from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.errors import UserError
-from slipstream.interconnect.fingerprint import refuse_unknown_interfaces
-from slipstream.interconnect.nccl_log import nccl_log_environment, parse_nccl_log, transport_fallbacks
-from slipstream.interconnect.topology import amd_links, numa_nodes, nvidia_links, rdma_devices
+from slipstream.pipeline.collectives.launch.measurements import measure_group
+from slipstream.pipeline.collectives.launch.worker import WorkerContext
+from slipstream.shared.errors import UserError
+from slipstream.shared.interconnect.fingerprint import refuse_unknown_interfaces
+from slipstream.shared.interconnect.topology import (
+    amd_links,
+    nccl_log_environment,
+    numa_nodes,
+    nvidia_links,
+    parse_nccl_log,
+    rdma_devices,
+    transport_fallbacks,
+)
 from tests.support.wording import same_wording
 from tests.support.worker_groups import in_group
 
@@ -132,7 +139,7 @@ def test_an_interface_that_does_not_exist_is_refused() -> None:
 
 
 def seen_over_loopback(worker: WorkerContext, settings: str) -> list[object]:
-    from slipstream.collectives.config import CollectivesConfig
+    from slipstream.pipeline.collectives.config import CollectivesConfig
 
     config = CollectivesConfig.from_json(settings)
     profile = measure_group(worker, config)

@@ -2,8 +2,13 @@
 
 import pytest
 
-from slipstream.interconnect.model.hockney import TimeEstimate
-from slipstream.interconnect.model.step_time import Compute, bucket_sizes, predict_step_time, step_seconds
+from slipstream.shared.interconnect.model.hockney import (
+    Compute,
+    TimeEstimate,
+    bucket_sizes,
+    predict_step_time,
+    step_seconds,
+)
 
 MB = 1 << 20
 

@@ -18,9 +18,9 @@ import pytest
 import transformers
 from transformers.utils import chat_template_utils
 
-from slipstream.errors import UserError
-from slipstream.language import template_process as processes
-from slipstream.language.chat_template import (
+from slipstream.shared.errors import UserError
+from slipstream.shared.language import template_process as processes
+from slipstream.shared.language.chat_template import (
     OWN_TEMPLATE,
     REASONING,
     CannotRender,
@@ -28,11 +28,11 @@ from slipstream.language.chat_template import (
     RenderedConversation,
     row_messages,
     special_tokens,
+    stop_token_ids,
     until_last_answer,
 )
-from slipstream.language.stops import stop_token_ids
-from slipstream.language.template_process import TemplateProcess, TemplateStopped, template_process
-from slipstream.language.tokenizer import SETTINGS, TEMPLATE, bytes_tokenizer
+from slipstream.shared.language.template_process import TemplateProcess, TemplateStopped, template_process
+from slipstream.shared.language.tokenizer import SETTINGS, TEMPLATE, bytes_tokenizer
 from tests.support.chat_templates import FAMILIES, FEATURES
 from tests.support.wording import refuses, same_wording
 
@@ -302,8 +302,8 @@ class TestTheProcess:
     def test_it_ends_with_its_parent_and_loads_no_torch(self) -> None:
         code = (
             "import sys, time\n"
-            "from slipstream.language.chat_template import ChatTemplate, OWN_TEMPLATE\n"
-            "from slipstream.language.template_process import template_process\n"
+            "from slipstream.shared.language.chat_template import ChatTemplate, OWN_TEMPLATE\n"
+            "from slipstream.shared.language.template_process import template_process\n"
             "assert not {'transformers', 'torch', 'jinja2'} & set(sys.modules)\n"
             "ChatTemplate(OWN_TEMPLATE, {}, '2024-07-26')\n"
             "assert not {'transformers', 'torch', 'jinja2'} & set(sys.modules)\n"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Library
 
-from slipstream.artifacts.prepared.tokenizer_json import FAST
-from slipstream.artifacts.versions import ROOT, cached_syntax
-from slipstream.errors import UserError
-from slipstream.language import engine
-from slipstream.language.tokenizer import SETTINGS, TEMPLATE, Tokenizer, TokenizerFiles, bytes_tokenizer
-from slipstream.prepare.language import corpus
+from slipstream.pipeline.prepare.language import corpus
+from slipstream.shared.artifacts.prepared.token_rows import FAST
+from slipstream.shared.artifacts.versions import ROOT, cached_syntax
+from slipstream.shared.errors import UserError
+from slipstream.shared.language import engine
+from slipstream.shared.language.tokenizer import SETTINGS, TEMPLATE, Tokenizer, TokenizerFiles, bytes_tokenizer
 from tests.support.corpora import prepare_language, story, write_lines, write_stories
 from tests.support.proving import first_few
 from tests.support.wording import refuses

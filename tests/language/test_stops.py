@@ -2,9 +2,8 @@
 
 import json
 
-from slipstream.language.chat_template import OWN_TEMPLATE
-from slipstream.language.stops import stop_token_ids
-from slipstream.language.tokenizer import FAST, SETTINGS, TEMPLATE, bytes_tokenizer
+from slipstream.shared.language.chat_template import OWN_TEMPLATE, stop_token_ids
+from slipstream.shared.language.tokenizer import FAST, SETTINGS, TEMPLATE, bytes_tokenizer
 
 OURS = {**bytes_tokenizer(turns=True), TEMPLATE: OWN_TEMPLATE}
 END, TURN_ENDS = 256, 258

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipstream import logs
+from slipstream.shared import logs
 
 #: As in a pod: Flyte has attached a handler to the root logger before.
 MESSAGES = """
 import logging
 logging.basicConfig(level=logging.DEBUG, format="flyte %(message)s")
-from slipstream.logs import logger
+from slipstream.shared.logs import logger
 log = logger("train")
 log.debug("one"); log.info("two of %d", 2); log.warning("three"); log.error("four")
 """

@@ -6,11 +6,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from slipstream.errors import UserError
 from slipstream.flyte import before_start, elastic
-from slipstream.machine import asked_gpus
-from slipstream.machine.asked_gpus import check_asked_gpus
-from slipstream.profiles.placement import Placement
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine import gpus
+from slipstream.shared.machine.gpus import check_asked_gpus
+from slipstream.shared.profiles.placement import Placement
 from tasks.train import train
 from tests.support.wording import refuses
 
@@ -29,7 +29,7 @@ def test_what_most_likely_hides_them(
     build: str | None, environment: dict[str, str], mounted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = tmp_path / "lib64"
-    monkeypatch.setattr(asked_gpus, "GKE_DRIVER", driver)
+    monkeypatch.setattr(gpus, "GKE_DRIVER", driver)
     if mounted:
         driver.mkdir()
     with refuses(UserError, match=r"^profile\.gpu:"):

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.versions import ROOT
-from slipstream.doctor import node
-from slipstream.errors import UserError
 from slipstream.flyte import stage
-from slipstream.machine import nvml
-from slipstream.machine.nvml import DriverHangs, in_time
+from slipstream.operations.doctor import node
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine import nvml
+from slipstream.shared.machine.nvml import DriverHangs, in_time
 from tests.support.fake_nvml import FakeNvml
 from tests.support.wording import line_with, same_wording
 
 ASK = """
-from slipstream.machine import gpus, nvml
+from slipstream.shared.machine import gpus, nvml
 nvml.DRIVER_S = 1.0
 print(gpus.visible_gpus())
 """

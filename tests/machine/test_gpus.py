@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.machine import gpus
-from slipstream.machine.nvml import NvmlDevice, visible_devices
+from slipstream.shared.machine import gpus
+from slipstream.shared.machine.nvml import NvmlDevice, visible_devices
 from tests.support.fake_nvml import see_four_gpus
 
 WHOLE = [NvmlDevice("handle", f"GPU-a{index}", index, "whole", "card", f"GPU-a{index}") for index in range(3)]

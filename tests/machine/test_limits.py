@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.distributed import pool
-from slipstream.errors import UserError
-from slipstream.machine import limits
-from slipstream.machine.limits import cpu_quota, memory_limit, parse_quantity
+from slipstream.shared.distributed import pool
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine import limits
+from slipstream.shared.machine.limits import cpu_quota, memory_limit, parse_quantity
 from tests.support.control_groups import tree
 from tests.support.wording import refuses
 

@@ -13,10 +13,10 @@ LINUX_ONLY = ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from slipstream.doctor.node import read_node
-from slipstream.machine.limits import usable_cores
-from slipstream.source.config import DataConfig
-from slipstream.prepare.engine import prepare
+from slipstream.operations.doctor.node import read_node
+from slipstream.shared.machine.limits import usable_cores
+from slipstream.shared.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
 import workflows.training
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.machine.peaks import data_sheet_peak
+from slipstream.shared.machine.gpus import data_sheet_peak
 
 
 @pytest.mark.parametrize(

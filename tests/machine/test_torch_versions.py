@@ -18,9 +18,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.errors import UserError
-from slipstream.machine import torch_versions
-from slipstream.machine.torch_versions import NEWEST, OLDEST, check_torch, release_text, wrap_in_ddp
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine import torch_versions
+from slipstream.shared.machine.torch_versions import NEWEST, OLDEST, check_torch, release_text, wrap_in_ddp
 from tests.support import REPOSITORY
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from slipstream.doctor.manifests import check_manifests
-from slipstream.doctor.objects import KubernetesManifest
-from slipstream.manifests.build import build_manifests
-from slipstream.manifests.site import profile_site
-from slipstream.manifests.triton import TritonService
-from slipstream.profiles.profile import parse_profile
+from slipstream.operations.doctor.manifests import check_manifests
+from slipstream.operations.doctor.objects import KubernetesManifest
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.site import profile_site
+from slipstream.operations.manifests.triton import TritonService
+from slipstream.shared.profiles.profile import parse_profile
 from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core
 from tests.support.written_manifests import trees
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.manifests import write
-from slipstream.manifests.command import main
-from slipstream.manifests.documents import MARK
+from slipstream.operations.manifests import write
+from slipstream.operations.manifests.command import main
+from slipstream.operations.manifests.documents import MARK
 from tests.support import REPOSITORY
 from tests.support.wording import line_with, same_wording
 

@@ -6,11 +6,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from slipstream.manifests.build import build_manifests
-from slipstream.manifests.documents import MARK, render_file
-from slipstream.manifests.site import profile_site
-from slipstream.plan.command import main as plan
-from slipstream.profiles.profile import load_profile
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.documents import MARK, render_file
+from slipstream.operations.manifests.site import profile_site
+from slipstream.operations.plan.command import main as plan
+from slipstream.shared.profiles.profile import load_profile
 from tests.support.measured_trainings import write_run
 from tests.support.written_manifests import PROFILES, files, objects, of_kind, site, trees
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import yaml
 
-from slipstream.errors import UserError
-from slipstream.manifests.build import build_manifests
-from slipstream.manifests.partitions import PARTITIONS
-from slipstream.manifests.site import profile_site
-from slipstream.profiles.placement import TYPE_LABEL
-from slipstream.profiles.profile import parse_profile
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.partitions import PARTITIONS
+from slipstream.operations.manifests.site import profile_site
+from slipstream.shared.errors import UserError
+from slipstream.shared.profiles.placement import TYPE_LABEL
+from slipstream.shared.profiles.profile import parse_profile
 from tests.support import REPOSITORY
 from tests.support.wording import refuses
 from tests.support.written_manifests import GPUS, files, named, of_kind, requirement, site, trees

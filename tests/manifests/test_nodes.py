@@ -5,12 +5,12 @@ from email import message_from_string
 import pytest
 import yaml
 
-from slipstream.machine.limits import parse_quantity
-from slipstream.manifests.build import build_manifests
-from slipstream.manifests.site import profile_site
-from slipstream.profiles.needs import pod_placements, tolerates_taint
-from slipstream.profiles.placement import TYPE_LABEL
-from slipstream.profiles.profile import load_profile, parse_profile
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.site import profile_site
+from slipstream.shared.machine.limits import parse_quantity
+from slipstream.shared.profiles.needs import pod_placements, tolerates_taint
+from slipstream.shared.profiles.placement import TYPE_LABEL
+from slipstream.shared.profiles.profile import load_profile, parse_profile
 from tests.support.written_manifests import GPUS, named, objects, of_kind, requirement, site, trees
 
 SCRIPT_AND_SETTINGS = ["text/x-shellscript", "application/node.eks.aws"]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from slipstream.machine.limits import parse_quantity
-from slipstream.manifests.build import build_manifests
-from slipstream.manifests.site import profile_site
-from slipstream.profiles.needs import asked_by, pod_placements
-from slipstream.profiles.profile import load_profile, parse_profile
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.site import profile_site
+from slipstream.shared.machine.limits import parse_quantity
+from slipstream.shared.profiles.needs import asked_by, pod_placements
+from slipstream.shared.profiles.profile import load_profile, parse_profile
 from tests.support.written_manifests import GPUS, PROFILES, named, objects, of_kind, site
 
 BOTH_QUEUES = ("production", "research")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipstream.manifests.documents import render_file
+from slipstream.operations.manifests.documents import render_file
 from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core, keys, mutated
 from tests.support.written_manifests import PROFILES, files, objects, trees
 

@@ -2,10 +2,10 @@
 
 import yaml
 
-from slipstream.manifests.build import build_manifests
-from slipstream.manifests.site import profile_site
-from slipstream.manifests.triton import TritonService
-from slipstream.profiles.profile import Profile, load_profile, parse_profile
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.site import profile_site
+from slipstream.operations.manifests.triton import TritonService
+from slipstream.shared.profiles.profile import Profile, load_profile, parse_profile
 from tests.support import REPOSITORY
 from tests.support.written_manifests import PROFILES, named, objects, trees
 

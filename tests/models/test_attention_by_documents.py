@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.export.config import ExportConfig
-from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.models.token_rows import attention_mask, token_ids
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.convert import EXAMPLE_ROWS, to_onnx
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
+from slipstream.shared.models.token_rows import attention_mask, token_ids
 
 LENGTH, END = 12, 9
 SIGNATURE = Signature(

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.adapters.network import add_adapters, quantise_frozen
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build_model, zero_inputs
-from slipstream.models.flops import training_flops
-from slipstream.models.tables_and_images import MLP
-from slipstream.train.loop.probe import flop_counter, probe_model
+from slipstream.pipeline.train.loop.probe import flop_counter, probe_model
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.adapters.network import add_adapters, quantise_frozen
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model, zero_inputs
+from slipstream.shared.models.flops import training_flops
+from slipstream.shared.models.tables_and_images import MLP
 from tests.support.proving import first_few
 
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def test_formulas_equal_torchs_counter_where_most_is_frozen(trained: str) -> Non
 def test_training_takes_the_formula_and_needs_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(CASES["shared heads"][1], TOKENS, 0)
     expected = counted(model)
-    monkeypatch.setattr("slipstream.train.loop.probe.sdpa_flop_count", None)
+    monkeypatch.setattr("slipstream.pipeline.train.loop.probe.sdpa_flop_count", None)
     assert probe_model(model, CPU).flops_per_row == expected
 
 

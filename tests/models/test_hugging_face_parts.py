@@ -11,13 +11,12 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor
 
-from slipstream.artifacts.hugging_face import INDEX, WHOLE
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.hugging_face.files import hugging_face_files
-from slipstream.models.hugging_face.parts import divide_into_shards, weight_files
-from slipstream.models.trained import TensorType
-from slipstream.models.transformer import Transformer
+from slipstream.shared.artifacts.prepared.token_rows import INDEX, WHOLE
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.hugging_face.files import divide_into_shards, hugging_face_files, weight_files
+from slipstream.shared.models.trained import TensorType
+from slipstream.shared.models.transformer import Transformer
 from tests.support.tokens import LENGTH, SIZES, VOCABULARY, token_data
 from tests.support.wording import refuses
 

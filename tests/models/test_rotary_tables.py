@@ -10,10 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream.models import transformer
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.proofs.gpu.layouts import LENGTH, SIGNATURE, SIZES, token_rows
+from slipstream.operations.proofs.gpu.layouts import LENGTH, SIGNATURE, SIZES, token_rows
+from slipstream.shared.models import transformer
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
 from tests.support.proving import first_few
 
 #: What only the tables need.

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch._dynamo.variables.torch import constant_fold_functions
 from torch.nn import functional
 
-from slipstream.models import transformer
-from slipstream.models.transformer import Attention, kernel_shares_heads, rotary_tables
-from slipstream.models.transformer_config import TransformerConfig
+from slipstream.shared.models import transformer
+from slipstream.shared.models.transformer import Attention, kernel_shares_heads, rotary_tables
+from slipstream.shared.models.transformer_config import TransformerConfig
 
 LENGTH = 12
 SIZES = {"vocab_size": 8, "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.artifacts.prepared.token_rows import write_token_rows
-from slipstream.errors import UserError
-from slipstream.train.data_loader import stored_blocks, training_batches
-from slipstream.train.data_order import GlobalOrder
+from slipstream.pipeline.train.data_loader import stored_blocks, training_batches
+from slipstream.pipeline.train.data_order import GlobalOrder
+from slipstream.shared.artifacts.prepared.token_rows import write_token_rows
+from slipstream.shared.errors import UserError
 from tests.support.groups import ALONE
 from tests.support.wording import refuses
 

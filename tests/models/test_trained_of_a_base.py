@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
-from slipstream.artifacts.hugging_face import CONFIG, WHOLE
-from slipstream.artifacts.results.training import KIND
-from slipstream.errors import UserError
-from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
-from slipstream.models.base.shape import shaped_for
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.trained import MODEL, Architecture, TrainedModel, write_trained
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, WHOLE
+from slipstream.shared.artifacts.results.training import KIND
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
+from slipstream.shared.models.base.shape import shaped_for
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.trained import MODEL, Architecture, TrainedModel, write_trained
 from tests.support.bases import SIGNATURE, make_base
 from tests.support.wording import refuses, same_wording
 

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
-from slipstream.artifacts.versions import ROOT
-from slipstream.export.config import ExportConfig
-from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.plan import block_names
-from slipstream.models.trained import TrainedModel
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.convert import EXAMPLE_ROWS, to_onnx
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.plan import block_names
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.corpora import prepare_language, write_stories
 from tests.support.training import trained
 

@@ -6,28 +6,28 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import PreparedData, Signature
-from slipstream.artifacts.records import to_tree
-from slipstream.artifacts.results.training import KIND
-from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun, propose_model
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.hugging_face.command import main
-from slipstream.models.tables_and_images import MLP
-from slipstream.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
-from slipstream.proofs.gpu.trainings import write_table
-from slipstream.train.config import TrainingConfig
-from slipstream.train.request import Lineage, TrainingRequest
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.compress.engine import CompressionRun, propose_model
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.request import Lineage, TrainingRequest
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
+from slipstream.shared.artifacts.records import to_tree
+from slipstream.shared.artifacts.results.training import KIND
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.hugging_face.command import main
+from slipstream.shared.models.tables_and_images import MLP
+from slipstream.shared.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
 from tests.support.wording import refuses
 
 #: Says so when it is imported, and when its factory is called.
 NETS = """
 from pathlib import Path
 Path("imported").touch()
-from slipstream.models.tables_and_images import MLP
+from slipstream.shared.models.tables_and_images import MLP
 def build(signature, **arguments):
     Path("called").touch()
     return MLP(signature, **arguments)
@@ -195,7 +195,7 @@ def test_only_what_the_module_itself_defines_is_called(name: str, message: str, 
 def test_functions_and_classes_of_the_module_are_called(data: PreparedData) -> None:
     assert isinstance(build_model(ModelConfig("own_nets:build"), data.signature, seed=0).network, MLP)
     Path("class_nets.py").write_text(
-        "from slipstream.models.tables_and_images import MLP\n"
+        "from slipstream.shared.models.tables_and_images import MLP\n"
         "class Network(MLP): pass\n"
         "build = lambda signature: Network(signature)\n"
     )

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from slipstream.models.trained import TYPES, Weights
+from slipstream.shared.models.trained import TYPES, Weights
 
 MIXED = {
     "b.weight": torch.arange(12.0).reshape(3, 4),

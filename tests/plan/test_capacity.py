@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.plan.capacity import (
+from slipstream.operations.plan.capacity import (
     ASSUMED_WAIT,
     ENOUGH,
     PastAttempt,
@@ -16,7 +15,8 @@ from slipstream.plan.capacity import (
     from_file,
     from_profile,
 )
-from slipstream.profiles.retries import poisson_quantile
+from slipstream.shared.errors import UserError
+from slipstream.shared.profiles.profile import poisson_quantile
 from tests.support.wording import refuses
 
 HOUR = 3600.0

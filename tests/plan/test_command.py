@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.artifacts.format import canonical_json
-from slipstream.artifacts.results.training_figures import gpu_name, read_figures
-from slipstream.checkpoint_interval import best_seconds
-from slipstream.plan.advice import (
+from slipstream.operations.plan.advice import (
     CapacityChoice,
     advice_sentences,
     feasible_choices,
     pareto_optimal,
     recommended_choice,
 )
-from slipstream.plan.command import main, old_price_warnings
-from slipstream.plan.decide import (
+from slipstream.operations.plan.command import main, old_price_warnings
+from slipstream.operations.plan.decide import (
     ON_DEMAND,
     SPOT,
     PlannedOption,
@@ -31,13 +28,16 @@ from slipstream.plan.decide import (
     plan_options,
     sweep_totals,
 )
-from slipstream.plan.estimate import WorkTime
-from slipstream.plan.measured import measured_training
-from slipstream.plan.options import instance_options
-from slipstream.plan.write import profile_toml
-from slipstream.profiles.profile import load_profile
-from slipstream.storage import storage_for
-from slipstream.telemetry.prices import built_in_prices
+from slipstream.operations.plan.estimate import WorkTime
+from slipstream.operations.plan.measured import measured_training
+from slipstream.operations.plan.options import instance_options
+from slipstream.operations.plan.write import profile_toml
+from slipstream.shared.artifacts.format import canonical_json
+from slipstream.shared.artifacts.results.ledger import gpu_name, read_figures
+from slipstream.shared.checkpoint_interval import best_seconds
+from slipstream.shared.profiles.profile import load_profile
+from slipstream.shared.storage import storage_for
+from slipstream.shared.telemetry.prices import built_in_prices
 from tests.support.measured_trainings import FIGURES, SPEED, figures, write_model, write_run
 from tests.support.wording import line_with, same_wording
 

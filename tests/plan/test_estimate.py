@@ -6,10 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.artifacts.results.ledger import EVALUATION, STEPS
-from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
-from slipstream.machine.peaks import PEAKS
-from slipstream.plan.estimate import (
+from slipstream.operations.plan.estimate import (
     HALF_WIDTH,
     LARGEST_BY_OPERATIONS,
     LARGEST_ERROR,
@@ -21,8 +18,11 @@ from slipstream.plan.estimate import (
     roofline_seconds,
     work_time,
 )
-from slipstream.plan.measured import MeasuredTraining, measured_training
-from slipstream.telemetry.prices import built_in_prices
+from slipstream.operations.plan.measured import MeasuredTraining, measured_training
+from slipstream.shared.artifacts.results.ledger import EVALUATION, STEPS
+from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from slipstream.shared.machine.gpus import PEAKS
+from slipstream.shared.telemetry.prices import built_in_prices
 from tests.support.measured_trainings import FIGURES, LEDGER, SECONDS, figures
 from tests.support.wording import same_wording
 

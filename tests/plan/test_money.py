@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.plan.capacity import PodCapacity
-from slipstream.plan.money import (
+from slipstream.operations.plan.capacity import PodCapacity
+from slipstream.operations.plan.money import (
     TrainingHours,
     billed_with_notices,
     break_even,
     mean_billed_hours,
     own_interval,
 )
-from slipstream.plan.simulation import PreemptionRules, simulate_trainings
+from slipstream.operations.plan.simulation import PreemptionRules, simulate_trainings
 
 JOB = TrainingHours(work=24, every=0.25, stall=0.005, publish=0.02, restart=0.1)
 SEVERAL = ((2.0, 0.5), (6.0, 1.0), (24.0, 0.3))

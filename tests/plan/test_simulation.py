@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from slipstream.plan.capacity import PodCapacity
-from slipstream.plan.money import TrainingHours
-from slipstream.plan.simulation import MOST_ATTEMPTS, PreemptionRules, SimulationResults, simulate_trainings
+from slipstream.operations.plan.capacity import PodCapacity
+from slipstream.operations.plan.money import TrainingHours
+from slipstream.operations.plan.simulation import MOST_ATTEMPTS, PreemptionRules, SimulationResults, simulate_trainings
 
 JOB = TrainingHours(work=10, every=1, stall=0.1, publish=0.05, restart=0.5)
 

@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from slipstream.errors import UserError
-from slipstream.plan.simulation import MOST_ATTEMPTS
-from slipstream.plan.storm import TrainingPace, is_warned, preemption_table, simulate_constant_rate
-from slipstream.profiles.profile import load_profile
-from slipstream.proofs.rehearsal.command import main
+from slipstream.operations.plan.simulation import (
+    MOST_ATTEMPTS,
+    TrainingPace,
+    is_warned,
+    preemption_table,
+    simulate_constant_rate,
+)
+from slipstream.operations.proofs.rehearsal.command import main
+from slipstream.shared.errors import UserError
+from slipstream.shared.profiles.profile import load_profile
 from tests.support.wording import same_wording
 
 SPOT = load_profile("a100-spot").placement("train")

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from slipstream.plan.estimate import (
+from slipstream.operations.plan.estimate import (
     HALF_WIDTH,
     LARGEST_ERROR,
     compute_seconds_per_step,
@@ -15,8 +15,8 @@ from slipstream.plan.estimate import (
     left_out_errors,
     roofline_seconds,
 )
-from slipstream.plan.measured import MeasuredTraining, measured_training
-from slipstream.train.throughput import measured_peak
+from slipstream.operations.plan.measured import MeasuredTraining, measured_training
+from slipstream.pipeline.train.device_clock import measured_peak
 from tests.support.measured_trainings import FIGURES, LEDGER, SECONDS, figures
 
 WIDTHS, BATCHES = (128, 256, 512, 1024), (64, 256, 1024, 4096)

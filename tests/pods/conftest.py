@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipstream.proofs.rehearsal.rehearsal import Rehearsal
-from slipstream.storage.s3 import client_of
+from slipstream.operations.proofs.rehearsal.rehearsal import Rehearsal
+from slipstream.shared.storage.s3 import client_of
 from tests.support.training_pods import Cluster, training_cluster
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from flyteidl.core.tasks_pb2 import TaskTemplate
 
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.kills import STRIKES, How
-from slipstream.proofs.rehearsal.outcomes import SYSTEM_RETRIES
-from slipstream.proofs.rehearsal.propeller import NodeFailed
-from slipstream.proofs.rehearsal.rendering import SPOT, SPOT_TOLERATION, primary_container
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.kills import STRIKES, How
+from slipstream.operations.proofs.rehearsal.outcomes import SYSTEM_RETRIES
+from slipstream.operations.proofs.rehearsal.propeller import NodeFailed
+from slipstream.operations.proofs.rehearsal.rendering import SPOT, SPOT_TOLERATION, primary_container
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.scheduler import Scheduler, SchedulerNode
 from tests.support.shell_tasks import Shell, running_pod, under_way, until, until_ready

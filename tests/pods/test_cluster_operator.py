@@ -11,11 +11,11 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 from flyteidl.core.literals_pb2 import LiteralMap
 
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.kills import STRIKES, How, Kill, Kills
-from slipstream.proofs.rehearsal.operator import Aborted, watch_job, watch_pod
-from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
-from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.kills import STRIKES, How, Kill, Kills
+from slipstream.operations.proofs.rehearsal.operator import Aborted, watch_job, watch_pod
+from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.job_pods import never
 from tests.support.processes import running

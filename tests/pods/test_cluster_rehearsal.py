@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from flyteidl.core.literals_pb2 import Literal
 
-from slipstream.artifacts.format import Artifact
 from slipstream.config import RunConfig
-from slipstream.prepare.engine import prepare
-from slipstream.profiles.profile import parse_profile
-from slipstream.proofs.rehearsal.propeller import Execution
-from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
+from slipstream.operations.proofs.rehearsal.propeller import Execution
+from slipstream.operations.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.profiles.profile import parse_profile
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tasks.prepare import made_by
 
 PROFILE = {"stages": {"prepare": {"nodes": 2, "retries": 3}}}

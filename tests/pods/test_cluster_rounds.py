@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.rounds import AGAIN_S, RETRIES, AdminUnavailable, RetriesExhausted
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.rounds import AGAIN_S, RETRIES, AdminUnavailable, RetriesExhausted
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.shell_tasks import Shell, running_pod, under_way, until
 

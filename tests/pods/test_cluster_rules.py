@@ -13,13 +13,13 @@ from flyteidl.core.workflow_pb2 import ArrayNode, IfElseBlock, Node
 from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
-from slipstream.profiles.profile import BUILT_IN, load_profile
-from slipstream.proofs.rehearsal.catalog import cache_key
-from slipstream.proofs.rehearsal.kills import drawn
-from slipstream.proofs.rehearsal.nodes import START, MalformedBranch, decide, needed, resolve, upstream
-from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget
-from slipstream.proofs.rehearsal.rehearsal import CONFIG, difference, literal, shrunk
-from slipstream.proofs.rehearsal.rendering import rendered
+from slipstream.operations.proofs.rehearsal.catalog import cache_key
+from slipstream.operations.proofs.rehearsal.kills import drawn
+from slipstream.operations.proofs.rehearsal.nodes import START, MalformedBranch, decide, needed, resolve, upstream
+from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget
+from slipstream.operations.proofs.rehearsal.rehearsal import CONFIG, difference, literal, shrunk
+from slipstream.operations.proofs.rehearsal.rendering import rendered
+from slipstream.shared.profiles.profile import BUILT_IN, load_profile
 
 SETTINGS = {"data": {f"name{number}": number for number in range(12)}, "sizes": [1, 2], "rate": 0.5, "on": True}
 SYSTEM, USER = AttemptOutcome("system", "lost"), AttemptOutcome("user", "lost peer")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from tests.support.scheduler import Scheduler, SchedulerNode, tolerates
 from tests.support.shell_tasks import until, until_ready
 

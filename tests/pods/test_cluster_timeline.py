@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.proofs.rehearsal.record import ExecutionRecord, short
-from slipstream.proofs.rehearsal.timeline import WIDTH, execution_chart, write_page
+from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.record import ExecutionRecord, short
+from slipstream.operations.proofs.rehearsal.timeline import WIDTH, execution_chart, write_page
 from tests.support.report_pages import HOSTILE, Parsed
 
 MAPPED = f"tasks.prepare.map_scan_share_{32 * 'a'}-arraynode"

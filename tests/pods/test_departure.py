@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from tests.support.job_pods import run_job
 from tests.support.training_pods import Cluster, pods_of_job, python_path, until_saved
 
 #: One rank has too little memory, at a step and after a time of its own.
 OUT_OF_MEMORY = """
 import os, time, torch
-from slipstream.train.loop import step
+from slipstream.pipeline.train.loop import step
 real, steps = step.train_step, []
 def train_step(*arguments):
     steps.append(1)

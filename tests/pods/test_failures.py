@@ -13,8 +13,6 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from slipstream.artifacts.homes import Holder
-from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.flyte.elastic import DistributedTask, Workspace
 from slipstream.flyte.failures import (
     AGENT_ERRORS,
@@ -28,6 +26,8 @@ from slipstream.flyte.failures import (
     collect_reports,
     ran_out_of_memory,
 )
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import Interrupted, OutOfMemory, Preempted, UserError
 
 ENDINGS = {
     UserError("data.target: no such column"): UserError,

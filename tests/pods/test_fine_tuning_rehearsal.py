@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
-from slipstream.export.config import ExportConfig
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.profiles.profile import load_profile
-from slipstream.proofs.rehearsal.acts import Acts
-from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal, shrunk
-from slipstream.source.config import DataConfig
-from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.operations.proofs.rehearsal.acts import Acts
+from slipstream.operations.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal, shrunk
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.profiles.profile import load_profile
+from slipstream.shared.source.config import DataConfig
 from tests.support.bases import make_base
 from tests.support.corpora import write_stories
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.doctor.archive import RegistrationArchive
-from slipstream.proofs.rehearsal.rendering import primary_container
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.operations.proofs.rehearsal.rendering import primary_container
 from tests.support.proving import first_few
 
 #: As in an image that has fontconfig's programs but not its configuration.
 FC_LIST = '#!/bin/sh\necho >> "$ASKED"\necho "Fontconfig error: Cannot load default config file" >&2\n'
 CHART = """
 from types import SimpleNamespace
-from slipstream.report.pages.charts import roc_curve
+from slipstream.pipeline.report.pages.charts import roc_curve
 print(roc_curve(SimpleNamespace(fpr=[0, 1], tpr=[0, 1]), "yes"))
 """
 

@@ -15,13 +15,13 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from slipstream.config import RunConfig
-from slipstream.doctor.archive import RegistrationArchive
-from slipstream.errors import UserError
 from slipstream.flyte.failures import WorkerFailed
 from slipstream.flyte.last_line import error_line
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.proofs.rehearsal.rendering import primary_container, rendered, values_of
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.rendering import primary_container, rendered, values_of
+from slipstream.shared.errors import UserError
 from tests.support.faulty_s3 import FaultyS3
 
 LIST_DATA = "tasks.prepare.list_data"
@@ -102,7 +102,7 @@ tasks.train.train FAILED
 ------------------------------------------------------------
 Root Cause (first observed failure):
   traceback : Traceback (most recent call last):
-    File "/root/slipstream/train/run.py", line 7, in run
+    File "/root/slipstream/pipeline/train/run.py", line 7, in run
       1 / 0
   ZeroDivisionError: division by zero
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.errors import UserError
 from slipstream.flyte import memory_notes
 from slipstream.flyte.memory_notes import MemoryNote, noted_memory, place_of_note, read_note, write_note
-from slipstream.machine.out_of_memory import MemoryCounters
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.out_of_memory import MemoryCounters
 
 GIB = 1 << 30
 

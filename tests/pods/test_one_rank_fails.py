@@ -14,7 +14,7 @@ from torch.distributed.launcher import api
 
 from slipstream.flyte.failures import WorkerExit, collect_reports
 from slipstream.flyte.forked_workers import forked_workers
-from slipstream.proofs.processes import FORK, free_port
+from slipstream.operations.proofs.processes import FORK, free_port
 from tests.support import alone
 
 REPORTED = {
@@ -65,7 +65,7 @@ def test_under_torchrun_a_rank_says_why_and_ends_at_once(kind: str, said: str, t
     code = f"""
 import os, sys
 from pathlib import Path
-from slipstream.train.command import alone_at_once
+from slipstream.pipeline.train.command import alone_at_once
 from tests.support.alone import fail_on_rank_1
 with alone_at_once():
     fail_on_rank_1({kind!r}, Path({str(tmp_path)!r}) / "failed")

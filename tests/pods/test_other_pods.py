@@ -12,11 +12,11 @@ from flyteidl.core.literals_pb2 import LiteralMap
 from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
-from slipstream.collectives.config import CollectivesConfig
 from slipstream.flyte import other_pods
 from slipstream.flyte.other_pods import WaitingForPods, rendezvous_timeouts, waiting_for_pods
-from slipstream.proofs.processes import free_port
-from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.processes import free_port
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.pipeline.collectives.config import CollectivesConfig
 from tasks.collectives import rendezvous_timeout
 from tests.support.job_pods import run_job
 from tests.support.scheduler import Scheduler, SchedulerNode

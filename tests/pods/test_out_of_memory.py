@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from slipstream.flyte.memory_notes import MemoryNote
-from slipstream.proofs.rehearsal.operator import demystified
-from slipstream.proofs.rehearsal.outcomes import AttemptOutcome
-from slipstream.proofs.rehearsal.pods import OOM_KILLED, PodProcess
+from slipstream.operations.proofs.rehearsal.operator import demystified
+from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome
+from slipstream.operations.proofs.rehearsal.pods import OOM_KILLED, PodProcess
 from tests.support.control_groups import memory_group, put
 from tests.support.job_pods import run_job
 from tests.support.training_pods import Cluster, pods_of_job, python_path
@@ -25,7 +25,7 @@ PEAKS = ("memory.peak", "memory.max_usage_in_bytes")
 #: In the third step one rank takes more than its pod has.
 HUNGRY = """
 import os
-from slipstream.train.loop import step
+from slipstream.pipeline.train.loop import step
 real, steps = step.train_step, []
 def train_step(*arguments):
     steps.append(1)
@@ -93,8 +93,8 @@ def test_a_rank_of_a_pod_by_itself(cluster: Cluster, groups: list[Path], tmp_pat
 NEARLY = """
 import time
 from pathlib import Path
-from slipstream.machine.limits import memory_used
-from slipstream.train.loop import step
+from slipstream.shared.machine.limits import memory_used
+from slipstream.pipeline.train.loop import step
 real, steps, taken = step.train_step, 0, []
 def train_step(*arguments):
     global steps

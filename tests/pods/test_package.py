@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from slipstream.doctor.archive import RegistrationArchive, workflow_nodes
-from slipstream.machine.limits import CPU, MEMORY
-from slipstream.profiles.profile import RESOLVED, load_profile, profile_names
-from slipstream.proofs.rehearsal.record import short
-from slipstream.proofs.rehearsal.rendering import primary_container
+from slipstream.operations.doctor.archive import RegistrationArchive, workflow_nodes
+from slipstream.operations.proofs.rehearsal.record import short
+from slipstream.operations.proofs.rehearsal.rendering import primary_container
+from slipstream.shared.machine.limits import CPU, MEMORY
+from slipstream.shared.profiles.profile import RESOLVED, load_profile, profile_names
 from tests.support.fake_nvml import see_four_gpus
 from tests.support.package import IMAGE, package
 

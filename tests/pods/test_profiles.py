@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from slipstream.errors import UserError
 from slipstream.flyte.before_start import refuse_other_shape
 from slipstream.flyte.elastic import DistributedTask, distributed
-from slipstream.machine.gpus import visible_gpus
-from slipstream.profiles.command import main
-from slipstream.profiles.placement import Placement
-from slipstream.profiles.profile import Profile, load_profile, parse_profile, profile_names
-from slipstream.stages import STAGES
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine.gpus import visible_gpus
+from slipstream.shared.profiles.command import main
+from slipstream.shared.profiles.placement import Placement
+from slipstream.shared.profiles.profile import Profile, load_profile, parse_profile, profile_names
+from slipstream.shared.stages import STAGES
 from tests.support.fake_nvml import see_four_gpus
 
 SHIPPED = ["a100-mig", "a100-spot", "cpu-cluster", "h100-efa-spot", "l4-spot", "local", "mi300x", "t4-shared"]

@@ -12,16 +12,16 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter
-from slipstream.artifacts.prepared.data import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
-from slipstream.doctor.archive import RegistrationArchive
-from slipstream.export.config import ExportConfig
-from slipstream.prepare.engine import prepare
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.proofs.rehearsal.rendering import primary_container, rendered, values_of
-from slipstream.source.config import DataConfig
-from slipstream.stages import StageRun
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.rendering import primary_container, rendered, values_of
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.format import MANIFEST, Artifact, ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.stages import StageRun
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import table_text
 from tests.support.toys import untrained

@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from flyteidl.core.literals_pb2 import Literal
 
-from slipstream.artifacts.format import FileRecord
-from slipstream.artifacts.results.scoring import Publication
 from slipstream.config import RunConfig
-from slipstream.profiles.profile import parse_profile
-from slipstream.proofs.rehearsal.kills import LOSSES, Kill, Kills
-from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
-from slipstream.score.publish import check_there, list_publications, read_manifest
+from slipstream.operations.proofs.rehearsal.kills import LOSSES, Kill, Kills
+from slipstream.operations.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
+from slipstream.pipeline.score.publish import check_there, list_publications, read_manifest
+from slipstream.shared.artifacts.format import FileRecord
+from slipstream.shared.artifacts.results.scoring import Publication
+from slipstream.shared.profiles.profile import parse_profile
 from tests.support.scoring import KEEP, in_shares, registry_with_model, write_files
 
 WORKFLOW = "workflows.scoring.score"

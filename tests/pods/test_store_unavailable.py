@@ -9,13 +9,13 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.export.config import ExportConfig
 from slipstream.flyte import elastic, stage
-from slipstream.models.config import ModelConfig
-from slipstream.source.config import DataConfig
-from slipstream.storage import retry
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.storage import retry
 from tasks.evaluate import evaluate
 from tasks.export import export
 from tasks.inputs import resolve_inputs

@@ -14,12 +14,12 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.models.config import ModelConfig
-from slipstream.proofs.gpu.trainings import write_table
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
-from slipstream.storage import download_all
-from slipstream.train.config import TrainingConfig
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.storage import download_all
 from tests.support.faulty_stores import Remote
 from tests.support.package import package
 

@@ -7,15 +7,23 @@ from pathlib import Path
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.profiles.profile import parse_profile
-from slipstream.proofs.rehearsal.kills import BY_THE_CLOCK, LOSSES, WRITES, How, Kill, Kills
-from slipstream.proofs.rehearsal.propeller import Execution
-from slipstream.proofs.rehearsal.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, shrunk, write_table
-from slipstream.storage import download_all
-from slipstream.sweep.config import SweepConfig
-from slipstream.sweep.records import TrialHistory
-from slipstream.sweep.space import searched_parameters
-from slipstream.sweep.store import SweepStore, best_trial
+from slipstream.operations.proofs.rehearsal.kills import BY_THE_CLOCK, LOSSES, WRITES, How, Kill, Kills
+from slipstream.operations.proofs.rehearsal.propeller import Execution
+from slipstream.operations.proofs.rehearsal.rehearsal import (
+    CONFIG,
+    TARGET,
+    Rehearsal,
+    literal,
+    rehearsal,
+    shrunk,
+    write_table,
+)
+from slipstream.pipeline.sweep.config import SweepConfig
+from slipstream.pipeline.sweep.records import TrialHistory
+from slipstream.pipeline.sweep.space import searched_parameters
+from slipstream.pipeline.sweep.store import SweepStore, best_trial
+from slipstream.shared.profiles.profile import parse_profile
+from slipstream.shared.storage import download_all
 from tests.support.sweep_runs import alone
 
 WORKFLOW = "workflows.sweep.sweep"

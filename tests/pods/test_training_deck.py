@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from tests.support.training_pods import BUG, Cluster, python_path, until_saved
 
 #: Shorter periods, in the agent and in its workers.
 SOON = """
 from slipstream.flyte.watching import live_deck
-from slipstream.train import so_far
-from slipstream.train.fault_tolerance import goodput
+from slipstream.pipeline.train import so_far
+from slipstream.pipeline.train.fault_tolerance import goodput
 live_deck.PERIOD_S, so_far.PERIOD_S, goodput.PERIOD_S = 0.5, 0.2, 0.2
 """
 
@@ -44,7 +44,7 @@ def test_a_finished_training_has_a_deck(cluster: Cluster) -> None:
 
 @pytest.mark.prove
 def test_it_is_published_as_training_goes_and_tells_of_earlier_attempts(cluster: Cluster, tmp_path: Path) -> None:
-    soon: dict[str, Any] = python_path(tmp_path, SOON, before="slipstream.train.run")
+    soon: dict[str, Any] = python_path(tmp_path, SOON, before="slipstream.pipeline.train.run")
     pod = cluster.pod(1, "decks", inputs="endless", **soon)
     first = until_shown(cluster, pod, "decks", 0, "Training and validation loss over the epochs")
     assert ">goes on<" in first

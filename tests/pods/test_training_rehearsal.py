@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from slipstream.proofs.rehearsal.kills import STRIKES
-from slipstream.proofs.rehearsal.operator import watch_job
-from slipstream.proofs.rehearsal.pods import PodProcess, largest_of_session
+from slipstream.operations.proofs.rehearsal.kills import STRIKES
+from slipstream.operations.proofs.rehearsal.operator import watch_job
+from slipstream.operations.proofs.rehearsal.pods import PodProcess, largest_of_session
 from tests.support.job_pods import never, run_job
 from tests.support.training_pods import BUG, Cluster, pods_of_job, python_path, until_saved, worker_of
 

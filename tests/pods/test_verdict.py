@@ -19,16 +19,16 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 
-from slipstream.errors import UserError
 from slipstream.flyte import departure, last_line
 from slipstream.flyte.departure import JobResult, OutputPrefix, error_document, one_verdict
 from slipstream.flyte.failures import PodPreempted
-from slipstream.flyte.out_of_memory import STAGE
-from slipstream.proofs.processes import FORK
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.storage import open_reader, retry
+from slipstream.flyte.metadata import STAGE
+from slipstream.operations.proofs.processes import FORK
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import open_reader, retry
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, SMALLER, Play, pod, run_job
 

@@ -6,11 +6,19 @@ from dataclasses import replace
 import pytest
 from flyteidl.core.literals_pb2 import Literal
 
-from slipstream.profiles.profile import load_profile
-from slipstream.proofs.rehearsal.acts import Acts
-from slipstream.proofs.rehearsal.bucket import SECRET
-from slipstream.proofs.rehearsal.propeller import Execution, NodeFailed
-from slipstream.proofs.rehearsal.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, shrunk, write_table
+from slipstream.operations.proofs.rehearsal.acts import Acts
+from slipstream.operations.proofs.rehearsal.bucket import SECRET
+from slipstream.operations.proofs.rehearsal.propeller import Execution, NodeFailed
+from slipstream.operations.proofs.rehearsal.rehearsal import (
+    CONFIG,
+    TARGET,
+    Rehearsal,
+    literal,
+    rehearsal,
+    shrunk,
+    write_table,
+)
+from slipstream.shared.profiles.profile import load_profile
 
 MAIN, PREPARE = "workflows.training.train_and_export", "workflows.training.prepare"
 #: The pods of a main job: those whose results are found again, and those of every run.

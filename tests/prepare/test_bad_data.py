@@ -10,9 +10,9 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.proving import first_few
 from tests.support.tables import Prepare, everything, table_text
 from tests.support.wording import refuses

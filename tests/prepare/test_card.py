@@ -7,8 +7,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.source import memory
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.source import memory
 from tests.support.tables import Prepare
 
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.language import template_process as processes
-from slipstream.language.template_process import template_process
-from slipstream.prepare.language import corpus, read
-from slipstream.source import quarantine
+from slipstream.pipeline.prepare.language import corpus, read
+from slipstream.shared.errors import UserError
+from slipstream.shared.language import template_process as processes
+from slipstream.shared.language.template_process import template_process
+from slipstream.shared.source import quarantine
 from tests.support.corpora import own_tokenizer, prepare_language, write_lines
 from tests.support.wording import refuses, same_wording
 

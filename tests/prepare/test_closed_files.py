@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from pyarrow import feather
 
-from slipstream.errors import UserError
-from slipstream.source.files import list_source
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.files import list_source
 from tests.support.tables import table_text
 from tests.support.wording import refuses, same_wording
 
@@ -24,12 +24,12 @@ AS_NOBODY = """
 import json, os, sys, tempfile
 from pathlib import Path
 import PIL.Image
-from slipstream.errors import UserError
-from slipstream.source.config import DataConfig
-from slipstream.prepare.engine import prepare
-from slipstream.source import images
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.source import images
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 
 with tempfile.TemporaryDirectory() as directory:  # imports all that is needed, from where only root may read
     prepare(Path(directory) / "p", sys.argv[1], "y", DataConfig(), {}, 1)

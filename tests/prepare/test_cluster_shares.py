@@ -13,18 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts import exchange
-from slipstream.artifacts.exchange import SUMMARY, VALUE
-from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.typed_values import encode_value
-from slipstream.errors import UserError
-from slipstream.prepare import shuffle
-from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import resolve_source
-from slipstream.prepare.sharded import merge_partitions, shares
-from slipstream.prepare.table import FittedTable, OpenedTable
-from slipstream.source.config import DataConfig, SplitConfig
-from slipstream.source.files import list_source
+from slipstream.pipeline.prepare import shuffle
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.prepare.resolve import resolve_source
+from slipstream.pipeline.prepare.sharded import merge_partitions, shares
+from slipstream.pipeline.prepare.table import FittedTable, OpenedTable
+from slipstream.shared.artifacts import exchange
+from slipstream.shared.artifacts.exchange import SUMMARY, VALUE
+from slipstream.shared.artifacts.format import DamagedArtifact
+from slipstream.shared.artifacts.typed_values import encode_value
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig, SplitConfig
+from slipstream.shared.source.files import list_source
 from tests.support.proving import diagonal
 from tests.support.shares import CONFIG, MADE_BY, on_several
 from tests.support.wording import refuses, same_wording
@@ -153,7 +153,7 @@ def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
 
 
 def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.source.documents.BLOCK_FILES", 25)
+    monkeypatch.setattr("slipstream.shared.source.documents.BLOCK_FILES", 25)
     for number in range(100):
         folder = tmp_path / "data" / f"class-{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,18 +9,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.documents import read_documents
-from slipstream.errors import UserError
-from slipstream.language.chat_template import (
+from slipstream.pipeline.prepare.language import corpus
+from slipstream.shared.artifacts.prepared.token_rows import read_documents
+from slipstream.shared.errors import UserError
+from slipstream.shared.language.chat_template import (
     CannotRender,
     ChatTemplate,
     RenderedConversation,
     load_chat_template,
     row_messages,
 )
-from slipstream.language.tokenizer import Tokenizer
-from slipstream.prepare.language import corpus
-from slipstream.source import quarantine
+from slipstream.shared.language.tokenizer import Tokenizer
+from slipstream.shared.source import quarantine
 from tests.support.corpora import own_tokenizer, prepare_language, rows_of, story, write_lines
 from tests.support.wording import refuses, same_wording
 

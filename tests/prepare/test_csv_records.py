@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.source.config import DataConfig
-from slipstream.source.files import SourceFile
-from slipstream.source.text import csv_blocks, record_ends, text_tables
-from slipstream.source.text.csv_blocks import NEVER_CLOSES, read_blocks
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.text import csv_blocks, record_ends, text_tables
+from slipstream.shared.source.text.csv_blocks import NEVER_CLOSES, read_blocks
 from tests.support.csv_text import PLAIN, QUOTED, blocks_against_csv, by_blocks, by_csv, drawn
 from tests.support.tables import Prepare
 

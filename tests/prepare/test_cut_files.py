@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.prepare.fit import scan
-from slipstream.source.columnar import LINE, list_units, read_unit
-from slipstream.source.config import DataConfig
-from slipstream.source.files import SourceFile, local_file
-from slipstream.source.memory import MemoryBudget
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.prepare.fit import scan
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columnar import LINE, list_units, read_unit
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import SourceFile, local_file
+from slipstream.shared.source.memory import MemoryBudget
 from tests.support.wording import refuses
 
 ROWS, BATCH = 60_000, 20_000

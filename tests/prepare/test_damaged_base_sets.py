@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.format import MANIFEST, canonical_json, hash_file
-from slipstream.errors import UserError
-from slipstream.prepare.base_set import BaseSet
+from slipstream.pipeline.prepare.base_set import BaseSet
+from slipstream.shared.artifacts.format import MANIFEST, canonical_json, hash_file
+from slipstream.shared.errors import UserError
 from tests.support.damaged_records import damages
 from tests.support.proving import first_few
 from tests.support.raw_tables import mixed_table

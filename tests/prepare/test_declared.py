@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.errors import UserError
-from slipstream.source.columns.transform import Transform
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
-from slipstream.source.text.csv_blocks import parse_csv_block, read_blocks
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columns.transform import Transform
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.text.csv_blocks import parse_csv_block, read_blocks
 from tests.support.tables import Prepare, everything
 from tests.support.wording import refuses
 

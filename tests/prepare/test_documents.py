@@ -9,18 +9,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.errors import UserError
-from slipstream.evaluate.baseline import feature_table
-from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.prepare.engine import prepare
-from slipstream.source.columns.transform import BUCKETS, Transform, tokenise_texts
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
+from slipstream.pipeline.evaluate.engine import feature_table
+from slipstream.pipeline.export.convert import EXAMPLE_ROWS, to_onnx
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.source.columns.transform import BUCKETS, Transform, tokenise_texts
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.tables import Prepare, everything
 from tests.support.wording import refuses
 
@@ -83,7 +83,7 @@ class TestFolders:
     def test_the_same_bytes_on_any_number_of_processes(
         self, prepared: Prepare, folders: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("slipstream.source.documents.BLOCK_FILES", 90)
+        monkeypatch.setattr("slipstream.shared.source.documents.BLOCK_FILES", 90)
         one, two = prepared(folders, target=""), prepared(folders, target="", workers=2)
         for name in ("train-00000.rows", "test-00000.rows", "card.json"):
             assert one.artifact.files[name].sha256 == two.artifact.files[name].sha256

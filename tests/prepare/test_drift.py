@@ -4,12 +4,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.comparison.stability import DriftTest, drift_test, significant_drifts
-from slipstream.prepare.card import column_figures, column_warnings
-from slipstream.prepare.drift import drift_from
-from slipstream.prepare.fit.scan import SPLIT
-from slipstream.prepare.fit.splits import TRAIN
+from slipstream.pipeline.prepare.card import column_figures, column_warnings
+from slipstream.pipeline.prepare.drift import drift_from
+from slipstream.pipeline.prepare.fit.scan import SPLIT
+from slipstream.pipeline.prepare.fit.splits import TRAIN
+from slipstream.shared.artifacts.prepared.data import SPLITS
+from slipstream.shared.comparison.stability import DriftTest, drift_test, significant_drifts
 from tests.support.tables import Prepare
 
 

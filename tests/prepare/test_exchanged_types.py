@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.artifacts.typed_values import decode_value, encode_value
-from slipstream.prepare.fit.scan import scan_unit
-from slipstream.prepare.images import encode_part
-from slipstream.prepare.resolve import SourceToPrepare
-from slipstream.prepare.sharded import merge_partitions, shares
-from slipstream.prepare.shuffle import merge_part
-from slipstream.prepare.table import FittedTable, OpenedTable, encode_unit
-from slipstream.source.config import DataConfig
-from slipstream.source.documents import read_files
-from slipstream.source.text.text_tables import make_columnar
+from slipstream.pipeline.prepare.fit.scan import scan_unit
+from slipstream.pipeline.prepare.images import encode_part
+from slipstream.pipeline.prepare.resolve import SourceToPrepare
+from slipstream.pipeline.prepare.sharded import merge_partitions, shares
+from slipstream.pipeline.prepare.shuffle import merge_part
+from slipstream.pipeline.prepare.table import FittedTable, OpenedTable, encode_unit
+from slipstream.shared.artifacts.typed_values import decode_value, encode_value
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.documents import read_files
+from slipstream.shared.source.text.text_tables import make_columnar
 from tests.support.bits import bits
 
 EXCHANGED = [

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import frame_file
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.prepare.resolve import frame_file
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.wording import refuses
 
 

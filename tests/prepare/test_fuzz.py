@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyarrow import feather
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.source import images
-from slipstream.source.columns.number_formats import DECLARED
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source import images
+from slipstream.shared.source.columns.number_formats import DECLARED
+from slipstream.shared.source.config import DataConfig
 from tests.support.wording import refuses
 
 CELLS = st.one_of(

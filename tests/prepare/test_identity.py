@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.artifacts.format import MANIFEST, hash_file
-from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.errors import UserError
-from slipstream.source.columns.identity import MISSING, hash_rows, hash_values
-from slipstream.source.columns.number_formats import NumberFormat
+from slipstream.shared.artifacts.format import MANIFEST, hash_file
+from slipstream.shared.artifacts.prepared.data import SPLITS
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columns.identity import MISSING, hash_rows, hash_values
+from slipstream.shared.source.columns.number_formats import NumberFormat
 from tests.support.formats import FORMATS, Columns, marked, places, prepare_as, rows_of_all_kinds
 from tests.support.tables import Prepare, with_types
 from tests.support.wording import refuses

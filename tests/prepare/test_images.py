@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.tables import Prepare, everything
 from tests.support.wording import refuses, same_wording
 
@@ -67,7 +67,7 @@ class TestFolders:
     def test_the_same_bytes_on_any_number_of_processes(
         self, prepared: Prepare, folders: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("slipstream.source.images.CHUNK_BYTES", 7 * 30)
+        monkeypatch.setattr("slipstream.shared.source.images.CHUNK_BYTES", 7 * 30)
         one, two = prepared(folders, target=""), prepared(folders, target="", workers=2)
         monkeypatch.undo()
         whole = prepared(folders, target="")
@@ -187,7 +187,7 @@ class TestArrays:
     ) -> None:
         images, labels = DRAW.integers(0, 256, (90, 6, 5, 3), np.uint8), np.arange(90) % 12
         save(tmp_path / "a.npz", images=self.LAYOUTS[layout](images), labels=labels)
-        monkeypatch.setattr("slipstream.source.images.CHUNK_BYTES", 1000)
+        monkeypatch.setattr("slipstream.shared.source.images.CHUNK_BYTES", 1000)
         data = prepared(tmp_path / "a.npz", target="", split={"seed": 1})
         channels = 1 if layout == "grey" else 3
         rows = everything(data)

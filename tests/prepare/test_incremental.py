@@ -10,19 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import SPLITS, TARGET, PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare import engine, shuffle
-from slipstream.prepare.base_set import setting_value
-from slipstream.prepare.fit.scan import scan_unit
-from slipstream.prepare.resolve import resolve_source
-from slipstream.prepare.sharded import shares
-from slipstream.source.config import DataConfig, SplitConfig
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
-from slipstream.train.data_loader import stored_blocks, training_batches
-from slipstream.train.data_order import GlobalOrder
+from slipstream.pipeline.prepare import engine, shuffle
+from slipstream.pipeline.prepare.base_set import setting_value
+from slipstream.pipeline.prepare.fit.scan import scan_unit
+from slipstream.pipeline.prepare.resolve import resolve_source
+from slipstream.pipeline.prepare.sharded import shares
+from slipstream.pipeline.train.data_loader import stored_blocks, training_batches
+from slipstream.pipeline.train.data_order import GlobalOrder
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.data import SPLITS, TARGET, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig, SplitConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.groups import ALONE
 from tests.support.shares import on_several
 from tests.support.wording import refuses, same_wording
@@ -80,7 +80,7 @@ def test_rows_that_are_there_stay_and_new_ones_become_segments(
         scanned.append(job[1].file)
         return scan_unit(job)
 
-    monkeypatch.setattr("slipstream.prepare.table.scan_unit", noted)
+    monkeypatch.setattr("slipstream.pipeline.prepare.table.scan_unit", noted)
     both = prepare(tmp_path / "both", sales, january.artifact.directory)
     # What was there was neither read again as data nor written again as bytes.
     assert scanned == [str(sales / "february.parquet")] * 2

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.documents import read_documents
-from slipstream.errors import UserError
-from slipstream.language.tokenizer import Tokenizer, train_tokenizer
-from slipstream.prepare.engine import prepare
-from slipstream.prepare.language import corpus, encode
-from slipstream.source import quarantine
-from slipstream.source.config import DataConfig
-from slipstream.source.standard_library import list_standard_library
-from slipstream.storage import s3
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.prepare.language import corpus, encode
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.token_rows import read_documents
+from slipstream.shared.errors import UserError
+from slipstream.shared.language.tokenizer import Tokenizer, train_tokenizer
+from slipstream.shared.source import quarantine
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.standard_library import list_standard_library
+from slipstream.shared.storage import s3
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.wording import same_wording
@@ -142,7 +142,7 @@ def test_a_tokenizer_is_trained_on_the_training_split_alone_and_travels(stories:
 
 def test_the_type_is_the_narrowest(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = prepare_language(tmp_path / "narrow", stories)
-    monkeypatch.setattr("slipstream.prepare.language.engine.MOST_NARROW", 256)
+    monkeypatch.setattr("slipstream.pipeline.prepare.language.engine.MOST_NARROW", 256)
     wide = prepare_language(tmp_path / "wide", stories, across_documents=True)
     assert narrow.signature.inputs[0].dtype == "int16" and wide.signature.inputs[0].dtype == "int32"
     assert (rows_of(narrow, "train") == rows_of(wide, "train")).all() and wide.signature.document_end == -1
@@ -175,7 +175,7 @@ def test_what_was_interrupted_resumes_with_the_same_bytes(
         return real(job)
 
     killed.__name__ = real.__name__
-    monkeypatch.setattr("slipstream.prepare.language.engine.encode_documents", killed)
+    monkeypatch.setattr("slipstream.pipeline.prepare.language.engine.encode_documents", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "first", str(stories), "", config, {}, scratch=tmp_path / "scratch")
     resumed = prepare(tmp_path / "second", str(stories), "", config, {}, scratch=tmp_path / "scratch")

@@ -13,17 +13,17 @@ import pytest
 from PIL import Image
 from pyarrow import feather
 
-from slipstream.artifacts import exchange
-from slipstream.artifacts.format import Artifact
-from slipstream.errors import UserError
-from slipstream.prepare import engine
-from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import SourceToPrepare, resolve_source
-from slipstream.prepare.sharded import shares
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
-from slipstream.storage import s3
+from slipstream.pipeline.prepare import engine
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.prepare.resolve import SourceToPrepare, resolve_source
+from slipstream.pipeline.prepare.sharded import shares
+from slipstream.shared.artifacts import exchange
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
+from slipstream.shared.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.shares import on_several
 from tests.support.tables import table_text

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
+from slipstream.shared.errors import UserError
 from tasks.prepare import list_data, open_shares
 from tests.support.small_disk import on_a_small_disk, small_disks
 from tests.support.wording import refuses, same_wording
@@ -27,10 +27,10 @@ __all__ = ["small_disks"]
 ATTEMPTS = """
 import errno, json, sys
 from pathlib import Path
-from slipstream.artifacts import format
-from slipstream.errors import UserError
-from slipstream.prepare import engine
-from slipstream.source.config import DataConfig
+from slipstream.shared.artifacts import format
+from slipstream.shared.errors import UserError
+from slipstream.pipeline.prepare import engine
+from slipstream.shared.source.config import DataConfig
 
 data, disk, where, workers = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 owner, name = {
@@ -78,7 +78,7 @@ def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("slipstream.prepare.sharded.shares.open_shares", full)
+    monkeypatch.setattr("slipstream.pipeline.prepare.sharded.shares.open_shares", full)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("x,y\n1,2\n")
     listing = list_data.task_function(data="t.csv", target="y", config=RunConfig()).listing

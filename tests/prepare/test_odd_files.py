@@ -7,13 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.logs import logger
-from slipstream.one_line import MOST_CHARACTERS
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig, SplitConfig
-from slipstream.source.files import list_source
-from slipstream.storage import s3
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.errors import MOST_CHARACTERS, UserError
+from slipstream.shared.logs import logger
+from slipstream.shared.source.config import DataConfig, SplitConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import Prepare, table_text, with_types
 from tests.support.wording import refuses, same_wording

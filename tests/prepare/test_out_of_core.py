@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.source.memory import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, MemoryBudget
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.source.memory import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, MemoryBudget
 
 #: 16 GB of numbers, in a process that may hold 2 GiB of data.
 ROWS, COLUMNS, GROUP = 10_000_000, 200, 100_000
@@ -24,8 +24,8 @@ ON_DISK = 5 * ROWS * COLUMNS * 4
 PREPARE = """
 import sys
 from pathlib import Path
-from slipstream.source.config import DataConfig
-from slipstream.prepare.engine import prepare
+from slipstream.shared.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
 prepare(Path(sys.argv[2]), sys.argv[1], "y", DataConfig(id="id"), {})
 """
 
@@ -83,8 +83,8 @@ def test_the_budget_bounds_what_is_held_and_changes_nothing_for_ordinary_tables(
 PEAK = """
 import re, sys
 from pathlib import Path
-from slipstream.source.config import DataConfig
-from slipstream.prepare.engine import prepare
+from slipstream.shared.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
 
 def peak():  # getrusage would give that of the process which started this one, if it was larger
     return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
 from tests.support.proving import diagonal, first_few
 from tests.support.shares import MADE_BY, on_several
 from tests.support.tables import Prepare, with_types

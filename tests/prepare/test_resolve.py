@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.prepare.base_set import BaseSet
-from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import SourceToPrepare, resolve_source
-from slipstream.source.config import DataConfig
-from slipstream.source.files import SourceFile, list_source
+from slipstream.pipeline.prepare.base_set import BaseSet
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.prepare.resolve import SourceToPrepare, resolve_source
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import SourceFile, list_source
 from tests.support.shares import on_several
 
 TABLE = DataConfig(id="id")

@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts import typed_values
-from slipstream.artifacts.format import Artifact, DamagedArtifact
-from slipstream.artifacts.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
-from slipstream.distributed.pool import WorkerPool
-from slipstream.errors import UserError
-from slipstream.prepare import engine, shuffle
-from slipstream.prepare.fit.scan import scan_unit
-from slipstream.prepare.shuffle import merge_part
-from slipstream.prepare.table import encode_unit
-from slipstream.source.config import DataConfig
-from slipstream.source.text.text_tables import make_columnar
+from slipstream.pipeline.prepare import engine, shuffle
+from slipstream.pipeline.prepare.fit.scan import scan_unit
+from slipstream.pipeline.prepare.shuffle import merge_part
+from slipstream.pipeline.prepare.table import encode_unit
+from slipstream.shared.artifacts import typed_values
+from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
+from slipstream.shared.artifacts.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
+from slipstream.shared.distributed.pool import WorkerPool
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.text.text_tables import make_columnar
 from tests.support.proving import first_few
 from tests.support.wording import refuses, same_wording
 
@@ -39,12 +39,12 @@ PART_BYTES, PARTS = 9000, 5
 KILLED = """
 import functools, os, signal, sys, time
 from pathlib import Path
-from slipstream.source.text import text_tables
-from slipstream.prepare import shuffle, table
-from slipstream.prepare.fit import scan
-from slipstream.prepare import engine
-from slipstream.source.config import DataConfig
-from slipstream.distributed.pool import WorkerPool
+from slipstream.shared.source.text import text_tables
+from slipstream.pipeline.prepare import shuffle, table
+from slipstream.pipeline.prepare.fit import scan
+from slipstream.pipeline.prepare import engine
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.distributed.pool import WorkerPool
 
 data, directory, scratch, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
@@ -346,9 +346,9 @@ def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
 OVERTAKEN = """
 import os, shutil, signal, sys
 from pathlib import Path
-from slipstream.prepare import engine
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
+from slipstream.pipeline.prepare import engine
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
 
 data, other, directory, scratch = sys.argv[1:]
 listing, scan_units = list_source(data), engine.scan_units

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare.base_set import BaseSet
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
-from slipstream.storage import StorageUnavailable, retry, s3, storage_for
+from slipstream.pipeline.prepare.base_set import BaseSet
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
+from slipstream.shared.storage import StorageUnavailable, retry, s3, storage_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import table_text
 from tests.support.wording import refuses

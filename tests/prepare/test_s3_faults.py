@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from slipstream.artifacts.format import MANIFEST
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
-from slipstream.storage import StorageUnavailable, retry, s3
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.format import MANIFEST
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.storage import StorageUnavailable, retry, s3
 from tasks.prepare import list_data
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.proving import diagonal, first_few
@@ -105,7 +105,7 @@ def test_what_is_denied_in_the_midst_is_not_called_damaged(
 def test_what_is_gone_after_it_was_listed_is_named(
     store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
-    from slipstream.source import files
+    from slipstream.shared.source import files
 
     address = put(tmp_path / f"t.{format}")
     listed = files.stored_files(address)

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.source.columns import value_types
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.config import DataConfig
 from tests.support.tables import Prepare, with_types
 from tests.support.wording import refuses
 

@@ -5,11 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import segment_name
-from slipstream.artifacts.resume import ResumableScratch
-from slipstream.distributed.pool import WorkerPool
-from slipstream.prepare.shuffle import (
+from slipstream.pipeline.prepare.shuffle import (
     MOST_PARTS,
     RunWriter,
     SortedRun,
@@ -20,6 +16,10 @@ from slipstream.prepare.shuffle import (
     split_parts,
     write_merged_part,
 )
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import segment_name
+from slipstream.shared.artifacts.resume import ResumableScratch
+from slipstream.shared.distributed.pool import WorkerPool
 
 ROWS, BATCH, BATCHES_OF_A_FILE = 3000, 250, 3
 RECORD = np.dtype([("number", "<i4"), ("more", "<f4", (3,))])
@@ -45,7 +45,7 @@ def write_runs(scratch: Path, shuffle: bool) -> tuple[list[SortedRun], np.ndarra
 def test_rows_are_stored_in_the_order_of_their_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, bucket_bytes: int
 ) -> None:
-    monkeypatch.setattr("slipstream.prepare.shuffle.BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr("slipstream.pipeline.prepare.shuffle.BUCKET_BYTES", bucket_bytes)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     runs, order = write_runs(scratch, shuffle)
@@ -66,7 +66,7 @@ def test_rows_are_stored_in_the_order_of_their_keys(
 def test_parts_are_consecutive_ranges_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, part_bytes: int
 ) -> None:
-    monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", part_bytes)
+    monkeypatch.setattr("slipstream.pipeline.prepare.shuffle.PART_BYTES", part_bytes)
     scratch = ResumableScratch(tmp_path / "scratch", WorkerPool(1))
     runs, order = write_runs(scratch.root, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
@@ -93,7 +93,7 @@ def test_parts_are_consecutive_ranges_of_keys(
 
 def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rows form a split, and rows keep their order, so its keys lie in the last part."""
-    monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", 160)
+    monkeypatch.setattr("slipstream.pipeline.prepare.shuffle.PART_BYTES", 160)
     order, records = order_keys(0, 100, 100, shuffle=False), np.zeros(100, RECORD)
     records["number"] = np.arange(100)
     scratch = ResumableScratch(tmp_path / "scratch", WorkerPool(1))

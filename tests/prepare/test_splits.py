@@ -4,12 +4,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare.fit.splits import assign_splits
-from slipstream.source.columns.hashing import row_keys, splitmix64
-from slipstream.source.columns.identity import hash_rows, hash_values
-from slipstream.source.config import SplitConfig
+from slipstream.pipeline.prepare.fit.splits import assign_splits
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columns.identity import hash_rows, hash_values, row_keys, splitmix64
+from slipstream.shared.source.config import SplitConfig
 from tests.support.tables import Prepare, table_text
 from tests.support.wording import refuses
 

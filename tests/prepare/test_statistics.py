@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.fit.moments import CodeOccurrences, ColumnMoments, column_moments
-from slipstream.source.columns import value_types
-from slipstream.source.memory import MemoryBudget
+from slipstream.pipeline.prepare.fit.moments import CodeOccurrences, ColumnMoments, column_moments
+from slipstream.shared.artifacts.prepared.data import SPLITS
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.memory import MemoryBudget
 from tests.support.tables import Prepare
 
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
-from slipstream.source.files import list_source
-from slipstream.source.fingerprint import fingerprint_source
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.faulty_stores import REMOTE, Remote
 from tests.support.proving import first_few
 from tests.support.tables import table_text

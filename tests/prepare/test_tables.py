@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.source.config import DataConfig
 from tests.support.tables import Prepare, everything, table_text
 
 ADULT = Path(__file__).parents[3] / "shared" / "data"

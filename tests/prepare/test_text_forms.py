@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.errors import UserError
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
 from tests.support.tables import Prepare, table_text, with_types
 from tests.support.wording import refuses
 

@@ -5,9 +5,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.errors import UserError
-from slipstream.source.columns.transform import Transform
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columns.transform import Transform
 from tests.support.tables import Prepare
 from tests.support.wording import refuses
 

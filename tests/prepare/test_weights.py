@@ -8,18 +8,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.source.config import DataConfig
-from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import stored_blocks, training_batches
-from slipstream.train.data_order import GlobalOrder
-from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.state import Progress, TrainingState
-from slipstream.train.loop.step import train_step
-from slipstream.train.parallel.replicas import ReplicatedModel
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.data_loader import stored_blocks, training_batches
+from slipstream.pipeline.train.data_order import GlobalOrder
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
+from slipstream.pipeline.train.loop.step import train_step
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
+from slipstream.shared.artifacts.prepared.data import SPLITS
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.source.config import DataConfig
 from tests.support.groups import ALONE
 from tests.support.tables import Prepare
 from tests.support.wording import refuses

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.versions import code_version
 from slipstream.flyte import metadata, stage
-from slipstream.machine import description as machine
-from slipstream.profiles.profile import load_profile, profile_names
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.machine import description as machine
+from slipstream.shared.profiles.profile import load_profile, profile_names
 
 PROFILE = "[default]\ncpu = '{cpu}'\nretries = {retries}\n[default.environment]\nNCCL_ALGO = '{algorithm}'\n"
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from slipstream.machine.limits import parse_quantity
-from slipstream.profiles.needs import at_once, format_quantity, pod_placements, profile_cloud, tolerates_taint
-from slipstream.profiles.placement import Placement, Toleration
-from slipstream.profiles.profile import load_profile, parse_profile
+from slipstream.shared.machine.limits import parse_quantity
+from slipstream.shared.profiles.needs import at_once, format_quantity, pod_placements, profile_cloud, tolerates_taint
+from slipstream.shared.profiles.placement import Placement, Toleration
+from slipstream.shared.profiles.profile import load_profile, parse_profile
 
 TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
 

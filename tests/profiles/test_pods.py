@@ -9,8 +9,8 @@ import pytest
 from kubernetes.client import ApiClient
 
 from slipstream.flyte.metadata import needs_template, pod_accelerator, pod_environment, pod_metadata, pod_template
-from slipstream.profiles.placement import Placement, Toleration
-from slipstream.profiles.profile import Profile
+from slipstream.shared.profiles.placement import Placement, Toleration
+from slipstream.shared.profiles.profile import Profile
 
 AFFINITY = {
     "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}
@@ -107,7 +107,7 @@ import json
 import numpy, pyarrow, torch
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 from threadpoolctl import threadpool_info
-from slipstream.machine.limits import usable_cores
+from slipstream.shared.machine.limits import usable_cores
 
 pools = {f"{pool['internal_api']} {pool['filepath']}": pool["num_threads"] for pool in threadpool_info()}
 torch_threads, sklearn_threads = torch.get_num_threads(), _openmp_effective_n_threads()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from slipstream.profiles.retries import poisson_quantile, retries_for
+from slipstream.shared.profiles.profile import poisson_quantile, retries_for
 
 
 @pytest.mark.parametrize("mean", [0.001, 0.01, 0.011, 0.3, 1.0, 4.2, 17.0, 250.0, 2_000.0])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.promote.store import Registry
+from slipstream.pipeline.promote.store import Registry
 from tests.support.once import shared_place
 from tests.support.promotions import Models, put
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.export import Holdout
-from slipstream.promote.comparison import Incomparable, check_unseen
-from slipstream.promote.engine import evaluate_promotion
-from slipstream.promote.store import Registry
-from slipstream.source.config import SplitConfig
+from slipstream.pipeline.promote.comparison import Incomparable, check_unseen, evaluate_promotion
+from slipstream.pipeline.promote.store import Registry
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.export import Holdout
+from slipstream.shared.source.config import SplitConfig
 from tests.support.packages import package
 from tests.support.promotions import LENIENT, Models
 from tests.support.proving import first_few

@@ -10,13 +10,13 @@ from unittest import mock
 
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
-from slipstream.errors import UserError
-from slipstream.export.package import copies
-from slipstream.promote.engine import evaluate_promotion, promote_package
-from slipstream.promote.store import Registry, package_version
-from slipstream.storage.local import LocalStorage
+from slipstream.pipeline.export.package import copies
+from slipstream.pipeline.promote.comparison import evaluate_promotion, promote_package
+from slipstream.pipeline.promote.store import Registry, package_version
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage.local import LocalStorage
 from tests.support.promotions import LENIENT, Models, in_service, put
 from tests.support.wording import refuses, same_wording
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.errors import UserError
-from slipstream.promote.config import PromotionConfig
-from slipstream.promote.engine import evaluate_promotion
-from slipstream.promote.store import Registry, package_version
+from slipstream.pipeline.promote.comparison import evaluate_promotion
+from slipstream.pipeline.promote.config import PromotionConfig
+from slipstream.pipeline.promote.store import Registry, package_version
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.errors import UserError
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packages import package
 from tests.support.promotions import LENIENT, Models, in_service, put

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slipstream.artifacts.format import canonical_json
-from slipstream.errors import UserError
-from slipstream.export.check import check_package
-from slipstream.promote.engine import evaluate_promotion
-from slipstream.promote.store import Registry, main, package_version
+from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.promote.comparison import evaluate_promotion
+from slipstream.pipeline.promote.store import Registry, main, package_version
+from slipstream.shared.artifacts.format import canonical_json
+from slipstream.shared.errors import UserError
 from tests.support.promotions import LENIENT, Models, flip, in_service, put
 from tests.support.proving import first_few
 from tests.support.wording import refuses, same_wording

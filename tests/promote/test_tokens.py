@@ -6,15 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.records import to_json
-from slipstream.export import engine
-from slipstream.export.config import ExportConfig
-from slipstream.models.trained import TrainedModel
-from slipstream.promote.comparison import ComparedPackage, Incomparable, check_same_tokens
-from slipstream.promote.config import PromotionConfig
-from slipstream.promote.engine import evaluate_promotion, promote_package
-from slipstream.promote.store import Registry
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.promote.comparison import (
+    ComparedPackage,
+    Incomparable,
+    check_same_tokens,
+    evaluate_promotion,
+    promote_package,
+)
+from slipstream.pipeline.promote.config import PromotionConfig
+from slipstream.pipeline.promote.store import Registry
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.records import to_json
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
 from tests.support.wording import refuses
 

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from slipstream.artifacts.results.export import Holdout
-from slipstream.export.package.assemble import holdout_rule
-from slipstream.promote.comparison import Incomparable, check_unseen
+from slipstream.pipeline.export.package.assemble import holdout_rule
+from slipstream.pipeline.promote.comparison import Incomparable, check_unseen
+from slipstream.shared.artifacts.results.export import Holdout
 from tests.support.formats import FORMATS, places, prepare_as, rows_of_all_kinds
 from tests.support.proving import first_few
 from tests.support.wording import refuses

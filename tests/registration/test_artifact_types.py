@@ -9,9 +9,9 @@ from flytekit import FlyteContextManager, task, workflow
 from flytekit.core.type_engine import TypeEngine, TypeTransformerFailedError
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.doctor.archive import RegistrationArchive, workflow_nodes
 from slipstream.flyte.artifact_types import Evaluated, Prepared, Trained
+from slipstream.operations.doctor.archive import RegistrationArchive, workflow_nodes
+from slipstream.shared.artifacts.format import ArtifactWriter
 
 
 @task

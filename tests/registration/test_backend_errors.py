@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flyteidl.core.execution_pb2 import WorkflowExecution
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from slipstream.proofs.processes import free_port
+from slipstream.operations.proofs.processes import free_port
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke
 from tests.support.faulty_s3 import FaultyS3

@@ -13,8 +13,8 @@ import pytest
 from flyteidl.admin.task_pb2 import TaskSpec
 from flyteidl.core.literals_pb2 import LiteralMap
 
-from slipstream.proofs.rehearsal.outcomes import read_outcome
-from slipstream.proofs.rehearsal.rendering import primary_container, rendered, values_of
+from slipstream.operations.proofs.rehearsal.outcomes import read_outcome
+from slipstream.operations.proofs.rehearsal.rendering import primary_container, rendered, values_of
 from tests.support import REPOSITORY
 from tests.support.dockerfile import instructions
 from tests.support.faulty_s3 import FaultyS3
@@ -81,7 +81,7 @@ def site(server: FaultyS3, tmp_path: Path) -> Iterator[Site]:
 
 def edit(site: Site) -> None:
     """Change the code of one task: what ``measure_collectives`` says."""
-    output = site.project / "slipstream/collectives/output.py"
+    output = site.project / "slipstream/pipeline/collectives/output.py"
     output.write_text(output.read_text().replace('yield f"{its.world} process', 'yield f"EDITED {its.world} process'))
 
 
@@ -116,7 +116,11 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
     assert execution.spec.launch_plan.name == "workflows.training.train_and_export"
     assert execution.inputs.literals["data"].scalar.primitive.string_value == "s3://bucket/churn/"
     (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
-    assert {"nets.py", "slipstream/train/run.py", "slipstream/report/pages/templates/report.html"} <= sent
+    assert {
+        "nets.py",
+        "slipstream/pipeline/train/run.py",
+        "slipstream/pipeline/report/pages/templates/report.html",
+    } <= sent
     assert not {name for name in sent if name.startswith(("tests/", ".venv/"))}
     destinations = {option(list(t.template.container.args), "--dest-dir") for t in site.admin.tasks.values()}
     assert destinations == {"."}
@@ -179,7 +183,7 @@ def test_without_copy_all_it_leaves_the_rest_behind(site: Site) -> None:
     ended = run_pyflyte(site.project, *command, SLIPSTREAM_PROFILE="local")
     assert ended.returncode == 0, ended.stdout
     (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
-    assert "tasks/train.py" in sent and not {"nets.py", "slipstream/report/pages/templates/report.html"} & sent
+    assert "tasks/train.py" in sent and not {"nets.py", "slipstream/pipeline/report/pages/templates/report.html"} & sent
 
 
 @pytest.mark.prove
@@ -233,5 +237,7 @@ def test_the_registered_command_runs_as_uid_1000_in_the_image(site: Site, tmp_pa
         network = LiteralMap(literals={"network": measured.literals["o0"]})
         _, told = pod(site, image, "tasks.report.report_network", network)
         assert "EDITED 2 processes, gloo, " in str(told.literals["o0"])
-        owner: Any = image.start(["stat", "--format=%u", "/root/slipstream/collectives/output.py"]).stdout.strip()
+        owner: Any = image.start(
+            ["stat", "--format=%u", "/root/slipstream/pipeline/collectives/output.py"]
+        ).stdout.strip()
         assert owner == "1000"

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 from flytekit import CronSchedule
 
-from slipstream.cron import cron_error, next_times
-from slipstream.errors import UserError
+from slipstream.shared.cron import cron_error, next_times
+from slipstream.shared.errors import UserError
 from tests.support.package import package
 from workflows.schedules.command import described, main
 from workflows.schedules.settings import SHIPPED, TrainingSchedule, read_schedules

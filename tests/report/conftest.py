@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from slipstream.artifacts.results.evaluation import PlotData
-from slipstream.report.pages import kept_charts, network_charts
-from slipstream.report.stage_results import StageResults
+from slipstream.pipeline.report.pages import network_charts, report_page
+from slipstream.pipeline.report.stage_results import StageResults
+from slipstream.shared.artifacts.results.evaluation import PlotData
 
 Charts = dict[str, str | None]
 Once = Callable[[str, Callable[[], Charts]], Charts]
@@ -27,7 +27,7 @@ def once() -> Once:
 
 @pytest.fixture(autouse=True)
 def drawn_once(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = kept_charts.draw_charts
+    draw = report_page.draw_charts
 
     def drawn(found: StageResults) -> Charts:
         points = (found.history.steps, found.history.evaluations, found.history.best)
@@ -40,4 +40,4 @@ def drawn_once(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
             charts = charts | once(repr(measured), lambda: {**network_charts.network_charts(*measured)})
         return charts
 
-    monkeypatch.setattr(kept_charts, "draw_charts", drawn)
+    monkeypatch.setattr(report_page, "draw_charts", drawn)

@@ -5,7 +5,8 @@ from typing import Literal
 
 import pytest
 
-from slipstream.artifacts.results.evaluation import (
+from slipstream.pipeline.report.against_plan import against_baseline
+from slipstream.shared.artifacts.results.evaluation import (
     BaselineScores,
     Evaluation,
     Gain,
@@ -13,7 +14,6 @@ from slipstream.artifacts.results.evaluation import (
     LanguageFigures,
     Scores,
 )
-from slipstream.report.against_baseline import against_baseline
 
 TASKS = {"accuracy": "classification", "rmse": "regression", "bits_per_byte": "next token"}
 Metric = Literal["accuracy", "rmse", "bits_per_byte"]

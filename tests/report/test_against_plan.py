@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.results.devices import AttemptSpan
-from slipstream.errors import UserError
-from slipstream.profiles import profile as profiles
-from slipstream.profiles.planned import Planned
-from slipstream.profiles.profile import Profile, current_profile, load_profile, parse_profile
-from slipstream.report.against_plan import AgainstPlan, PlannedAmount, against_plan, on_the_clock
-from slipstream.report.costs import CostFigures
-from slipstream.report.engine import build_report
-from slipstream.stages import StageRun
+from slipstream.pipeline.report.against_plan import AgainstPlan, PlannedAmount, against_plan, on_the_clock
+from slipstream.pipeline.report.costs import CostFigures
+from slipstream.pipeline.report.engine import build_report
+from slipstream.shared.artifacts.results.devices import AttemptSpan
+from slipstream.shared.errors import UserError
+from slipstream.shared.profiles import profile as profiles
+from slipstream.shared.profiles.placement import Planned
+from slipstream.shared.profiles.profile import Profile, current_profile, load_profile, parse_profile
+from slipstream.shared.stages import StageRun
 from tests.support.measured_trainings import BATCH, FIGURES, LEDGER, STEPS_DONE
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
@@ -119,7 +119,7 @@ def test_page_and_terminal_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def planned() -> Profile:
         return replace(load_profile("local"), plan=PLANNED)
 
-    monkeypatch.setattr("slipstream.report.engine.current_profile", planned)
+    monkeypatch.setattr("slipstream.pipeline.report.engine.current_profile", planned)
     train = StageRun("train", 100.0, reused=False)
     summary = build_report(tmp_path / "runs", results(tmp_path / "in", ["no", "yes"]), [STAGES[0], train], {})
     text = " ".join(Parsed(Path(summary.directory, summary.report).read_text(encoding="utf-8")).text.split())

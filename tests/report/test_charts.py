@@ -11,10 +11,10 @@ import pytest
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from slipstream.artifacts.results.evaluation import Scatter
-from slipstream.artifacts.results.training import LossPoint, ValidationPoint
-from slipstream.report.pages import charts
-from slipstream.report.pages.inline_svg import inline_svg, tooltip
+from slipstream.pipeline.report.pages import charts
+from slipstream.pipeline.report.pages.inline_svg import inline_svg, tooltip
+from slipstream.shared.artifacts.results.evaluation import Scatter
+from slipstream.shared.artifacts.results.training import LossPoint, ValidationPoint
 from tests.support.report_runs import history
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.card import read_card
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.report.data_engine import build_data, data_card_page
-from slipstream.report.pages.report_page import describe_column
-from slipstream.source.quarantine import BadRow
+from slipstream.pipeline.report.engine import build_data, data_card_page
+from slipstream.pipeline.report.pages.report_page import describe_column
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.card import read_card
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.source.quarantine import BadRow
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, prepared, signature_of
 

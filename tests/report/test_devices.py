@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.results.devices import PodSeries
-from slipstream.artifacts.results.training_figures import read_figures
-from slipstream.plan.measured import figures_of_run
-from slipstream.profiles.profile import load_profile
-from slipstream.report.against_interconnect import against_interconnect, expected_exchange
-from slipstream.report.costs import TOTAL, stage_costs
-from slipstream.report.engine import build_report, run_summary
-from slipstream.report.pages import device_charts
-from slipstream.report.pages.kept_charts import stored_charts
-from slipstream.report.terminal import held_back
-from slipstream.stages import StageRun, StageUsage
+from slipstream.operations.plan.measured import figures_of_run
+from slipstream.pipeline.report.against_plan import against_interconnect, expected_exchange
+from slipstream.pipeline.report.costs import TOTAL, stage_costs
+from slipstream.pipeline.report.engine import build_report, run_summary
+from slipstream.pipeline.report.pages import device_charts
+from slipstream.pipeline.report.pages.report_page import stored_charts
+from slipstream.pipeline.report.terminal import held_back
+from slipstream.shared.artifacts.results.devices import PodSeries
+from slipstream.shared.artifacts.results.ledger import read_figures
+from slipstream.shared.profiles.profile import load_profile
+from slipstream.shared.stages import StageRun, StageUsage
 from tests.support.network_profiles import network_profile
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.format import Artifact, DamagedArtifact
-from slipstream.artifacts.workspaces import temporary_workspace
-from slipstream.report import engine
-from slipstream.report.summary import summary_content
+from slipstream.pipeline.report import engine
+from slipstream.pipeline.report.summary import summary_content
+from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
+from slipstream.shared.artifacts.workspaces import temporary_workspace
 from tests.support.report_runs import INT8, STAGES, results
 from tests.support.wording import refuses
 
@@ -87,7 +87,7 @@ def test_a_page_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from slipstream.artifacts.workspaces import temporary_workspace
+from slipstream.shared.artifacts.workspaces import temporary_workspace
 with temporary_workspace(Path(sys.argv[1])) as directory:
     (directory / "report.html").touch()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.report import formatting
+from slipstream.pipeline.report import formatting
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from markupsafe import Markup
 
-from slipstream.artifacts.store import ArtifactStore
-from slipstream.report.pages import kept_charts
-from slipstream.report.pages.kept_charts import FILE, KIND, stored_charts
+from slipstream.pipeline.report.pages import report_page
+from slipstream.pipeline.report.pages.report_page import FILE, KIND, stored_charts
+from slipstream.shared.artifacts.workspaces import ArtifactStore
 from tests.support.report_runs import results
 
 
 def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_charts, "draw_charts", lambda _: pytest.fail("drawn again"))
+    monkeypatch.setattr(report_page, "draw_charts", lambda _: pytest.fail("drawn again"))
 
 
 def test_what_was_kept_is_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

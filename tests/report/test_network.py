@@ -8,7 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slipstream.interconnect.profile import (
+from slipstream.pipeline.report import formatting as fmt
+from slipstream.pipeline.report.network_engine import build_network, build_tuning
+from slipstream.pipeline.report.pages.inline_svg import SERIES
+from slipstream.pipeline.report.pages.network_charts import LINES, network_charts
+from slipstream.shared.interconnect.profile import (
     COURSE,
     CSV,
     MODEL,
@@ -19,11 +23,7 @@ from slipstream.interconnect.profile import (
     read_profile,
     write_profile,
 )
-from slipstream.interconnect.tuning import DdpSettings, Tuning, TuningTrial, write_tuning
-from slipstream.report import formatting as fmt
-from slipstream.report.network_engine import build_network, build_tuning
-from slipstream.report.pages.inline_svg import SERIES
-from slipstream.report.pages.network_charts import LINES, network_charts
+from slipstream.shared.interconnect.tuning import DdpSettings, Tuning, TuningTrial, write_tuning
 from tests.support.network_profiles import launch, network_profile
 from tests.support.report_pages import CHROMIUM, assert_is_inert, too_wide
 

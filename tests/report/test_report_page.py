@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.results.compression import Compression
-from slipstream.artifacts.results.evaluation import Gain
-from slipstream.artifacts.results.export import LibraryFiles, VariantFigures
 from slipstream.config import RunConfig
-from slipstream.report.engine import build_report, run_summary
-from slipstream.report.pages.kept_charts import draw_charts, stored_charts
-from slipstream.report.pages.report_page import report_page
-from slipstream.settings import to_dict
-from slipstream.source.quarantine import BadRow
+from slipstream.pipeline.report.engine import build_report, run_summary
+from slipstream.pipeline.report.pages.report_page import draw_charts, report_page, stored_charts
+from slipstream.shared.artifacts.results.compression import Compression
+from slipstream.shared.artifacts.results.evaluation import Gain
+from slipstream.shared.artifacts.results.export import LibraryFiles, VariantFigures
+from slipstream.shared.settings import to_dict
+from slipstream.shared.source.quarantine import BadRow
 from tests.support.proving import first_few
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import ATTEMPT, STAGES, compression, results

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.results.sweep import AgainstGiven, Sweep
-from slipstream.report.engine import build_report
-from slipstream.report.terminal import WIDTH
+from slipstream.pipeline.report.engine import build_report
+from slipstream.pipeline.report.terminal import WIDTH
+from slipstream.shared.artifacts.results.sweep import AgainstGiven, Sweep
 from tests.support.report_pages import CHROMIUM, HOSTILE, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, results, swept
 

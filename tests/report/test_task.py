@@ -11,9 +11,9 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import MadeByElement
-from slipstream.report.engine import run_summary
-from slipstream.report.summary import RunSummary
-from slipstream.stages import StageRun
+from slipstream.pipeline.report.engine import run_summary
+from slipstream.pipeline.report.summary import RunSummary
+from slipstream.shared.stages import StageRun
 from tasks.report import report
 from tests.support.report_runs import INT8, STAGES, compression, results
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.report.engine import run_summary
-from slipstream.report.summary import CompressionSummary, RunSummary
-from slipstream.report.terminal import WIDTH
-from slipstream.stages import StageRun
+from slipstream.pipeline.report.engine import run_summary
+from slipstream.pipeline.report.summary import CompressionSummary, RunSummary
+from slipstream.pipeline.report.terminal import WIDTH
+from slipstream.shared.stages import StageRun
 from tests.support.report_runs import STAGES, compression, results
 
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from slipstream.artifacts.results.so_far import LiveAttempt, LiveProgress
-from slipstream.artifacts.results.training import LossPoint, ValidationPoint
-from slipstream.report.pages.training_page import training_page
+from slipstream.pipeline.report.pages.training_page import training_page
+from slipstream.shared.artifacts.results.training import LiveAttempt, LiveProgress, LossPoint, ValidationPoint
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 BEST = ValidationPoint(20, 2.0, 0.4)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.promote.store import Registry
+from slipstream.pipeline.promote.store import Registry
 from tests.support.packages import package
 from tests.support.promotions import put
 from tests.support.scoring import registry_with_model

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.export.check import digest_line
-from slipstream.promote.store import Registry
-from slipstream.score.config import ScoringConfig
-from slipstream.score.engine import score_data
-from slipstream.score.model import ServedModel
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.export.check import digest_line
+from slipstream.pipeline.promote.store import Registry
+from slipstream.pipeline.score.config import ScoringConfig
+from slipstream.pipeline.score.model import ServedModel
+from slipstream.pipeline.score.publish import score_data
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
 from tests.support.damaged_records import damages
 from tests.support.promotions import flip
 from tests.support.scoring import rows
@@ -196,13 +196,13 @@ def test_other_marks_than_those_of_the_model(served: Registry, tmp_path: Path) -
 
 def test_a_file_that_changes_meanwhile(served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = csv(tmp_path, rows(50))
-    from slipstream.score import engine
+    from slipstream.pipeline.score import publish
 
     def changed(job: Any) -> Any:
         data.write_text(data.read_text() + "\n")
         return original(job)
 
-    original = engine.score_part
-    monkeypatch.setattr(engine, "score_part", changed)
+    original = publish.score_part
+    monkeypatch.setattr(publish, "score_part", changed)
     said = refusal(tmp_path, served.uri, data)
     assert str(data) in said and "chang" in said

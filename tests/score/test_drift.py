@@ -9,20 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.distributions import DISTRIBUTIONS
-from slipstream.artifacts.results.scoring import DriftFigures
-from slipstream.export.check import digest_line
-from slipstream.export.package.decode import decode_rows
-from slipstream.export.package.raw_columns import raw_columns
-from slipstream.promote.store import Registry
-from slipstream.report.scoring_summary import ScoringSummary
-from slipstream.score.drift import PREDICTIONS, BinCounter, measure_drift
-from slipstream.score.engine import score_data
-from slipstream.score.model import ServedModel
-from slipstream.score.predict import table_predictor
-from slipstream.source.columns import value_types
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.export.check import digest_line
+from slipstream.pipeline.export.package.raw_columns import raw_columns
+from slipstream.pipeline.export.package.samples import decode_rows
+from slipstream.pipeline.promote.store import Registry
+from slipstream.pipeline.report.summary import ScoringSummary
+from slipstream.pipeline.score.model import ServedModel
+from slipstream.pipeline.score.predict import PREDICTIONS, BinCounter, measure_drift, table_predictor
+from slipstream.pipeline.score.publish import score_data
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS, DriftFigures
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.config import DataConfig
 from tests.support.proving import diagonal
 from tests.support.scoring import KEEP, manifest_of, rows
 from tests.support.wording import line_with, same_wording

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.promote.store import Registry
-from slipstream.score.publish import list_publications
+from slipstream.pipeline.promote.store import Registry
+from slipstream.pipeline.score.publish import list_publications
 from tests.support import REPOSITORY
 from tests.support.scoring import bytes_below, table_of, write_files
 
@@ -17,10 +17,10 @@ from tests.support.scoring import bytes_below, table_of, write_files
 #: something that the store is asked for. Says how many steps there were.
 SCORING = """
 import os, signal, sys
-from slipstream.score import part, plan
-from slipstream.score.engine import score_data
-from slipstream.storage.local import LocalStorage
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.score import part, plan
+from slipstream.pipeline.score.publish import score_data
+from slipstream.shared.storage.local import LocalStorage
+from slipstream.shared.source.config import DataConfig
 from tests.support.scoring import KEEP
 
 registry, data, output, at, moment = sys.argv[1:]

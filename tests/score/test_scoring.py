@@ -17,26 +17,25 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.errors import UserError
-from slipstream.export import engine
-from slipstream.export.config import ExportConfig
-from slipstream.export.package.raw_columns import RawColumns, read_columns
-from slipstream.export.package.sign import sign_package
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.trained import TrainedModel
-from slipstream.prepare.engine import prepare
-from slipstream.promote.store import Registry
-from slipstream.score.config import ScoringConfig
-from slipstream.score.engine import score_data
-from slipstream.score.model import PREPARED, RAW
-from slipstream.score.publish import fetch_table, list_publications, read_manifest
-from slipstream.source import quarantine
-from slipstream.source.columns.transform import tokenise_texts
-from slipstream.source.config import DataConfig
-from slipstream.source.fingerprint import load_digits
-from slipstream.storage import s3
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
+from slipstream.pipeline.export.package.sign import sign_package
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.promote.store import Registry
+from slipstream.pipeline.score.config import ScoringConfig
+from slipstream.pipeline.score.model import PREPARED, RAW
+from slipstream.pipeline.score.publish import fetch_table, list_publications, read_manifest, score_data
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.source import quarantine
+from slipstream.shared.source.columns.transform import tokenise_texts
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.resolved import load_digits
+from slipstream.shared.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packages import package
 from tests.support.raw_tables import as_raw
@@ -141,7 +140,7 @@ def test_images_are_scored_file_by_file(of_images: Registry, tmp_path: Path) -> 
 def test_one_two_and_four_pods_write_the_same_bytes(
     served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.score.plan.PART_BYTES", 40_000)
+    monkeypatch.setattr("slipstream.pipeline.score.plan.PART_BYTES", 40_000)
     data = write_files(tmp_path / "in", files=7, of_each=400)
     outputs = {number: tmp_path / f"out-{number}" for number in (1, 2, 4)}
     found = {number: in_shares(served, data, output, number) for number, output in outputs.items()}

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.export.check import MANIFEST, BadPackage, check_package
-from slipstream.export.package import copies
-from slipstream.export.package.copies import copy_package
-from slipstream.export.package.triton import write_repository
-from slipstream.promote.store import Registry, package_version
-from slipstream.score.config import ScoringConfig
-from slipstream.score.engine import score_data
-from slipstream.score.model import find_model
-from slipstream.source.config import DataConfig
-from slipstream.storage import s3
+from slipstream.pipeline.export.check import MANIFEST, BadPackage, check_package
+from slipstream.pipeline.export.package import copies
+from slipstream.pipeline.export.package.copies import copy_package
+from slipstream.pipeline.export.package.triton import write_repository
+from slipstream.pipeline.promote.store import Registry, package_version
+from slipstream.pipeline.score.config import ScoringConfig
+from slipstream.pipeline.score.model import find_model
+from slipstream.pipeline.score.publish import score_data
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.storage import s3
 from tests.support.command_line import one_message, run_in
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.promotions import flip

@@ -12,13 +12,12 @@ import pytest
 
 import workflows.schedules.settings
 from slipstream.config import RunConfig
-from slipstream.doctor.archive import Limits
-from slipstream.errors import UserError
-from slipstream.models.transformer_config import TransformerConfig
-from slipstream.profiles.placement import Placement
-from slipstream.profiles.planned import Planned
-from slipstream.settings import LARGEST, LARGEST_EXACT, Settings, settings_schema, to_dict
-from slipstream.train.config import TrainingConfig
+from slipstream.operations.doctor.archive import Limits
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.transformer_config import TransformerConfig
+from slipstream.shared.profiles.placement import Placement, Planned
+from slipstream.shared.settings import LARGEST, LARGEST_EXACT, Settings, settings_schema, to_dict
 from tests.support.proving import first_few
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
@@ -120,7 +119,7 @@ def test_arguments_of_the_users_own_have_bounds_too() -> None:
 
 @pytest.mark.parametrize("seed", [20240101120000, LARGEST_EXACT])
 def test_a_long_seed_works(seed: int) -> None:
-    from slipstream.train.checkpoint.state import generator_seed, seed_generators
+    from slipstream.pipeline.train.checkpoint.state import generator_seed, seed_generators
 
     assert TrainingConfig(seed=seed).seed == seed
     assert generator_seed(7, 2) == 7 * 1_000_003 + 3  # as it was

@@ -10,8 +10,8 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.settings import to_dict
+from slipstream.shared.errors import UserError
+from slipstream.shared.settings import to_dict
 from tests.support import REPOSITORY
 
 SHIPPED = (REPOSITORY / "run.schema.json").read_text(encoding="utf-8")

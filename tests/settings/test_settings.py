@@ -13,10 +13,10 @@ from flytekit.core.type_engine import TypeEngine
 from pydantic import Field
 
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.settings import Settings, settings, to_dict
-from slipstream.source.config import DataConfig
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.errors import UserError
+from slipstream.shared.settings import Settings, settings, to_dict
+from slipstream.shared.source.config import DataConfig
 from tests.support.wording import refuses
 
 

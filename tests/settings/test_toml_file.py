@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.versions import ROOT
-from slipstream.toml_file import DEEPEST, LARGEST_BYTES, LARGEST_INTEGER, BadToml, read_toml
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.toml_file import DEEPEST, LARGEST_BYTES, LARGEST_INTEGER, BadToml, read_toml
 from tests.support.wording import refuses
 
 TABLES = [path for floor in ("slipstream", "workflows") for path in sorted((ROOT / floor).rglob("*.toml"))]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.errors import UserError
-from slipstream.source.columns.value_types import as_far_as_read, parse_number
-from slipstream.source.config import DataConfig
-from slipstream.source.files import SourceFile
-from slipstream.source.text.csv_blocks import TextBlock, read_blocks
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columns.value_types import as_far_as_read, parse_number
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.text.csv_blocks import TextBlock, read_blocks
 from tests.support.wording import refuses
 
 ROWS = b"".join(b'%d,"a\nb%d"\n' % (number, number) for number in range(1000))

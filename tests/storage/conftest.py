@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.storage import (
+from slipstream.shared.storage import (
     Storage,
     azure,
     gcs,

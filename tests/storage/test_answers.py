@@ -9,10 +9,10 @@ from azure.core.exceptions import HttpResponseError
 from botocore.exceptions import ClientError
 from gcsfs.retry import validate_response
 
-from slipstream.errors import UserError
-from slipstream.storage import AlreadyThere, MissingObject, StorageUnavailable, list_objects, s3, storage_for
-from slipstream.storage.azure import AzureContainer
-from slipstream.storage.gcs import GoogleBucket
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import AlreadyThere, MissingObject, StorageUnavailable, list_objects, s3, storage_for
+from slipstream.shared.storage.azure import AzureContainer
+from slipstream.shared.storage.gcs import GoogleBucket
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import Remote
 from tests.support.wording import refuses, same_wording

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.homes import Holder
-from slipstream.doctor import node
-from slipstream.errors import UserError
-from slipstream.promote.store import Registry
-from slipstream.storage import (
+from slipstream.operations.doctor import node
+from slipstream.pipeline.promote.store import Registry
+from slipstream.pipeline.sweep.records import TrialProposed
+from slipstream.pipeline.sweep.store import SweepStore
+from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import (
     AlreadyThere,
     MissingObject,
     ObjectInfo,
@@ -18,9 +21,6 @@ from slipstream.storage import (
     s3,
     storage_for,
 )
-from slipstream.sweep.records import TrialProposed
-from slipstream.sweep.store import SweepStore
-from slipstream.train.checkpoint.home import CheckpointDirectory
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import Remote
 from tests.support.wording import refuses, same_wording

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.storage import (
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import (
     AlreadyThere,
     StorageUnavailable,
     copy_within_s3,

@@ -9,12 +9,12 @@ from unittest import mock
 import pytest
 from safetensors import SafetensorError
 
-from slipstream.errors import UserError
 from slipstream.flyte import stage
 from slipstream.flyte.failures import FailureReport
 from slipstream.flyte.stage import mapped_errors
-from slipstream.storage import out_of_space, storage_for
-from slipstream.storage.object_store import write_at
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import out_of_space, storage_for
+from slipstream.shared.storage.object_store import write_at
 from tests.support.wording import refuses
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from slipstream.storage import Storage, StorageUnavailable, azure, call_within, gcs, open_reader, s3, storage_for
-from slipstream.storage.limits import current_limit
-from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from slipstream.shared.storage import Storage, StorageUnavailable, azure, call_within, gcs, open_reader, s3, storage_for
+from slipstream.shared.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, current_limit
 from tests.support.faulty_s3 import CREDENTIALS
 from tests.support.faulty_stores import REMOTE, Remote, connection_string
 from tests.support.proving import first_few

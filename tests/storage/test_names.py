@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.artifacts.format import ArtifactWriter, hash_file
-from slipstream.errors import UserError
-from slipstream.storage import Storage, download_all, list_names, path_below, storage_for
-from slipstream.storage.names import LONGEST, LONGEST_PART, name_fault
+from slipstream.shared.artifacts.format import ArtifactWriter, hash_file
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import Storage, download_all, list_names, path_below, storage_for
+from slipstream.shared.storage.names import LONGEST, LONGEST_PART, name_fault
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, anchored, memory, outside, target_among_others
 from tests.support.wording import refuses, same_wording
@@ -143,7 +143,7 @@ def test_a_listing_with_one_bad_key_is_refused(memory: MemoryBucket) -> None:
 
 
 def test_s3_lists_no_key_that_leads_elsewhere(store: FaultyS3, tmp_path: Path) -> None:
-    from slipstream.storage import s3
+    from slipstream.shared.storage import s3
 
     base = f"s3://bucket/{tmp_path.name}"
     for key in ("good", "a/~b", "a\\..\\..\\evil"):

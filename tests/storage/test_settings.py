@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.storage import (
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import (
     MissingObject,
     azure,
     list_objects,
@@ -29,7 +29,7 @@ from tests.support.wording import refuses
     ],
 )
 def test_a_missing_package_names_the_extra(uri: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("slipstream.storage.gcs", "slipstream.storage.azure"):
+    for module in ("slipstream.shared.storage.gcs", "slipstream.shared.storage.azure"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with refuses(UserError):

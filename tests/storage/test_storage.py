@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.storage import (
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import (
     AlreadyThere,
     MissingObject,
     Storage,

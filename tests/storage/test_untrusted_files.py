@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.storage import MissingObject, open_below, read_below
-from slipstream.untrusted_files import RefusedFile, copy_untrusted, link_or_copy, open_untrusted, read_untrusted
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import MissingObject, open_below, read_below
+from slipstream.shared.untrusted_files import RefusedFile, copy_untrusted, link_or_copy, open_untrusted, read_untrusted
 from tests.support.untrusted import SECRET, exchange_at_open, exchanging, make_secret, replace_by_link
 from tests.support.wording import refuses, same_wording
 

@@ -15,16 +15,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
-from slipstream.distributed.process_group import RankContext
-from slipstream.models.adapters.layers import is_adapter
-from slipstream.models.adapters.network import hold_frozen
-from slipstream.models.arithmetic import autocast_context
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build_model, initial_values
-from slipstream.models.initial.drawn import draw_slice
-from slipstream.models.initial.values import InitialValues, fill_parameters
-from slipstream.proofs.gpu.layouts import whole
-from slipstream.train.parallel.recompute import recompute_blocks
+from slipstream.operations.proofs.gpu.layouts import whole
+from slipstream.pipeline.train.parallel.compiled import recompute_blocks
+from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.models.adapters.layers import is_adapter
+from slipstream.shared.models.adapters.network import hold_frozen
+from slipstream.shared.models.arithmetic import autocast_context
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model, initial_values
+from slipstream.shared.models.initial.drawn import InitialValues, draw_slice, fill_parameters
 from tests.support.bases import LENGTH, SIGNATURE, some_tokens
 
 #: Whole blocks of four-bit weights, and outputs that three processes cannot divide alike.
@@ -102,12 +101,11 @@ def alone(case: Case) -> dict[str, Tensor]:
 
 def gradients(case: Case) -> dict[str, Tensor]:
     """One rank's part of the same; the gradients, whole."""
-    from slipstream.train.loop.probe import ModelTraits
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide_model
-    from slipstream.train.parallel.layout import Layout
-    from slipstream.train.parallel.model import ParallelModel
-    from slipstream.train.parallel.replicas import replicate_model
+    from slipstream.pipeline.train.loop.probe import ModelTraits
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.parallel.divide import divide_model
+    from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
+    from slipstream.pipeline.train.parallel.replicas import replicate_model
 
     device, world = torch.device("cpu"), dist.get_world_size()
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), world, device)
@@ -174,9 +172,9 @@ class Kept(NamedTuple):
 
 
 def kept_between_passes(case: Case) -> Kept:
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide_model
-    from slipstream.train.parallel.layout import Layout
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.parallel.divide import divide_model
+    from slipstream.pipeline.train.parallel.layout import Layout
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)

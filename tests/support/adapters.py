@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.adapters.layers import is_adapter
-from slipstream.models.adapters.network import add_adapters, quantise_frozen
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.transformer import Transformer
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.adapters.layers import is_adapter
+from slipstream.shared.models.adapters.network import add_adapters, quantise_frozen
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.transformer import Transformer
 
 LENGTH, TOKENS = 16, 96
 SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=TOKENS)

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slipstream.artifacts.homes import Holder
-from slipstream.distributed.process_group import process_group
-from slipstream.distributed.user_errors import AgreedUserError
-from slipstream.errors import AgreedPreempted, Preempted, UserError
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.distributed.process_group import process_group
+from slipstream.shared.distributed.user_errors import AgreedUserError
+from slipstream.shared.errors import AgreedPreempted, Preempted, UserError
 
 #: How long a group takes to be taken down while its peers do not come.
 DESTROY_S = 20.0

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, reject, settings
 from hypothesis import strategies as st
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.errors import UserError
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import ColumnType, DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import ColumnType, DataConfig
 
 ROWS = 60
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import transformers
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.language.chat_template import OWN_TEMPLATE
-from slipstream.language.tokenizer import TEMPLATE, bytes_tokenizer
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.language.chat_template import OWN_TEMPLATE
+from slipstream.shared.language.tokenizer import TEMPLATE, bytes_tokenizer
 
 #: More ids than the tokenizer has, as bases have that are padded to a multiple.
 VOCABULARY = 272

@@ -18,8 +18,8 @@ from typing import Any
 import click
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from slipstream.profiles import profile
-from slipstream.storage import conditional, s3
+from slipstream.shared.profiles import profile
+from slipstream.shared.storage import conditional, s3
 from tests.support import REPOSITORY
 from tests.support.captured import Captured
 

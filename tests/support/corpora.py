@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.language.tokenizer import bytes_tokenizer
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.language.tokenizer import bytes_tokenizer
+from slipstream.shared.source.config import DataConfig
 
 WORDS = ["alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta"]
 

@@ -5,10 +5,10 @@ import io
 import random
 from pathlib import Path
 
-from slipstream.source.config import DataConfig
-from slipstream.source.files import SourceFile
-from slipstream.source.quarantine import BadRow
-from slipstream.source.text.csv_blocks import parse_csv_block, read_blocks
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.text.csv_blocks import parse_csv_block, read_blocks
 
 NAMES = ["a", "b", "c"]
 PLAIN = ["", "7", "é", '6" nail', '6"', '12" x 3"', 'a""b', "'", "x" * 40]

@@ -20,13 +20,13 @@ from flyteidl.core.literals_pb2 import LiteralMap
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.service import dataproxy_pb2
 
-from slipstream.doctor.archive import RegistrationArchive
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.catalog import Catalog
-from slipstream.proofs.rehearsal.operator import Aborted
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.proofs.rehearsal.propeller import Execution, Literals, NodeFailed
-from slipstream.proofs.rehearsal.record import ExecutionRecord, TaskAttempt
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.catalog import Catalog
+from slipstream.operations.proofs.rehearsal.operator import Aborted
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.propeller import Execution, Literals, NodeFailed
+from slipstream.operations.proofs.rehearsal.record import ExecutionRecord, TaskAttempt
 from tests.support import fake_kubectl
 from tests.support.flyte_admin import FlyteAdmin
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.artifacts.records import to_tree
-from slipstream.artifacts.results.export import ExportReport, VariantFigures
-from slipstream.artifacts.results.training_figures import TrainingFigures
+from slipstream.shared.artifacts.records import to_tree
+from slipstream.shared.artifacts.results.export import ExportReport, VariantFigures
+from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from tests.support.measured_trainings import FIGURES, figures
 from tests.support.report_runs import export, write
 

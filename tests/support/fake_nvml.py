@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.machine import gpus
+from slipstream.shared.machine import gpus
 
 SOURCE = Path(__file__).with_suffix(".c")
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def plain(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from slipstream.telemetry.sampler.nvml import NvidiaDevices
+    from slipstream.shared.telemetry.sampler.nvml import NvidiaDevices
 
     devices = NvidiaDevices()
     for _ in range(int(sys.argv[1])):

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slipstream.proofs.gpu.attempts import ALL_RANKS, InjectedFault, TrainingJob, run_attempt
-from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CHECKPOINTS, CheckpointName, complete_checkpoints
+from slipstream.operations.proofs.gpu.attempts import ALL_RANKS, InjectedFault, TrainingJob, run_attempt
+from slipstream.pipeline.train.checkpoint.home import CHECKPOINTS, CheckpointName, complete_checkpoints
+from slipstream.shared.storage import storage_for
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.
 MOMENTS = [

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from slipstream.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
+from slipstream.operations.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 
 
 def dies(place: CheckContext) -> Sequence[CheckFigure]:

@@ -19,8 +19,8 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob import BlobClient
 from gcp_storage_emulator.server import create_server
 
-from slipstream.proofs.processes import free_port
-from slipstream.storage import Storage, storage_for
+from slipstream.operations.proofs.processes import free_port
+from slipstream.shared.storage import Storage, storage_for
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, Handler, faulty
 
 ROOT = Path(__file__).parents[2]

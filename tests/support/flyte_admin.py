@@ -22,8 +22,8 @@ from flyteidl.core.execution_pb2 import WorkflowExecution
 from flyteidl.service import admin_pb2_grpc, auth_pb2, auth_pb2_grpc, dataproxy_pb2, dataproxy_pb2_grpc, signal_pb2_grpc
 from google.protobuf.message import Message
 
-from slipstream.doctor.archive import workflow_nodes
-from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.doctor.archive import workflow_nodes
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
 

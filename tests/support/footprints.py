@@ -12,22 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.distributed.process_group import RankContext
-from slipstream.models.adapters.network import hold_frozen
-from slipstream.models.factory import build_model, initial_values
-from slipstream.train.checkpoint.staging import local_tensor
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
-from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import ModelTraits, probe_model
-from slipstream.train.loop.state import Progress, TrainingState
-from slipstream.train.loop.step import train_step
-from slipstream.train.memory.trace import CPU, TracedStep, zero_batch
-from slipstream.train.parallel.divide import divide_model
-from slipstream.train.parallel.layout import Layout
-from slipstream.train.parallel.model import ParallelModel
-from slipstream.train.parallel.recompute import recompute_blocks
-from slipstream.train.parallel.replicas import replicate_model
+from slipstream.pipeline.train.checkpoint.staging import local_tensor
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
+from slipstream.pipeline.train.loop.probe import ModelTraits, probe_model
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
+from slipstream.pipeline.train.loop.step import train_step
+from slipstream.pipeline.train.memory.trace import CPU, TracedStep, zero_batch
+from slipstream.pipeline.train.parallel.compiled import recompute_blocks
+from slipstream.pipeline.train.parallel.divide import divide_model
+from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
+from slipstream.pipeline.train.parallel.replicas import replicate_model
+from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.models.adapters.network import hold_frozen
+from slipstream.shared.models.factory import build_model, initial_values
 from tests.support.allocations import allocated, in_use, most_in_use
 from tests.support.layout_runs import on_ranks
 

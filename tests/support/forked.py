@@ -15,7 +15,7 @@ def told(*arguments: object) -> None:
 
 
 def wait_for_long() -> None:
-    from slipstream.distributed.child_processes import end_with_parent
+    from slipstream.shared.distributed.child_processes import end_with_parent
 
     end_with_parent()
     time.sleep(600)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.prepare.engine import prepare
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.source.config import DataConfig
 
 #: The same table as the columns of Arrow that hold it.
 Columns = dict[str, pa.Array]

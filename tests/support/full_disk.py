@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from slipstream.artifacts.format import Artifact
-from slipstream.promote.store import Registry
+from slipstream.pipeline.promote.store import Registry
+from slipstream.shared.artifacts.format import Artifact
 from tests.support.command_line import start_in
 from tests.support.quick_config import EXPORT, NETWORK
 

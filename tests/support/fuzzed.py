@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from slipstream.artifacts.format import BLOCK_BYTES, MANIFEST, hash_file
-from slipstream.errors import UserError
-from slipstream.export.check import DIGEST, BadPackage, digest_line
-from slipstream.one_line import MOST_CHARACTERS
+from slipstream.pipeline.export.check import DIGEST, BadPackage, digest_line
+from slipstream.shared.artifacts.format import BLOCK_BYTES, MANIFEST, hash_file
+from slipstream.shared.errors import MOST_CHARACTERS, UserError
 from tests.support.hostile_names import outside, target_among_others
 from tests.support.limited import limited
 from tests.support.mutations import changed_archive, changed_bytes, changed_json, changed_text

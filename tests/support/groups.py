@@ -2,7 +2,7 @@
 
 import torch
 
-from slipstream.distributed.process_group import RankContext
+from slipstream.shared.distributed.process_group import RankContext
 
 
 def on_cpu(rank: int, world: int) -> RankContext:

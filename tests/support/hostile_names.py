@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from slipstream.storage import AlreadyThere, MissingObject, object_store
-from slipstream.storage.base import ObjectStat
-from slipstream.storage.names import LONGEST_PART
+from slipstream.shared.storage import AlreadyThere, MissingObject, object_store
+from slipstream.shared.storage.base import ObjectStat
+from slipstream.shared.storage.names import LONGEST_PART
 
 #: Each would lead out of a directory here or on another system, or tear a line apart.
 HOSTILE = (

@@ -13,16 +13,16 @@ import torch
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
 
-from slipstream.artifacts.homes import Holder
-from slipstream.errors import OutOfMemory, Preempted
 from slipstream.flyte import departure
 from slipstream.flyte.departure import OUTPUTS, OutputPrefix, one_verdict, outlive_sigterm
 from slipstream.flyte.elastic import Workspace
 from slipstream.flyte.failures import agent_error, collect_reports
-from slipstream.proofs.rehearsal.operator import watch_job
-from slipstream.proofs.rehearsal.outcomes import AttemptOutcome
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.storage import storage_for
+from slipstream.operations.proofs.rehearsal.operator import watch_job
+from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import OutOfMemory, Preempted
+from slipstream.shared.storage import storage_for
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 SMALLER = OutOfMemory("rank 3 ran out of memory at 1 micro-batch: goes on with 2 from the last checkpoint")

@@ -4,18 +4,17 @@ from typing import Any
 
 import torch
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import stored_blocks, training_batches
-from slipstream.train.data_order import GlobalOrder
-from slipstream.train.loop.optimizer import make_optimizer
-from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.loop.state import Progress, TrainingState, copy_weights
-from slipstream.train.loop.step import train_step
-from slipstream.train.parallel.replicas import ReplicatedModel
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.data_loader import stored_blocks, training_batches
+from slipstream.pipeline.train.data_order import GlobalOrder
+from slipstream.pipeline.train.loop.optimizer import make_optimizer
+from slipstream.pipeline.train.loop.probe import ModelTraits
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
+from slipstream.pipeline.train.loop.step import train_step
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
 from tests.support.groups import ALONE
 
 

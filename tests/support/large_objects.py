@@ -4,7 +4,7 @@ import hashlib
 import random
 from pathlib import Path
 
-from slipstream.storage import Storage, s3
+from slipstream.shared.storage import Storage, s3
 
 #: Enough for several parts, each with its own content, the last one short.
 LARGE = random.Random(1).randbytes(2 * s3.PART_BYTES + 12345)

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
-from slipstream.proofs.gpu import layouts
-from slipstream.proofs.gpu.layouts import PATIENCE, PATIENCE_S, LayoutCase, LayoutResult, train_divided
-from slipstream.proofs.processes import FORK, free_port
+from slipstream.operations.proofs.gpu import layouts
+from slipstream.operations.proofs.gpu.layouts import PATIENCE, PATIENCE_S, LayoutCase, LayoutResult, train_divided
+from slipstream.operations.proofs.processes import FORK, free_port
 
 
 def break_something(fault: str) -> None:
     """Put in an error that the comparison has to find."""
-    from slipstream.train.checkpoint.staging import local_tensor
-    from slipstream.train.parallel import divide
+    from slipstream.pipeline.train.checkpoint.staging import local_tensor
+    from slipstream.pipeline.train.parallel import divide
 
     if fault == "lost factor":
         layouts.loss_factor = lambda ranks, rows: 1.0
@@ -40,7 +40,7 @@ def break_something(fault: str) -> None:
 
         divide.sum_partial_gradients = relabel
     elif fault == "tied gradient not summed":
-        from slipstream.train.parallel.pipeline import Pipeline
+        from slipstream.pipeline.train.parallel.pipeline import Pipeline
 
         Pipeline._add_shared = lambda self: None  # type: ignore[method-assign]
 

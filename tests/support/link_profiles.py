@@ -7,10 +7,10 @@ from multiprocessing import Pipe
 import torch
 
 from harness.links import Links
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.launch.measurements import measure_group
-from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.interconnect.profile import NetworkProfile, merge_profiles
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.collectives.launch.measurements import measure_group
+from slipstream.pipeline.collectives.launch.worker import WorkerContext
+from slipstream.shared.interconnect.profile import NetworkProfile, merge_profiles
 
 
 def profile_over(links: Links, config: CollectivesConfig, world: int = 0) -> NetworkProfile:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 
-from slipstream.models.config import ModelConfig
-from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.storage import storage_for
 
 #: What a block of a rank's whole share has: 16,384 numbers for each of 640 rows, 40 MiB. Smaller ones than 32 MiB glibc
 #: may keep when they are freed, and a limit on them would bite at any time or never.

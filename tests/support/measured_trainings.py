@@ -5,11 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.records import to_tree
-from slipstream.artifacts.results.devices import AttemptSpan, DeviceSeries, PodSeries, TrainingDevices
-from slipstream.artifacts.results.ledger import ACTIVITIES, DATA_WAIT, EVALUATION, RESTORE, STALL, START, STEPS
-from slipstream.artifacts.results.training import (
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.records import to_tree
+from slipstream.shared.artifacts.results.devices import AttemptSpan, DeviceSeries, PodSeries, TrainingDevices
+from slipstream.shared.artifacts.results.ledger import (
+    ACTIVITIES,
+    DATA_WAIT,
+    EVALUATION,
+    RESTORE,
+    STALL,
+    START,
+    STEPS,
+    TrainingFigures,
+)
+from slipstream.shared.artifacts.results.training import (
     KIND,
     Attempt,
     Goodput,
@@ -19,7 +28,6 @@ from slipstream.artifacts.results.training import (
     ValidationPoint,
     record_files,
 )
-from slipstream.artifacts.results.training_figures import TrainingFigures
 
 A100 = "NVIDIA A100-SXM4-80GB"
 STEPS_DONE, BATCH = 36_000, 512

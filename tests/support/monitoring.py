@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from slipstream.artifacts.versions import ROOT
+from slipstream.shared.artifacts.versions import ROOT
 
 MONITORING = ROOT / "monitoring"
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipstream.artifacts.prepared.data import Signature
-from slipstream.models.plan import ParallelPlan, Style
-from slipstream.models.transformer import DecoderBlock, Transformer
+from slipstream.shared.artifacts.prepared.data import Signature
+from slipstream.shared.models.plan import ParallelPlan, Style
+from slipstream.shared.models.transformer import DecoderBlock, Transformer
 
 
 def numbers(signature: Signature) -> int:

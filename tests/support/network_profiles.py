@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.collectives.output import write_results
-from slipstream.interconnect.history import ProfileHistory
-from slipstream.interconnect.profile import (
+from slipstream.pipeline.collectives.output import write_results
+from slipstream.shared.interconnect.history import ProfileHistory
+from slipstream.shared.interconnect.profile import (
     Fingerprint,
     Host,
     Launch,

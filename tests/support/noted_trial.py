@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slipstream.sweep.trial import train_trial
+from slipstream.pipeline.sweep.trial import train_trial
 
 
 def noted(link: Any, job: Any) -> None:

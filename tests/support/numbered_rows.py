@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
-from slipstream.artifacts.records import write_record
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.shared.artifacts.records import write_record
 
 SIGNATURE = Signature(
     inputs=(

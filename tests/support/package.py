@@ -8,8 +8,8 @@ from pathlib import Path
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
-from slipstream.doctor.archive import RegistrationArchive, read_package
-from slipstream.proofs.processes import FORK
+from slipstream.operations.doctor.archive import RegistrationArchive, read_package
+from slipstream.operations.proofs.processes import FORK
 from tests.support import REPOSITORY
 from tests.support.once import made_once
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any, cast
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.export import engine
-from slipstream.export.config import ExportConfig
-from slipstream.models.trained import TrainedModel
+from slipstream.pipeline.export import engine
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.toys import trained_on
 
 

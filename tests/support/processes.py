@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream.proofs.processes import FORK
+from slipstream.operations.proofs.processes import FORK
 
 
 def preload() -> None:
@@ -18,9 +18,9 @@ def preload() -> None:
         [
             "torch",
             "torch._dynamo",
-            "slipstream.train.run",
-            "slipstream.collectives.launch.measurements",
-            "slipstream.proofs.gpu.attempts",
+            "slipstream.pipeline.train.run",
+            "slipstream.pipeline.collectives.launch.measurements",
+            "slipstream.operations.proofs.gpu.attempts",
             "tests.support.package",
             "tests.support.job_pods",
         ]

@@ -3,12 +3,12 @@
 import shutil
 from pathlib import Path
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.promotion import Promotion
-from slipstream.export.check import check_package
-from slipstream.promote.config import PromotionConfig
-from slipstream.promote.engine import evaluate_promotion, promote_package
-from slipstream.promote.store import Registry
+from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.promote.comparison import evaluate_promotion, promote_package
+from slipstream.pipeline.promote.config import PromotionConfig
+from slipstream.pipeline.promote.store import Registry
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.scoring import Promotion
 from tests.support.once import made_once
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table

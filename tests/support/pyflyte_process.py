@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from slipstream.proofs.processes import FORK
+from slipstream.operations.proofs.processes import FORK
 from tests.support import REPOSITORY
 
 #: What a clone has that registration reads, or that decides what it uploads.

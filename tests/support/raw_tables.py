@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from slipstream.export.package.raw_columns import TEXT, RawColumns, read_columns
-from slipstream.prepare.engine import prepare
-from slipstream.source.columns import value_types
-from slipstream.source.columns.transform import Transform
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.export.package.raw_columns import TEXT, RawColumns, read_columns
+from slipstream.pipeline.prepare.engine import prepare
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.columns.transform import Transform
+from slipstream.shared.source.config import DataConfig
 
 ARROW = {
     "number": pa.float64(),

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.artifacts.records import to_json, write_record
-from slipstream.artifacts.results.compression import Compression, CompressionTrial, ModelSize
-from slipstream.artifacts.results.evaluation import BaselineScores, Evaluation, Gain, Headline, Scores
-from slipstream.artifacts.results.export import (
+from slipstream.pipeline.evaluate.engine import plot_data
+from slipstream.pipeline.report.stage_results import StageResults
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.artifacts.records import to_json, write_record
+from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial, ModelSize
+from slipstream.shared.artifacts.results.evaluation import BaselineScores, Evaluation, Gain, Headline, Scores
+from slipstream.shared.artifacts.results.export import (
     Estimate,
     ExportReport,
     LatencyFigures,
@@ -19,8 +21,8 @@ from slipstream.artifacts.results.export import (
     QualityFigures,
     VariantFigures,
 )
-from slipstream.artifacts.results.sweep import AgainstGiven, Sweep, SweepTrial
-from slipstream.artifacts.results.training import (
+from slipstream.shared.artifacts.results.sweep import AgainstGiven, Sweep, SweepTrial
+from slipstream.shared.artifacts.results.training import (
     Attempt,
     Goodput,
     History,
@@ -29,14 +31,12 @@ from slipstream.artifacts.results.training import (
     Throughput,
     ValidationPoint,
 )
-from slipstream.evaluate.engine import plot_data
-from slipstream.interconnect.model.predictions import model_curve
-from slipstream.interconnect.profile import COURSE, MODEL, ModelPoint, TrendPoint, write_profile
-from slipstream.models import metrics
-from slipstream.report.stage_results import StageResults
-from slipstream.source import quarantine
-from slipstream.source.quarantine import BadRow
-from slipstream.stages import StageRun
+from slipstream.shared.interconnect.model.predictions import model_curve
+from slipstream.shared.interconnect.profile import COURSE, MODEL, ModelPoint, TrendPoint, write_profile
+from slipstream.shared.models import metrics
+from slipstream.shared.source import quarantine
+from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.stages import StageRun
 from tests.support.network_profiles import network_profile
 
 ROWS = 600

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.telemetry.metrics import MetricLabels
-from slipstream.telemetry.records import PHASES, STEP_BOUNDS, DeviceReading, HostReading, RankTotals, Sample
+from slipstream.shared.telemetry.metrics import MetricLabels
+from slipstream.shared.telemetry.records import PHASES, STEP_BOUNDS, DeviceReading, HostReading, RankTotals, Sample
 
 LABELS = MetricLabels("f1a2", "train", 1, "node-7")
 NAMED = [f"--{name}={value}" for name, value in vars(LABELS).items()]
@@ -20,7 +20,7 @@ def sampling(
     directory: Path, environment: Mapping[str, str] = os.environ, *options: str
 ) -> Iterator[subprocess.Popen[str]]:
     """The sampler as a child of this process; killed in the end, if it has not ended."""
-    command = [sys.executable, "-m", "slipstream.telemetry.sampler", f"--parent={os.getpid()}", *NAMED, *options]
+    command = [sys.executable, "-m", "slipstream.shared.telemetry.sampler", f"--parent={os.getpid()}", *NAMED, *options]
     process = subprocess.Popen([*command, str(directory)], env=dict(environment), stderr=subprocess.PIPE, text=True)
     try:
         yield process

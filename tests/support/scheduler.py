@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
-from slipstream.proofs.rehearsal.pods import PodProcess, Toleration
+from slipstream.operations.proofs.rehearsal.pods import PodProcess, Toleration
 
 
 @dataclass

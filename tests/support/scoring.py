@@ -7,14 +7,20 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.scoring import Publication, ScoredTable
-from slipstream.promote.store import Registry
-from slipstream.score.config import ScoringConfig
-from slipstream.score.engine import fetched_model, score_data, score_portions
-from slipstream.score.plan import plan_scoring
-from slipstream.score.publish import fetch_table, publish_table, read_scored
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.promote.store import Registry
+from slipstream.pipeline.score.config import ScoringConfig
+from slipstream.pipeline.score.plan import plan_scoring
+from slipstream.pipeline.score.publish import (
+    fetch_table,
+    fetched_model,
+    publish_table,
+    read_scored,
+    score_data,
+    score_portions,
+)
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.results.scoring import Publication, ScoredTable
+from slipstream.shared.source.config import DataConfig
 from tests.support.packages import package
 from tests.support.promotions import put
 from tests.support.raw_tables import mixed_frame, mixed_table

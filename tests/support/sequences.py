@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.artifacts.homes import Holder, home_below
 from slipstream.flyte.homes import raw_output_base
-from slipstream.proofs.gpu.attempts import InjectedFault, RunningAttempt, TrainingJob, start_attempt
-from slipstream.proofs.rehearsal.rendering import raw_output
-from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
-from slipstream.train.checkpoint.lease import wait_for_others
-from slipstream.train.checkpoint.unfinished import finished_result
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, RunningAttempt, TrainingJob, start_attempt
+from slipstream.operations.proofs.rehearsal.rendering import raw_output
+from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
+from slipstream.pipeline.train.checkpoint.lease import wait_for_others
+from slipstream.pipeline.train.checkpoint.unfinished import finished_result
+from slipstream.shared.artifacts.workspaces import Holder, home_below
+from slipstream.shared.storage import storage_for
 
 #: How an attempt ends early: before, during and after its first save.
 ENDS = {

@@ -3,12 +3,12 @@
 import shutil
 from pathlib import Path
 
-from slipstream.artifacts.exchange import SUMMARY
-from slipstream.artifacts.format import Artifact
-from slipstream.prepare.resolve import resolve_source
-from slipstream.prepare.sharded import merge_partitions, shares
-from slipstream.source.config import DataConfig
-from slipstream.source.files import Listing, list_source
+from slipstream.pipeline.prepare.resolve import resolve_source
+from slipstream.pipeline.prepare.sharded import merge_partitions, shares
+from slipstream.shared.artifacts.exchange import SUMMARY
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import Listing, list_source
 
 CONFIG = DataConfig(id="id", quarantine_limit=0.05)
 MADE_BY = {"code": "this"}

@@ -14,12 +14,12 @@ from flyteidl.core.literals_pb2 import LiteralMap
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import WorkflowTemplate
 
-from slipstream.doctor.archive import RegistrationArchive
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.catalog import Catalog
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.proofs.rehearsal.propeller import Execution
-from slipstream.proofs.rehearsal.record import ExecutionRecord
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.catalog import Catalog
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.propeller import Execution
+from slipstream.operations.proofs.rehearsal.record import ExecutionRecord
 
 NAME = "workflow"
 #: The only node.

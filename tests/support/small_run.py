@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from slipstream.train.checkpoint.home import Retention
-from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.checkpoint.restore import ResumePolicy
-from slipstream.train.checkpoint.state import AppState
+from slipstream.pipeline.train.checkpoint.home import Retention
+from slipstream.pipeline.train.checkpoint.manager import Checkpoints
+from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
+from slipstream.pipeline.train.checkpoint.state import AppState
 
 IDENTITY = {"training": {"seed": 0}, "data": "abc"}
 

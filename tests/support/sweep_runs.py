@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.results.training import KIND
-from slipstream.artifacts.versions import ROOT
 from slipstream.config import RunConfig
-from slipstream.proofs.processes import FORK
-from slipstream.settings import to_dict
-from slipstream.sweep.records import TrialHistory
-from slipstream.sweep.space import searched_parameters, trial_config
-from slipstream.sweep.store import SweepStore
-from slipstream.sweep.trial import WEIGHTS
+from slipstream.operations.proofs.processes import FORK
+from slipstream.pipeline.sweep.records import TrialHistory
+from slipstream.pipeline.sweep.space import searched_parameters, trial_config
+from slipstream.pipeline.sweep.store import SweepStore
+from slipstream.pipeline.sweep.trial import WEIGHTS
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.results.training import KIND
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.settings import to_dict
 from tests.support.processes import workers_of
 
 CONFIG: dict[str, Any] = {
@@ -152,7 +152,7 @@ def alone(prepared: Path, config: RunConfig, trial: TrialHistory, place: Path, t
 def train_alone(prepared: Path, place: Path, threads: int) -> None:
     import torch
 
-    from slipstream.train.command import main
+    from slipstream.pipeline.train.command import main
 
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     os.environ.update({**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})

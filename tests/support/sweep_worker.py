@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from slipstream.artifacts.homes import Holder
 from slipstream.config import RunConfig
-from slipstream.storage.local import LocalStorage
-from slipstream.sweep import worker as engine
-from slipstream.sweep.engine import run_trials
-from slipstream.sweep.worker import WorkerPod
+from slipstream.pipeline.sweep import worker as engine
+from slipstream.pipeline.sweep.engine import run_trials
+from slipstream.pipeline.sweep.worker import WorkerPod
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.storage.local import LocalStorage
 from tests.support.noted_trial import noted
 
 

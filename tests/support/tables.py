@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 
 #: The fixture ``prepared``: prepares a text, table or path and opens what was made.
 Prepare = Callable[..., PreparedData]

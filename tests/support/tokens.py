@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import TARGET, PreparedData
-from slipstream.artifacts.prepared.token_rows import write_token_rows
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData
+from slipstream.shared.artifacts.prepared.token_rows import write_token_rows
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 from tests.support.toys import as_artifact
 
 LENGTH, VOCABULARY = 16, 48

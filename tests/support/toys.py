@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.trained import Architecture, write_trained
-from slipstream.proofs.gpu.trainings import TABLE_ROWS, write_prepared
+from slipstream.operations.proofs.gpu.trainings import TABLE_ROWS, write_prepared
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.trained import Architecture, write_trained
 
 
 @dataclass

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
-from slipstream.artifacts.records import write_record
-from slipstream.models.config import ModelConfig
-from slipstream.proofs.processes import FORK, free_port
-from slipstream.train.config import TrainingConfig
+from slipstream.operations.proofs.processes import FORK, free_port
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.shared.artifacts.records import write_record
+from slipstream.shared.models.config import ModelConfig
 
 SMALL = ModelConfig(arguments={"hidden": [16]})
 
@@ -43,10 +43,10 @@ def table_of_numbers(
 def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
     import torch
 
-    from slipstream.distributed.user_errors import torch_user_error
-    from slipstream.errors import UserError
-    from slipstream.train.request import TrainingRequest
-    from slipstream.train.run import run_attempt
+    from slipstream.pipeline.train.request import TrainingRequest
+    from slipstream.pipeline.train.run import run_attempt
+    from slipstream.shared.distributed.user_errors import torch_user_error
+    from slipstream.shared.errors import UserError
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | environment)

@@ -19,18 +19,18 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.homes import HOMES
-from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
-from slipstream.artifacts.records import write_record
-from slipstream.doctor.archive import RegistrationArchive
-from slipstream.models.config import ModelConfig
-from slipstream.proofs.processes import free_port
-from slipstream.proofs.rehearsal.bucket import S3Bucket
-from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
-from slipstream.proofs.rehearsal.pods import PodProcess
-from slipstream.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
-from slipstream.train.config import TrainingConfig
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.operations.proofs.processes import free_port
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
+from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.shared.artifacts.records import write_record
+from slipstream.shared.artifacts.workspaces import HOMES
+from slipstream.shared.models.config import ModelConfig
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.package import package
@@ -55,7 +55,7 @@ processes = {processes}
 BUG = """
 def train_step(*arguments):
     raise ZeroDivisionError('a bug in the step')
-from slipstream.train.loop import step
+from slipstream.pipeline.train.loop import step
 step.train_step = train_step
 """
 
@@ -236,7 +236,9 @@ def pods_of_job(
     ]
 
 
-def python_path(directory: Path, code: str, before: str = "slipstream.train.loop.train_loop") -> dict[str, str]:
+def python_path(
+    directory: Path, code: str, before: str = "slipstream.pipeline.train.loop.train_loop"
+) -> dict[str, str]:
     """Variables with which a pod and its workers run ``code`` when they first import the module ``before``."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "sitecustomize.py").write_text(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import hf_hub_download
 
-from slipstream import untrusted_files
+from slipstream.shared import untrusted_files
 
 SECRET = "aws_secret_access_key = wJalrXUtnFEMI"
 REVISION = "0123456789abcdef0123456789abcdef01234567"

@@ -4,8 +4,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from slipstream.artifacts.results.bottleneck import Bottleneck
-from slipstream.artifacts.results.devices import AttemptSpan, DeviceSeries, PodSeries, TrainingDevices
+from slipstream.shared.artifacts.results.devices import (
+    AttemptSpan,
+    Bottleneck,
+    DeviceSeries,
+    PodSeries,
+    TrainingDevices,
+)
 from tests.support.report_runs import ATTEMPT
 
 BEGAN = 1_767_322_800.0

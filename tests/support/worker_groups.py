@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from slipstream.collectives.launch.worker_group import WorkerGroup
+from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 
 
 def in_group(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 20) -> Any:

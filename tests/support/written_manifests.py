@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from slipstream.manifests.build import build_manifests
-from slipstream.manifests.documents import ManifestFile
-from slipstream.manifests.site import ClusterSite, profile_site
-from slipstream.manifests.triton import TritonService
-from slipstream.profiles.profile import load_profile, parse_profile
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.documents import ManifestFile
+from slipstream.operations.manifests.site import ClusterSite, profile_site
+from slipstream.operations.manifests.triton import TritonService
+from slipstream.shared.profiles.profile import load_profile, parse_profile
 
 #: All that have GPUs.
 PROFILES = ("a100-mig", "a100-spot", "h100-efa-spot", "l4-spot", "mi300x", "t4-shared")

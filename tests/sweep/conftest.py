@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.gpu.trainings import write_table
 
 
 @pytest.fixture(scope="session")

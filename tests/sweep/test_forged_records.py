@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.config import RunConfig
-from slipstream.sweep import study
-from slipstream.sweep.records import (
+from slipstream.pipeline.sweep import study
+from slipstream.pipeline.sweep.records import (
     Record,
     RungReported,
     TrialEnded,
@@ -19,7 +19,7 @@ from slipstream.sweep.records import (
     encode_record,
     unchanged_trial,
 )
-from slipstream.sweep.space import searched_parameters, values_objection
+from slipstream.pipeline.sweep.space import searched_parameters, values_objection
 from tests.support import REPOSITORY
 from tests.support.sweep_runs import CONFIG, SweepRun
 from tests.support.wording import same_wording

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.storage import storage_for
-from slipstream.sweep.engine import sweep_identity
-from slipstream.sweep.records import (
+from slipstream.pipeline.sweep.engine import sweep_identity
+from slipstream.pipeline.sweep.records import (
     CurvePoint,
     ExecutionStarted,
     Record,
@@ -25,8 +23,10 @@ from slipstream.sweep.records import (
     decode_sweep_record,
     encode_record,
 )
-from slipstream.sweep.space import untyped_parameters
-from slipstream.sweep.store import SweepStore, best_trial, early_end_reason
+from slipstream.pipeline.sweep.space import untyped_parameters
+from slipstream.pipeline.sweep.store import SweepStore, best_trial, early_end_reason
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import storage_for
 from tests.support.proving import first_few
 from tests.support.wording import refuses, same_wording
 

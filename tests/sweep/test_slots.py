@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.homes import Holder
-from slipstream.sweep import slots
-from slipstream.sweep.records import TrialProposed
-from slipstream.sweep.slots import OccupiedSlots
-from slipstream.sweep.store import SweepStore
-from slipstream.train.checkpoint.lease import Lease
+from slipstream.pipeline.sweep import store as slots
+from slipstream.pipeline.sweep.records import TrialProposed
+from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore
+from slipstream.pipeline.train.checkpoint.lease import Lease
+from slipstream.shared.artifacts.workspaces import Holder
 
 
 @pytest.fixture(params=["disk", "s3"])

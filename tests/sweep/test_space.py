@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.settings import to_dict
-from slipstream.sweep.space import searched_parameters, trial_config, values_in_words, with_values
+from slipstream.pipeline.sweep.space import searched_parameters, trial_config, values_in_words, with_values
+from slipstream.shared.errors import UserError
+from slipstream.shared.settings import to_dict
 from tests.support.wording import refuses
 
 

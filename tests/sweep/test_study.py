@@ -6,10 +6,10 @@ import optuna
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.sweep import study
-from slipstream.sweep.config import SweepConfig
-from slipstream.sweep.records import CurvePoint, RungReported, TrialEnded, TrialHistory
-from slipstream.sweep.space import searched_parameters
+from slipstream.pipeline.sweep import study
+from slipstream.pipeline.sweep.config import SweepConfig
+from slipstream.pipeline.sweep.records import CurvePoint, RungReported, TrialEnded, TrialHistory
+from slipstream.pipeline.sweep.space import searched_parameters
 
 SPACE = {
     "training.learning_rate": {"low": 1e-4, "high": 1e-1, "log": True},

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.sweep.records import CurvePoint
-from slipstream.sweep.trial import TrialOutcome
-from slipstream.sweep.worker import SweepWorker
+from slipstream.pipeline.sweep.records import CurvePoint
+from slipstream.pipeline.sweep.trial import TrialOutcome
+from slipstream.pipeline.sweep.worker import SweepWorker
 from tests.support.sweep_runs import CONFIG, SweepRun, check, trials_of
 
 

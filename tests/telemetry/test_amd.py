@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.machine import limits
-from slipstream.telemetry.records import DeviceReading
-from slipstream.telemetry.sampler.amd import AmdDevices
+from slipstream.shared.machine import limits
+from slipstream.shared.telemetry.records import DeviceReading
+from slipstream.shared.telemetry.sampler.sampling import AmdDevices
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 FILES = {

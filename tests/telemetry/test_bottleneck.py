@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.artifacts.results import bottleneck as causes
-from slipstream.artifacts.results.bottleneck import AttemptLosses, Bottleneck
-from slipstream.telemetry.bottleneck import AttemptMeasurements, diagnose_training, measure_losses
-from slipstream.telemetry.step_blocks import BLOCK_STEPS, BLOCKS, PER_EXCHANGE, PER_STEP, StepBlocks
+from slipstream.shared.artifacts.results import devices as causes
+from slipstream.shared.artifacts.results.devices import AttemptLosses, Bottleneck
+from slipstream.shared.telemetry.bottleneck import AttemptMeasurements, diagnose_training, measure_losses
+from slipstream.shared.telemetry.step_blocks import BLOCK_STEPS, BLOCKS, PER_EXCHANGE, PER_STEP, StepBlocks
 from tests.support.wording import same_wording
 
 STEPS = 320
@@ -164,11 +164,11 @@ def test_long_trainings_keep_few_blocks_and_lose_no_step() -> None:
 
 
 def test_what_a_later_version_observed_is_no_traceback() -> None:
-    from slipstream.artifacts.results.ledger import AttemptRecord, observed_in
+    from slipstream.shared.artifacts.results.ledger import AttemptRecord, observed_in
 
     known = measure_losses(blocks_of({}, {}), AttemptMeasurements())
     assert isinstance(known, AttemptLosses)
-    from slipstream.artifacts.records import to_tree
+    from slipstream.shared.artifacts.records import to_tree
 
     records = [
         AttemptRecord(1, 2, observed=to_tree(known)),

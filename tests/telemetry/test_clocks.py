@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.telemetry.clocks import clocked_down
-from slipstream.telemetry.records import HostReading, Sample
+from slipstream.shared.telemetry.records import HostReading, Sample
+from slipstream.shared.telemetry.series import clocked_down
 from tests.support.sampler_process import device
 
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.telemetry import bottleneck
-from slipstream.telemetry.node import NodeFacts, write_facts
-from slipstream.telemetry.records import HostReading, RankTotals, Sample
-from slipstream.telemetry.ring import SILENT_S, SampleRing
-from slipstream.telemetry.totals import write_totals
-from slipstream.telemetry.view import command
-from slipstream.telemetry.view.command import CLEAR_LINE, HOME, main, stages_in
-from slipstream.telemetry.view.page import TelemetrySnapshot, column_groups, page_lines
+from slipstream.shared.telemetry import bottleneck
+from slipstream.shared.telemetry.node import NodeFacts, write_facts
+from slipstream.shared.telemetry.records import HostReading, RankTotals, Sample
+from slipstream.shared.telemetry.ring import SILENT_S, SampleRing
+from slipstream.shared.telemetry.totals import write_totals
+from slipstream.shared.telemetry.view import command
+from slipstream.shared.telemetry.view.command import CLEAR_LINE, HOME, main, stages_in
+from slipstream.shared.telemetry.view.page import TelemetrySnapshot, column_groups, page_lines
 from tests.support.sampler_process import device, sample, totals
 from tests.support.wording import refuses, same_wording
 
@@ -311,7 +311,9 @@ def test_on_a_terminal_it_goes_on_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_it_loads_nothing_heavy() -> None:
-    program = "import sys, slipstream.telemetry.view.command\nprint({'torch', 'pandas', 'boto3'} & set(sys.modules))"
+    program = (
+        "import sys, slipstream.shared.telemetry.view.command\nprint({'torch', 'pandas', 'boto3'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.telemetry.cost import AttemptCost, AttemptUsage, Cost, compute_bill
+from slipstream.pipeline.report.costs import AttemptCost, AttemptUsage, Cost, compute_bill
 from tests.support.wording import refuses
 
 CENT = Decimal("0.01")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.telemetry.records import HostReading
-from slipstream.telemetry.sampler.host import CpuWaits, HostUsage, descendant_processes
+from slipstream.shared.telemetry.records import HostReading
+from slipstream.shared.telemetry.sampler.sampling import CpuWaits, HostUsage, descendant_processes
 from tests.support.control_groups import tree
 from tests.support.sampler_process import until
 
@@ -95,8 +95,8 @@ def test_counting_takes_its_share_of_a_processor_and_no_more(tmp_path: Path, mon
     """With a pass of 20 ms of CPU time the next one is 20 s later."""
     process(tmp_path, 11, 10, t11=10**9)
     now, used = [100.0], itertools.count(0, 0.02)
-    monkeypatch.setattr("slipstream.telemetry.sampler.host.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("slipstream.telemetry.sampler.host.time.thread_time", lambda: next(used))
+    monkeypatch.setattr("slipstream.shared.telemetry.sampler.sampling.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("slipstream.shared.telemetry.sampler.sampling.time.thread_time", lambda: next(used))
     waits = CpuWaits(10, tmp_path)
     waits.seconds()
     process(tmp_path, 11, 10, t11=2 * 10**9)

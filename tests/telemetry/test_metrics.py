@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.processes import free_port
-from slipstream.telemetry.metrics import MetricLabels, metrics_exposition
-from slipstream.telemetry.names import METRICS
-from slipstream.telemetry.records import DeviceReading
-from slipstream.telemetry.totals import NodeTotals, write_totals
+from slipstream.operations.proofs.processes import free_port
+from slipstream.shared.telemetry.metrics import MetricLabels, metrics_exposition
+from slipstream.shared.telemetry.names import METRICS
+from slipstream.shared.telemetry.records import DeviceReading
+from slipstream.shared.telemetry.totals import NodeTotals, write_totals
 from tests.support.fake_nvml import FakeNvml
 from tests.support.sampler_process import LABELS, device, sample, sampling, totals, until
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from slipstream.machine import cloud_metadata
-from slipstream.telemetry import node
-from slipstream.telemetry.node import NodeFacts, ask_aws, ask_azure, ask_gcp, node_facts
+from slipstream.shared.machine import description
+from slipstream.shared.telemetry import node
+from slipstream.shared.telemetry.node import NodeFacts, ask_aws, ask_azure, ask_gcp, node_facts
 from tests.support.metadata_server import metadata_server
 from tests.support.proving import diagonal
 
@@ -124,7 +124,7 @@ def test_names_that_are_none_are_not_believed() -> None:
 def test_a_token_that_expired_is_renewed() -> None:
     with metadata_server("aws") as server:
         server.type = "p5.48xlarge"
-        metadata = cloud_metadata.AwsMetadata(server.url)
+        metadata = description.AwsMetadata(server.url)
         assert metadata.get("/latest/meta-data/instance-type") == b"p5.48xlarge"
         server.expire_tokens()
         assert metadata.get("/latest/meta-data/instance-type") == b"p5.48xlarge"

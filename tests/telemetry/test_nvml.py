@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.telemetry.records import DeviceReading
+from slipstream.shared.telemetry.records import DeviceReading
 from tests.support.fake_nvml import FakeNvml, plain
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.telemetry.preflight import (
+from slipstream.shared.errors import UserError
+from slipstream.shared.telemetry.preflight import (
     MPS_VARIABLES,
     check_gpu_memory,
     memory_of_gpu,

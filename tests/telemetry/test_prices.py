@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.profiles.placement import Placement
-from slipstream.profiles.profile import load_profile, profile_names
-from slipstream.telemetry.prices import FILE, CpuInstance, Instance, PodPrice, pod_price, read_prices
+from slipstream.shared.errors import UserError
+from slipstream.shared.profiles.placement import Placement
+from slipstream.shared.profiles.profile import load_profile, profile_names
+from slipstream.shared.telemetry.prices import FILE, CpuInstance, Instance, PodPrice, pod_price, read_prices
 from tests.support.wording import refuses
 
 EIGHT = Placement(gpu="8", processes=8, accelerator="nvidia-a100-80gb")

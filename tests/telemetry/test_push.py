@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import pytest
 
-from slipstream.proofs.processes import free_port
-from slipstream.telemetry.push import push_totals
-from slipstream.telemetry.totals import NodeTotals, write_node, write_totals
+from slipstream.operations.proofs.processes import free_port
+from slipstream.shared.telemetry.push import push_totals
+from slipstream.shared.telemetry.totals import NodeTotals, write_node, write_totals
 from tests.support.sampler_process import LABELS, totals
 from tests.support.wording import same_wording
 

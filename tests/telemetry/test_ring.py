@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.telemetry import ring
-from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import (
+from slipstream.shared.telemetry import ring
+from slipstream.shared.telemetry.records import DeviceReading, Sample
+from slipstream.shared.telemetry.ring import (
     FILE_S,
     KEPT_S,
     MINUTES,

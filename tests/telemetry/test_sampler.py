@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.processes import free_port
-from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import read_samples
-from slipstream.telemetry.sampler.driver import DriverQuery
-from slipstream.telemetry.sampler.sampling import Sampler
-from slipstream.telemetry.totals import read_node, write_totals
+from slipstream.operations.proofs.processes import free_port
+from slipstream.shared.telemetry.records import DeviceReading, Sample
+from slipstream.shared.telemetry.ring import read_samples
+from slipstream.shared.telemetry.sampler.sampling import DriverQuery, Sampler
+from slipstream.shared.telemetry.totals import read_node, write_totals
 from tests.support.fake_nvml import ROOT, FakeNvml
 from tests.support.processes import running
 from tests.support.sampler_process import device, sampling, totals, until
@@ -92,7 +91,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = f"""
 import subprocess, sys, time
 from pathlib import Path
-from slipstream.telemetry.watch import MetricLabels, start_sampler
+from slipstream.shared.telemetry.watch import MetricLabels, start_sampler
 print(start_sampler(Path({str(tmp_path / "t")!r}), MetricLabels("e", "t", 0, "n"), {{}}).pid, flush=True)
 time.sleep(100)
 """
@@ -107,7 +106,7 @@ time.sleep(100)
 
 
 def test_a_parent_that_is_gone_already_is_not_waited_for(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "slipstream.telemetry.sampler", "--execution=e", "--task=t", "--attempt=0"]
+    command = [sys.executable, "-m", "slipstream.shared.telemetry.sampler", "--execution=e", "--task=t", "--attempt=0"]
     run = subprocess.run([*command, "--node=n", f"--parent={os.getppid()}", tmp_path], timeout=30, check=False)
     assert run.returncode == 0
 
@@ -180,7 +179,7 @@ def test_a_driver_that_fails_is_one_line_and_asked_again(capsys: pytest.CaptureF
 
 
 def test_it_loads_nothing_heavy() -> None:
-    program = "import sys, slipstream.telemetry.sampler.__main__; print(*sys.modules)"
+    program = "import sys, slipstream.shared.telemetry.sampler.__main__; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not set(HEAVY) & set(run.stdout.split())
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.telemetry.records import DeviceReading, HostReading, Sample
-from slipstream.telemetry.series import condense_samples, energy_joules
+from slipstream.shared.telemetry.records import DeviceReading, HostReading, Sample
+from slipstream.shared.telemetry.series import condense_samples, energy_joules
 from tests.support.sampler_process import device
 
 HOST = HostReading(cpu_seconds=0.0, cpus=2.0, memory_used_bytes=1 << 30, memory_limit_bytes=4 << 30)

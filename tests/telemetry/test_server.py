@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from slipstream.proofs.processes import free_port
-from slipstream.telemetry.sampler import server
-from slipstream.telemetry.sampler.server import listen_for_requests, serve_metrics
+from slipstream.operations.proofs.processes import free_port
+from slipstream.shared.telemetry.sampler import server
+from slipstream.shared.telemetry.sampler.server import listen_for_requests, serve_metrics
 from tests.support.sampler_process import until
 from tests.support.wording import same_wording
 

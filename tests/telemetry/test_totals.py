@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.telemetry.records import DeviceReading
-from slipstream.telemetry.totals import NodeCounter, NodeTotals, read_node, read_totals, write_node, write_totals
+from slipstream.shared.telemetry.records import DeviceReading
+from slipstream.shared.telemetry.totals import NodeCounter, NodeTotals, read_node, read_totals, write_node, write_totals
 from tests.support.sampler_process import device, sample, totals
 
 

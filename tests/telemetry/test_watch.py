@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.processes import free_port
-from slipstream.telemetry import watch
-from slipstream.telemetry.ring import read_samples
-from slipstream.telemetry.totals import read_node
-from slipstream.telemetry.watch import telemetry_sampled
+from slipstream.operations.proofs.processes import free_port
+from slipstream.shared.telemetry import watch
+from slipstream.shared.telemetry.ring import read_samples
+from slipstream.shared.telemetry.totals import read_node
+from slipstream.shared.telemetry.watch import telemetry_sampled
 from tests.support.fake_nvml import FakeNvml
 from tests.support.processes import running
 from tests.support.sampler_process import LABELS, until

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.attempts import TrainingJob, result_digests, run_attempt
-from slipstream.proofs.gpu.trainings import write_table
+from slipstream.operations.proofs.gpu.attempts import TrainingJob, result_digests, run_attempt
+from slipstream.operations.proofs.gpu.trainings import write_table
 
 
 @pytest.fixture(scope="session")

@@ -11,25 +11,24 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.compress.config import CompressionConfig
-from slipstream.compress.engine import CompressionRun
-from slipstream.distributed.process_group import RankContext
-from slipstream.errors import UserError
-from slipstream.models.adapters.merge import merge_adapters
-from slipstream.models.adapters.network import numbers_in, plain_shapes
-from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.models.trained import TrainedModel, Weights, write_trained
-from slipstream.train import run
-from slipstream.train.applied_tuning import AppliedTuning
-from slipstream.train.checks import check_training
-from slipstream.train.config import TrainingConfig
-from slipstream.train.fault_tolerance.notices import NoticeWatcher
-from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.request import TrainingRequest
+from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.pipeline.compress.engine import CompressionRun
+from slipstream.pipeline.train import run
+from slipstream.pipeline.train.applied_tuning import AppliedTuning
+from slipstream.pipeline.train.checks import check_training
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.request import TrainingRequest
+from slipstream.shared.artifacts.format import DamagedArtifact
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.adapters.network import merge_adapters, numbers_in, plain_shapes
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
+from slipstream.shared.models.trained import TrainedModel, Weights, write_trained
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import LENGTH, SIGNATURE, make_base, some_tokens, theirs
 from tests.support.corpora import prepare_language, write_stories

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.artifacts.hugging_face import CONFIG, LONGEST_JSON, WHOLE
-from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.language.tokenizer import vocabulary_beside
-from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
-from slipstream.models.base.tensors import OpenedBase
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.trained import TrainedModel
-from slipstream.settings import to_dict
-from slipstream.sweep.engine import sweep_identity
-from slipstream.train.checkpoint.unfinished import UnfinishedTraining
-from slipstream.train.checks import check_training
-from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.setup import same_origin
+from slipstream.pipeline.sweep.engine import sweep_identity
+from slipstream.pipeline.train.checkpoint.unfinished import UnfinishedTraining
+from slipstream.pipeline.train.checks import check_training
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.setup import same_origin
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, LONGEST_JSON, WHOLE
+from slipstream.shared.errors import UserError
+from slipstream.shared.language.tokenizer import vocabulary_beside
+from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
+from slipstream.shared.models.base.tensors import OpenedBase
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.settings import to_dict
 from tasks.config import config_sections
 from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs, write_tokenizer
 from tests.support.corpora import prepare_language, write_stories

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.models.base.headers import LENGTH_BYTES
-from slipstream.models.config import ModelConfig
-from slipstream.models.trained import TrainedModel
-from slipstream.storage import storage_for
-from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.models.base.tensors import LENGTH_BYTES
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.storage import storage_for
 from tests.support.bases import LENGTH, make_base, some_tokens, theirs
 from tests.support.corpora import prepare_language, write_stories
 from tests.support.faulty_s3 import FaultyS3

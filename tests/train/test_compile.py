@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.compiled import compile_blocks
-from slipstream.train.parallel.replicas import ReplicatedModel
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.parallel.compiled import compile_blocks
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor
 from tests.support.adapters import SIGNATURE, adapted_network, tokens
 from tests.support.training import log, refusal, table_of_numbers, trained
 from tests.support.wording import same_wording

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.prepared.data import TARGET, PreparedData
-from slipstream.distributed.process_group import RankContext
-from slipstream.train import data_loader as loader
-from slipstream.train.data_loader import Batch, StoredRows, evaluation_batches, stored_blocks, training_batches
-from slipstream.train.data_order import GlobalOrder, rank_slice
-from slipstream.train.telemetry.step_times import LoaderTimes
+from slipstream.pipeline.train import data_loader as loader
+from slipstream.pipeline.train.data_loader import Batch, StoredRows, evaluation_batches, stored_blocks, training_batches
+from slipstream.pipeline.train.data_order import GlobalOrder, rank_slice
+from slipstream.pipeline.train.telemetry.step_times import LoaderTimes
+from slipstream.shared.artifacts.format import DamagedArtifact
+from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData
+from slipstream.shared.distributed.process_group import RankContext
 from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
 from tests.support.wording import refuses

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.train.data_order import (
+from slipstream.pipeline.train.data_order import (
     ORDER_VERSION,
     GlobalOrder,
     StoredBlocks,

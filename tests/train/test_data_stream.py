@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.artifacts.format import MANIFEST, DamagedArtifact
-from slipstream.artifacts.prepared.data import SAMPLED_BLOCKS, PreparedData
-from slipstream.artifacts.prepared.streamed import StreamedData, artifact_size, make_stub, open_prepared, punch_hole
-from slipstream.errors import UserError
-from slipstream.storage import MissingObject, storage_for
-from slipstream.train.data_loader import evaluation_batches, stored_blocks, training_batches
-from slipstream.train.data_order import GlobalOrder
+from slipstream.pipeline.train.data_loader import evaluation_batches, stored_blocks, training_batches
+from slipstream.pipeline.train.data_order import GlobalOrder
+from slipstream.shared.artifacts.format import MANIFEST, DamagedArtifact
+from slipstream.shared.artifacts.prepared.data import SAMPLED_BLOCKS, PreparedData
+from slipstream.shared.artifacts.prepared.streamed import (
+    StreamedData,
+    artifact_size,
+    make_stub,
+    open_prepared,
+    punch_hole,
+)
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import MissingObject, storage_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import REMOTE, Remote
 from tests.support.groups import ALONE, on_cpu

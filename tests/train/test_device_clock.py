@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slipstream.train.device_clock import CudaClock, wait_for
+from slipstream.pipeline.train.device_clock import CudaClock, wait_for
 from tests.support.asked_of_cuda import Cuda
 
 GPU = torch.device("cuda", 1)

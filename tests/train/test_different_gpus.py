@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.models import arithmetic
-from slipstream.models.arithmetic import DeviceCapability, common_precision
-from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.errors import UserError
+from slipstream.shared.models import arithmetic
+from slipstream.shared.models.arithmetic import DeviceCapability, common_precision
 from tests.support import training
 from tests.support.proving import first_few
 from tests.support.training import log, refusal, table_of_numbers, trained
@@ -47,8 +47,8 @@ def test_what_one_gpu_cannot_is_refused() -> None:
 
 
 def rank_of_two_kinds(rank: int, *arguments: Any) -> None:
-    from slipstream.train import run
-    from slipstream.train.memory import decision
+    from slipstream.pipeline.train import run
+    from slipstream.pipeline.train.memory import decision
 
     for module in (arithmetic, decision, run):
         vars(module)["device_capability"] = lambda device: T4 if rank else A100

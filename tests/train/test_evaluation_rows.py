@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.models.factory import BATCH_BYTES, MOST_ROWS
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.evaluation import fitting_rows, free_bytes
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.evaluation import fitting_rows, free_bytes
+from slipstream.shared.models.factory import BATCH_BYTES, MOST_ROWS
 from tests.support.training import rank_body, table_of_numbers, trained
 
 MIB = 2**20
@@ -48,9 +48,9 @@ def with_memory(
 
     If ``stops``, the process ends in the first evaluation.
     """
-    from slipstream.errors import UserError
-    from slipstream.models.factory import batch_rows
-    from slipstream.train.loop import evaluation
+    from slipstream.pipeline.train.loop import evaluation
+    from slipstream.shared.errors import UserError
+    from slipstream.shared.models.factory import batch_rows
 
     fitting, batches = evaluation.fitting_rows, evaluation.evaluation_batches
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from slipstream.distributed.farewell import leave_after_rank_0
-from slipstream.models.trained import Weights
-from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.distributed.user_errors import leave_after_rank_0
+from slipstream.shared.models.trained import Weights
 from tests.support import training
 from tests.support.training import refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
@@ -24,7 +24,7 @@ LIMIT_S, WRITING_S = 8, 11
 
 
 def rank_that_writes_for_long(rank: int, *arguments: Any) -> None:
-    from slipstream.train import run
+    from slipstream.pipeline.train import run
 
     write, group = run.write_trained, run.process_group
 
@@ -64,7 +64,7 @@ def test_rank_0_goes_last_and_misses_whoever_does_not_come() -> None:
 
 
 def rank_whose_disk_is_full(rank: int, *arguments: Any) -> None:
-    from slipstream.train import run
+    from slipstream.pipeline.train import run
 
     def full(directory: Path, architecture: object, best: Weights, *more: object) -> None:
         next(iter(best.tensors()))

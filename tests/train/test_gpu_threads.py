@@ -8,13 +8,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.train import data_loader, device_clock
-from slipstream.train.checkpoint import publish, staging
-from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.checkpoint.restore import ResumePolicy
-from slipstream.train.checkpoint.state import AppState
-from slipstream.train.data_loader import evaluation_batches
+from slipstream.pipeline.train import data_loader, device_clock
+from slipstream.pipeline.train.checkpoint import publish, staging
+from slipstream.pipeline.train.checkpoint.manager import Checkpoints
+from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
+from slipstream.pipeline.train.checkpoint.state import AppState
+from slipstream.pipeline.train.data_loader import evaluation_batches
+from slipstream.shared.artifacts.prepared.data import PreparedData
 from tests.support.groups import ALONE
 from tests.support.training import table_of_numbers
 

@@ -12,18 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import Batch
-from slipstream.train.loop.objective import correct_sum, evaluate_split, loss_sum
-from slipstream.train.loop.optimizer import make_optimizer
-from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.loop.state import Progress, TrainingState, copy_weights
-from slipstream.train.loop.step import padded_rows, train_step
-from slipstream.train.parallel.replicas import replicate_model
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.data_loader import Batch
+from slipstream.pipeline.train.loop.objective import correct_sum, evaluate_split, loss_sum
+from slipstream.pipeline.train.loop.optimizer import make_optimizer
+from slipstream.pipeline.train.loop.probe import ModelTraits
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
+from slipstream.pipeline.train.loop.step import padded_rows, train_step
+from slipstream.pipeline.train.parallel.replicas import replicate_model
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import on_ranks
 from tests.support.proving import first_few
@@ -65,7 +64,7 @@ def by_hand() -> dict[str, Tensor]:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, step: int, config: TrainingConfig) -> None:
-    from slipstream.train.loop.optimizer import learning_rate
+    from slipstream.pipeline.train.loop.optimizer import learning_rate
 
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step, STEPS, config.learning_rate, config.warmup)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.store import content_key
-from slipstream.artifacts.syntax import analyse_source
 from slipstream.flyte.stage import describe_input
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory_code import fingerprint_model, model_code
+from slipstream.shared.artifacts.syntax import analyse_source
+from slipstream.shared.artifacts.workspaces import content_key
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory_code import fingerprint_model, model_code
 
 LIBRARIES = ".venv/lib/python3.11/site-packages"
 #: Every module of a project, and two that were put among the installed packages without being one; each would
@@ -24,7 +24,7 @@ FILES = {
     "layers/blocks.py": "from models.deep.conv import (  # where convolutions are\n    Conv,\n)",
     "layers/unused.py": "",
     "models/deep/conv.py": "import nets; from .relative import *",
-    "models/deep/relative.py": "from slipstream.models.tables_and_images import MLP",
+    "models/deep/relative.py": "from slipstream.shared.models.tables_and_images import MLP",
     "models/deep/unused.py": "",
     "broken.py": "def (",
     f"{LIBRARIES}/installed.py": "import nowhere",

@@ -8,15 +8,15 @@ import torch
 import torch.distributed as dist
 from safetensors.numpy import load_file
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.distributed.user_errors import torch_user_error
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import BATCH_BYTES, Predictor, batch_rows, build_model
-from slipstream.models.tables_and_images import MLP
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import probe_model
-from slipstream.train.loop.state import copy_weights
-from slipstream.train.loop.step import micro_batches, padded_rows, whole_micro_batches
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.probe import probe_model
+from slipstream.pipeline.train.loop.state import copy_weights
+from slipstream.pipeline.train.loop.step import micro_batches, padded_rows, whole_micro_batches
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.distributed.user_errors import torch_user_error
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import BATCH_BYTES, Predictor, batch_rows, build_model
+from slipstream.shared.models.tables_and_images import MLP
 from tests.support import nets
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import on_ranks
@@ -113,7 +113,7 @@ def test_a_probe_finds_what_a_model_needs_and_leaves_it_as_it_was() -> None:
 
 
 def check_buffers() -> None:
-    from slipstream.train.parallel.replicas import replicate_model
+    from slipstream.pipeline.train.parallel.replicas import replicate_model
 
     signature = numbers_signature()
     for network in (MLP(signature), nets.batch_norm(signature), nets.with_unused(signature)):

@@ -11,21 +11,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.artifacts.versions import code_version
-from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.tune.tuner import tuning_candidates
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
 from slipstream.flyte.stage import section_digest
-from slipstream.interconnect.history import TuningHistory, tuning_at
-from slipstream.interconnect.profile import Fingerprint
-from slipstream.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
-from slipstream.interconnect.tuning import DdpSettings, Tuning, TuningTrial, read_tuning, write_tuning
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.proofs.gpu.trainings import write_table
-from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning, allowed_part
-from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.pipeline.collectives.tune.tuner import tuning_candidates
+from slipstream.pipeline.train.applied_tuning import AppliedTuning, agree_on_tuning, allowed_part
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.parallel.config import GradientsConfig, ParallelConfig
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.errors import UserError
+from slipstream.shared.interconnect.history import TuningHistory, tuning_at
+from slipstream.shared.interconnect.profile import Fingerprint
+from slipstream.shared.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
+from slipstream.shared.interconnect.tuning import DdpSettings, Tuning, TuningTrial, read_tuning, write_tuning
 from tests.support.layout_runs import on_ranks
 from tests.support.network_profiles import network_profile
 from tests.support.wording import refuses
@@ -36,8 +36,8 @@ FOUND = Tuning(HERE, "a model", DdpSettings(50, hook="fp16"), VARIABLES)
 
 
 def look() -> Fingerprint:
-    from slipstream.interconnect.fingerprint import interconnect_fingerprint
-    from slipstream.interconnect.topology import group_topology
+    from slipstream.shared.interconnect.fingerprint import interconnect_fingerprint
+    from slipstream.shared.interconnect.topology import group_topology
 
     device = torch.device("cpu")
     return interconnect_fingerprint(group_topology(device), device)

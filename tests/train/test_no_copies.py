@@ -9,20 +9,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.models.factory import build_model, zero_inputs
-from slipstream.models.initial.drawn import DrawnValues
-from slipstream.proofs.gpu.waits import STAND_IN, NoWaits
-from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import Batch, DeviceBuffer
-from slipstream.train.loop.objective import Teacher
-from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
-from slipstream.train.loop.precision import LossScaler
-from slipstream.train.loop.probe import probe_model
-from slipstream.train.loop.state import Progress, TrainingState
-from slipstream.train.loop.step import train_step
-from slipstream.train.parallel.replicas import ReplicatedModel
+from slipstream.operations.proofs.gpu.waits import STAND_IN, NoWaits
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.data_loader import Batch, DeviceBuffer
+from slipstream.pipeline.train.loop.objective import Teacher
+from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
+from slipstream.pipeline.train.loop.probe import probe_model
+from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
+from slipstream.pipeline.train.loop.step import train_step
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.config import ModelConfig, TeachingConfig
+from slipstream.shared.models.factory import build_model, zero_inputs
+from slipstream.shared.models.initial.drawn import DrawnValues
 from tests.support.asked_of_cuda import Cuda
 from tests.support.groups import ALONE
 from tests.support.layout_runs import on_ranks
@@ -46,8 +45,8 @@ KINDS = {
 def step_on_stand_in(kind: str, monkeypatch: pytest.MonkeyPatch, left_on_host: str = "") -> None:
     """The second of two steps on the stand-in: the first may make what later ones use. ``left_on_host`` is a buffer
     that was not moved there."""
-    monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor: False)
-    monkeypatch.setattr("slipstream.train.loop.step.autocast_context", lambda precision, device: nullcontext())
+    monkeypatch.setattr("slipstream.pipeline.train.loop.optimizer.known_to_host", lambda tensor: False)
+    monkeypatch.setattr("slipstream.pipeline.train.loop.step.autocast_context", lambda precision, device: nullcontext())
     optimizers = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: [STAND_IN.type])
     config, signature = KINDS[kind]
@@ -98,9 +97,9 @@ def test_a_rank_without_rows_makes_its_zeros_on_the_device() -> None:
 
 def divided_images() -> list[str]:
     """Where the parts of a model of images hold what they standardise by, divided for the stand-in."""
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide_model
-    from slipstream.train.parallel.layout import Layout
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.parallel.divide import divide_model
+    from slipstream.pipeline.train.parallel.layout import Layout
 
     config, signature = KINDS["images"]
     layout = Layout.connect(ParallelConfig(shard="weights"), dist.get_rank(), 2, torch.device("cpu"))

@@ -10,9 +10,9 @@ import pytest
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from slipstream.models.config import ModelConfig
-from slipstream.train.config import StepProfileConfig, TrainingConfig
-from slipstream.train.profiler import summarise_operations
+from slipstream.pipeline.train.config import StepProfileConfig, TrainingConfig
+from slipstream.pipeline.train.device_clock import summarise_operations
+from slipstream.shared.models.config import ModelConfig
 from tests.support.training import table_of_numbers, trained
 
 #: 8 steps an epoch, without evaluations between them.

@@ -9,11 +9,11 @@ from unittest import mock
 
 import pytest
 
-from slipstream.artifacts.results.training import ValidationPoint
-from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import SILENT_S, SampleRing
-from slipstream.train.loop import progress
-from slipstream.train.loop.progress import ProgressDisplay, device_texts
+from slipstream.pipeline.train.loop import progress
+from slipstream.pipeline.train.loop.progress import ProgressDisplay, device_texts
+from slipstream.shared.artifacts.results.training import ValidationPoint
+from slipstream.shared.telemetry.records import DeviceReading, Sample
+from slipstream.shared.telemetry.ring import SILENT_S, SampleRing
 from tests.support.sampler_process import device, sample
 
 BATCH = 64

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.records import from_json
-from slipstream.artifacts.results.ledger import STEPS, AttemptRecord
-from slipstream.artifacts.results.so_far import LiveProgress
-from slipstream.artifacts.results.training import LossPoint
-from slipstream.train import so_far
-from slipstream.train.so_far import live_attempts, progress_written, read_progress
+from slipstream.pipeline.train import so_far
+from slipstream.pipeline.train.so_far import live_attempts, progress_written, read_progress
+from slipstream.shared.artifacts.records import from_json
+from slipstream.shared.artifacts.results.ledger import STEPS, AttemptRecord
+from slipstream.shared.artifacts.results.training import LiveProgress, LossPoint
 from tests.support.wording import same_wording
 
 POINT = LossPoint(3, 0.5, 0.7, 1e-3)

@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.factory import Predictor
-from slipstream.proofs.gpu.waits import NoWaits
-from slipstream.train.checkpoint.manager import RestoredCheckpoint
-from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import Batch
-from slipstream.train.loop.objective import evaluate_split
-from slipstream.train.loop.optimizer import (
+from slipstream.operations.proofs.gpu.waits import NoWaits
+from slipstream.pipeline.train.checkpoint.manager import RestoredCheckpoint
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.data_loader import Batch
+from slipstream.pipeline.train.loop.objective import evaluate_split
+from slipstream.pipeline.train.loop.optimizer import (
     AveragedWeights,
     GradientCheck,
     check_gradient,
@@ -25,11 +23,22 @@ from slipstream.train.loop.optimizer import (
     may_exceed,
     step_unless_skipped,
 )
-from slipstream.train.loop.precision import FIRST_SCALE, RESCALED, SKIPPED, USED, LossScaler, kernels_configured
-from slipstream.train.loop.probe import probe_model
-from slipstream.train.loop.state import Progress, TrainingState, copy_weights
-from slipstream.train.loop.step import train_step
-from slipstream.train.parallel.replicas import ReplicatedModel
+from slipstream.pipeline.train.loop.probe import probe_model
+from slipstream.pipeline.train.loop.state import (
+    FIRST_SCALE,
+    RESCALED,
+    SKIPPED,
+    USED,
+    LossScaler,
+    Progress,
+    TrainingState,
+    copy_weights,
+    kernels_configured,
+)
+from slipstream.pipeline.train.loop.step import train_step
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.factory import Predictor
 from tests.support import nets
 from tests.support.groups import ALONE, on_cpu
 from tests.support.small_run import Run
@@ -88,7 +97,7 @@ def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(
     fp16: bool, spoilt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU.
-    monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor: False)
+    monkeypatch.setattr("slipstream.pipeline.train.loop.optimizer.known_to_host", lambda tensor: False)
     config = TrainingConfig(accumulation=2, ema=0.9)
     state = state_of(nets.batch_norm(SIGNATURE), config, fp16)
     precision = "fp16" if fp16 else "fp32"
@@ -137,7 +146,7 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
     nn.utils.clip_grad_norm_(expected, 0.5)
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(parameters, expected, strict=False))  # type: ignore[arg-type]
     for fused, known in ((True, True), (True, False), (False, True)):
-        monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor, known=known: known)
+        monkeypatch.setattr("slipstream.pipeline.train.loop.optimizer.known_to_host", lambda tensor, known=known: known)
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=fused)
         before = [p.detach().clone() for p in parameters]
         step_unless_skipped(optimizer, GradientCheck(verdict.norm, torch.ones(())))
@@ -164,7 +173,7 @@ def test_a_gradient_that_is_not_scaled_down_would_not_have_changed(largest: floa
 
 
 def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.train.loop.precision.STEPS_TO_GROW", 3)
+    monkeypatch.setattr("slipstream.pipeline.train.loop.state.STEPS_TO_GROW", 3)
     ours = LossScaler(CPU, enabled=True)
     theirs = torch.amp.GradScaler("cpu", growth_interval=3)
     p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
@@ -194,7 +203,7 @@ def test_averaged_weights_are_those_of_the_formula_and_what_is_evaluated(
     known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where the verdict is not known to the host, as on a GPU, the average is computed in another way.
-    monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor: known)
+    monkeypatch.setattr("slipstream.pipeline.train.loop.optimizer.known_to_host", lambda tensor: known)
     config = TrainingConfig(ema=0.5, learning_rate=0.1)
     state = state_of(nets.with_unused(SIGNATURE), config)
     averaged = state.averaged

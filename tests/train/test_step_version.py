@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from slipstream.artifacts.results.training import read_history
-from slipstream.artifacts.versions import module_digests
-from slipstream.models import transformer
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import Predictor
-from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER, train, write_table, write_tokens
-from slipstream.train import request, run
-from slipstream.train.config import STEP_VERSION
+from slipstream.operations.proofs.gpu.trainings import SMALL_TRANSFORMER, train, write_table, write_tokens
+from slipstream.pipeline.train import request, run
+from slipstream.pipeline.train.config import STEP_VERSION
+from slipstream.shared.artifacts.results.training import read_history
+from slipstream.shared.artifacts.versions import module_digests
+from slipstream.shared.models import transformer
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import Predictor
 from tests.support import toys
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import LENGTH, VOCABULARY, make_base
@@ -42,17 +42,17 @@ KINDS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 }
 #: The modules whose arithmetic makes a step, and their digest.
 STEP_MODULES = (
-    "slipstream.train.loop.step",
-    "slipstream.train.loop.objective",
-    "slipstream.train.loop.optimizer",
-    "slipstream.train.loop.precision",
-    "slipstream.train.loop.nonfinite",
-    "slipstream.train.loop.token_loss",
-    "slipstream.models.arithmetic",
-    "slipstream.models.transformer",
-    "slipstream.models.tables_and_images",
-    "slipstream.models.adapters.layers",
-    "slipstream.models.initial.drawn",
+    "slipstream.pipeline.train.loop.step",
+    "slipstream.pipeline.train.loop.objective",
+    "slipstream.pipeline.train.loop.optimizer",
+    "slipstream.pipeline.train.loop.state",
+    "slipstream.pipeline.train.loop.step",
+    "slipstream.pipeline.train.loop.objective",
+    "slipstream.shared.models.arithmetic",
+    "slipstream.shared.models.transformer",
+    "slipstream.shared.models.tables_and_images",
+    "slipstream.shared.models.adapters.layers",
+    "slipstream.shared.models.initial.drawn",
 )
 
 

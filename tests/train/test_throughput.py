@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.distributed.process_group import RankContext
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import probe_model
-from slipstream.train.throughput import compute_throughput, measured_peak
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.device_clock import compute_throughput, measured_peak
+from slipstream.pipeline.train.loop.probe import probe_model
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 from tests.support.groups import ALONE
 from tests.support.training import table_of_numbers, trained
 from tests.support.worker_groups import in_group
@@ -53,7 +53,7 @@ def test_the_figures_are_of_all_processes() -> None:
 def figures(child: object) -> object:
     import torch.distributed as dist
 
-    from slipstream.train import throughput as module
+    from slipstream.pipeline.train import device_clock as module
 
     module.measured_peak = lambda device, kind: 1e9
     group = RankContext(dist.get_rank(), dist.get_world_size(), CPU, "gloo")

@@ -11,9 +11,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.train.loop import token_loss
-from slipstream.train.loop.objective import loss_sum
+from slipstream.pipeline.train.loop import objective
+from slipstream.pipeline.train.loop.objective import loss_sum
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 
 ROWS, LENGTH, TOKENS = 3, 20, 50
 SIGNATURE = Signature((TensorSpec("tokens", "int32", (LENGTH,)),), "next token", "", tuple(map(str, range(TOKENS))))
@@ -43,7 +43,7 @@ class Largest(TorchDispatchMode):
 @contextmanager
 def pieces_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(token_loss, "PIECE", rows * TOKENS)
+        patch.setattr(objective, "PIECE", rows * TOKENS)
         yield
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 
 
 def said(job: TrainingJob) -> list[str]:

@@ -6,8 +6,15 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin, get_type_hints
 
-from slipstream.train.run import Trainer
-from slipstream.train.setup import BuiltModel, PlacedModel, ResolvedTraining, ResumedTraining, Setup, TrainedState
+from slipstream.pipeline.train.run import Trainer
+from slipstream.pipeline.train.setup import (
+    BuiltModel,
+    PlacedModel,
+    ResolvedTraining,
+    ResumedTraining,
+    Setup,
+    TrainedState,
+)
 
 #: The steps in order, and what each returns.
 STEPS = {

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from slipstream.artifacts.results.training import read_attempt
-from slipstream.proofs.processes import FORK, free_port
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.optimizer import learning_rate
+from slipstream.operations.proofs.processes import FORK, free_port
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.optimizer import learning_rate
+from slipstream.shared.artifacts.results.training import read_attempt
 from tests.support.training import refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
 
@@ -93,7 +93,7 @@ def outlived_by_a_reducer(port: int) -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from slipstream.distributed.process_group import process_group
+    from slipstream.shared.distributed.process_group import process_group
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     with process_group():

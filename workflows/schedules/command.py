@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from slipstream.cron import next_times
-from slipstream.settings import Settings, to_dict
+from slipstream.shared.cron import next_times
+from slipstream.shared.settings import Settings, to_dict
 from workflows.schedules.settings import (
     CHOICE,
     DEFAULT,

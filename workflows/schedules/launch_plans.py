@@ -18,7 +18,7 @@ from flytekit.models.concurrency import ConcurrencyLimitBehavior, ConcurrencyPol
 from flytekit.models.core.execution import WorkflowExecutionPhase
 
 from slipstream.config import RunConfig
-from slipstream.report.summary import RunSummary
+from slipstream.pipeline.report.summary import RunSummary
 from tasks.report import report
 from workflows.collectives import benchmark
 from workflows.schedules.settings import (

@@ -7,12 +7,12 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
-from slipstream.cron import cron_error
-from slipstream.errors import UserError
-from slipstream.settings import Settings, settings
-from slipstream.toml_file import BadToml, read_toml
+from slipstream.pipeline.collectives.config import CollectivesConfig
+from slipstream.shared.cron import cron_error
+from slipstream.shared.errors import UserError
+from slipstream.shared.settings import Settings, settings
+from slipstream.shared.toml_file import BadToml, read_toml
 
 CHOICE = "SLIPSTREAM_SCHEDULES"
 DEFAULT = "development"

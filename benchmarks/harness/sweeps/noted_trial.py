@@ -8,9 +8,9 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from slipstream.artifacts.results.ledger import EVALUATION, STEPS
-from slipstream.artifacts.results.training import read_attempt
-from slipstream.sweep.trial import TrialJob, train_trial
+from slipstream.pipeline.sweep.trial import TrialJob, train_trial
+from slipstream.shared.artifacts.results.ledger import EVALUATION, STEPS
+from slipstream.shared.artifacts.results.training import read_attempt
 
 #: Environment variable with the path of the notes file.
 NOTES = "SWEEP_NOTES"

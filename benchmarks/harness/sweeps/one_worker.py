@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from harness.sweeps.noted_trial import noted_trial
-from slipstream.artifacts.homes import Holder
 from slipstream.config import RunConfig
-from slipstream.sweep import worker
-from slipstream.sweep.engine import run_trials
-from slipstream.sweep.worker import WorkerPod
+from slipstream.pipeline.sweep import worker
+from slipstream.pipeline.sweep.engine import run_trials
+from slipstream.pipeline.sweep.worker import WorkerPod
+from slipstream.shared.artifacts.workspaces import Holder
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.links import REPOSITORY, SEARCH_PATH
 from harness.sweeps.noted_trial import NOTES, working
-from slipstream.proofs.turns import Figures
+from slipstream.operations.proofs.turns import Figures
 
 #: Profile with one CPU per stage and one process for training.
 PROFILE = '[default]\ncpu = "1"\nmemory = "2Gi"\n\n[distributed]\ncpu = "1"\nmemory = "4Gi"\nprocesses = 1\n'

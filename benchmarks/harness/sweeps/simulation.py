@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from harness.sweeps.problem import EPOCHS, SPACE, Problem
 from slipstream.config import RunConfig
-from slipstream.sweep import study
-from slipstream.sweep.records import CurvePoint, RungReported, TrialEnded, TrialHistory
-from slipstream.sweep.space import searched_parameters
-from slipstream.sweep.store import best_trial
+from slipstream.pipeline.sweep import study
+from slipstream.pipeline.sweep.records import CurvePoint, RungReported, TrialEnded, TrialHistory
+from slipstream.pipeline.sweep.space import searched_parameters
+from slipstream.pipeline.sweep.store import best_trial
 
 #: Rungs: progress values, in thousandths of an epoch, at which trials are compared.
 RUNGS = study.rung_positions(EPOCHS, EPOCHS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.versions import code_version
 from slipstream.flyte.artifact_types import MadeEvaluated, Prepared, Trained
 from slipstream.flyte.functions.model_and_data import ModelAndData
 from slipstream.flyte.stage import run_stage
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.versions import code_version
 
 
 def evaluate(trained: Trained, prepared: Prepared, factory: str = "", code: str = "") -> MadeEvaluated:
@@ -20,7 +20,7 @@ def evaluate(trained: Trained, prepared: Prepared, factory: str = "", code: str 
     given = ModelAndData(trained, prepared, factory)
 
     def make(directory: Path, key: str) -> Artifact:
-        from slipstream.evaluate import engine
+        from slipstream.pipeline.evaluate import engine
 
         model, data = given.open()
         made_by = {

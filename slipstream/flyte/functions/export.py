@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.versions import code_version
-from slipstream.export.config import ExportConfig
 from slipstream.flyte.artifact_types import MadeExported, Prepared, Trained
 from slipstream.flyte.functions.model_and_data import ModelAndData
 from slipstream.flyte.stage import run_stage
-from slipstream.settings import to_dict
+from slipstream.pipeline.export.config import ExportConfig
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.settings import to_dict
 
 
 def export(
@@ -24,7 +24,7 @@ def export(
     given = ModelAndData(trained, prepared, factory)
 
     def make(directory: Path, key: str) -> Artifact:
-        from slipstream.export import engine
+        from slipstream.pipeline.export import engine
 
         model, data = given.open()
         made_by = {

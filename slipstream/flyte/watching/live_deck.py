@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from flytekit import Deck
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from slipstream.logs import logger
+from slipstream.shared.logs import logger
 
 PERIOD_S = 30.0
 #: Longest wait in seconds for the last update at the end of the task.

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from flytekit import current_context
 
-from slipstream.artifacts.store import STORE
-from slipstream.logs import logger
-from slipstream.profiles.placement import Placement
-from slipstream.profiles.profile import current_profile
-from slipstream.stages import STAGES, StageUsage
-from slipstream.telemetry import ring
-from slipstream.telemetry.metrics import MetricLabels
-from slipstream.telemetry.node import NodeFacts, node_facts, write_facts
-from slipstream.telemetry.prices import pod_price
-from slipstream.telemetry.series import condense_samples, mean_of_known
-from slipstream.telemetry.watch import SAMPLES, telemetry_sampled
+from slipstream.shared.artifacts.workspaces import STORE
+from slipstream.shared.logs import logger
+from slipstream.shared.profiles.placement import Placement
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.stages import STAGES, StageUsage
+from slipstream.shared.telemetry import ring
+from slipstream.shared.telemetry.metrics import MetricLabels
+from slipstream.shared.telemetry.node import NodeFacts, node_facts, write_facts
+from slipstream.shared.telemetry.prices import pod_price
+from slipstream.shared.telemetry.series import condense_samples, mean_of_known
+from slipstream.shared.telemetry.watch import SAMPLES, telemetry_sampled
 
 #: Number of newest sample directories that are kept.
 KEPT = 20

@@ -4,10 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.export.package.decode import LOST, decode_rows, undecided_rows
-from slipstream.export.package.raw_columns import RawColumns
-from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform
+from slipstream.pipeline.export.package.raw_columns import RawColumns
+from slipstream.pipeline.export.package.samples import LOST, decode_rows, undecided_rows
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.source.columns.transform import CategoricalColumn, NumericColumn, Transform
 from tests.support.raw_tables import ARROW, columns_of, encoded, mixed_frame, mixed_table
 
 

@@ -15,12 +15,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 
-from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
-from slipstream.artifacts.results import export as exported
-from slipstream.artifacts.versions import ROOT
-from slipstream.errors import UserError
-from slipstream.export import check as checking
-from slipstream.export.check import (
+from slipstream.pipeline.export import check as checking
+from slipstream.pipeline.export.check import (
     DIGEST,
     MANIFEST,
     SIGNATURE,
@@ -29,7 +25,11 @@ from slipstream.export.check import (
     digest_line,
     operator_set_versions,
 )
-from slipstream.export.package.sign import sign_package
+from slipstream.pipeline.export.package.sign import sign_package
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.shared.artifacts.results import export as exported
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.errors import UserError
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 from tests.support.toys import images
@@ -297,7 +297,7 @@ def test_what_is_not_whole_is_not_signed(copy: Path, keys: tuple[Path, Path]) ->
 
 def test_tokens_are_drawn_with_padding(tmp_path: Path) -> None:
     """A document's ids stay below the number of buckets, and end in padding."""
-    from slipstream.export.package.samples import draw_tensors
+    from slipstream.pipeline.export.package.samples import draw_tensors
 
     signature = Signature((TensorSpec("tokens", "int32", (2, 9)),), "classification", "y", ("a", "b"), buckets=50)
     tokens = draw_tensors(signature)["tokens"]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.export.convert import to_onnx
-from slipstream.export.package.raw_columns import TEXT, RawColumns, read_columns
-from slipstream.export.package.raw_model import encoding_model, raw_model
-from slipstream.source.columns import value_types
-from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform
+from slipstream.pipeline.export.convert import to_onnx
+from slipstream.pipeline.export.package.raw_columns import TEXT, RawColumns, read_columns
+from slipstream.pipeline.export.package.raw_model import encoding_model, raw_model
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.columns.transform import CategoricalColumn, NumericColumn, Transform
 from tests.support.raw_tables import ARROW, as_raw, columns_of, encoded, mixed_table
 from tests.support.toys import trained_on
 from tests.support.wording import same_wording

@@ -11,12 +11,8 @@ from click.testing import CliRunner
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.records import from_json
-from slipstream.artifacts.results.export import DeployedSignature, ExportReport
-from slipstream.errors import UserError
-from slipstream.export.package import triton
-from slipstream.export.package.triton import (
+from slipstream.pipeline.export.package import triton
+from slipstream.pipeline.export.package.triton import (
     TYPES,
     config_errors,
     config_fields,
@@ -24,6 +20,10 @@ from slipstream.export.package.triton import (
     render_config,
     write_repository,
 )
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.records import from_json
+from slipstream.shared.artifacts.results.export import DeployedSignature, ExportReport
+from slipstream.shared.errors import UserError
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 from tests.support.report_runs import export

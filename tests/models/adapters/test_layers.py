@@ -7,19 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.errors import UserError
-from slipstream.models.adapters.layers import LoraLinear, is_adapter
-from slipstream.models.adapters.merge import merge_adapters, merged_tensors
-from slipstream.models.adapters.network import (
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.adapters.layers import LoraLinear, is_adapter
+from slipstream.shared.models.adapters.network import (
     add_adapters,
     layers_with_adapters,
+    merge_adapters,
+    merged_tensors,
     numbers_in,
     numbers_trained,
     plain_shapes,
     quantise_frozen,
 )
-from slipstream.models.adapters.nf4 import dequantise_weight
-from slipstream.models.config import LINEAR_LAYERS, LoraConfig
+from slipstream.shared.models.adapters.nf4 import dequantise_weight
+from slipstream.shared.models.config import LINEAR_LAYERS, LoraConfig
 from tests.support.adapters import LORA, adapted_network, draw_adapters, plain_network, tokens
 from tests.support.wording import refuses
 

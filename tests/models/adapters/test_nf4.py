@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from slipstream.models.adapters.nf4 import BLOCK, LEVELS, QuantisedProduct, dequantise_weight, quantise_weight
+from slipstream.shared.models.adapters.nf4 import BLOCK, LEVELS, QuantisedProduct, dequantise_weight, quantise_weight
 
 
 def drawn(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -89,7 +89,7 @@ def test_the_backward_pass_keeps_the_four_bits_alone() -> None:
 
 
 def test_without_a_gradient_to_give_nothing_is_dequantised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipstream.models.adapters import nf4
+    from slipstream.shared.models.adapters import nf4
 
     x, beside = drawn(3, 128), torch.zeros(3, 96, requires_grad=True)
     parts = quantise_weight(drawn(96, 128))

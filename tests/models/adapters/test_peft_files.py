@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from slipstream.artifacts.hugging_face import ADAPTER as WEIGHTS
-from slipstream.artifacts.hugging_face import ADAPTER_CONFIG as CONFIG
-from slipstream.errors import UserError
-from slipstream.models.adapters.network import add_adapters
-from slipstream.models.adapters.peft_files import NewAdapter, StoredAdapter, peft_files, read_peft
-from slipstream.models.config import LoraConfig
-from slipstream.models.transformer import Transformer
-from slipstream.models.transformer_config import to_hugging_face
+from slipstream.shared.artifacts.prepared.token_rows import ADAPTER as WEIGHTS
+from slipstream.shared.artifacts.prepared.token_rows import ADAPTER_CONFIG as CONFIG
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.adapters.network import add_adapters
+from slipstream.shared.models.adapters.peft_files import NewAdapter, StoredAdapter, peft_files, read_peft
+from slipstream.shared.models.config import LoraConfig
+from slipstream.shared.models.transformer import Transformer
+from slipstream.shared.models.transformer_config import to_hugging_face
 from tests.support.adapters import LORA, adapted_network, adapters_of, draw_adapters, plain_network, tokens
 from tests.support.wording import refuses
 

@@ -9,15 +9,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from slipstream.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG
 from slipstream.config import RunConfig
-from slipstream.errors import UserError
-from slipstream.models.adapters.peft_files import NewAdapter, peft_files
-from slipstream.models.base.fingerprint import fingerprint_base, fingerprint_origin
-from slipstream.models.base.shape import shaped_for
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build_model, initial_values
-from slipstream.settings import to_dict
+from slipstream.shared.artifacts.prepared.token_rows import ADAPTER, ADAPTER_CONFIG
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.adapters.peft_files import NewAdapter, peft_files
+from slipstream.shared.models.base.directory import fingerprint_base, fingerprint_origin
+from slipstream.shared.models.base.shape import shaped_for
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import build_model, initial_values
+from slipstream.shared.settings import to_dict
 from tasks.config import config_sections
 from tests.support.adapters import adapters_of, draw_adapters
 from tests.support.bases import SIGNATURE, make_base, some_tokens

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.models.adapters import values as module
-from slipstream.models.adapters.layers import is_adapter
-from slipstream.models.adapters.nf4 import quantise_weight
-from slipstream.models.adapters.values import AdaptedValues
-from slipstream.models.base.tensors import BaseValues, OpenedBase
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.initial.values import fill_parameters
+from slipstream.shared.models.adapters import network as module
+from slipstream.shared.models.adapters.layers import is_adapter
+from slipstream.shared.models.adapters.network import AdaptedValues
+from slipstream.shared.models.adapters.nf4 import quantise_weight
+from slipstream.shared.models.base.tensors import BaseValues, OpenedBase
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.initial.drawn import fill_parameters
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.artifacts.hugging_face import INDEX, WHOLE
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.errors import UserError
-from slipstream.models.base.directory import read_pieces
-from slipstream.models.base.tensors import OpenedBase
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.artifacts.prepared.token_rows import INDEX, WHOLE
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.base.directory import read_pieces
+from slipstream.shared.models.base.tensors import OpenedBase
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base, some_tokens, theirs
 from tests.support.wording import refuses, same_wording
 
@@ -123,7 +123,7 @@ def test_a_header_that_is_too_long_is_not_read(whole: Path, monkeypatch: pytest.
         lengths.append(width)
         return read_pieces(info, start, width, stride, count)
 
-    monkeypatch.setattr("slipstream.models.base.headers.read_pieces", noted)
+    monkeypatch.setattr("slipstream.shared.models.base.tensors.read_pieces", noted)
     same_wording(refusal(whole))
     assert lengths == [8]
 

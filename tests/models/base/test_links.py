@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.artifacts.hugging_face import CONFIG, INDEX, WHOLE
-from slipstream.errors import UserError
-from slipstream.models.base.fingerprint import fingerprint_base
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
+from slipstream.shared.artifacts.prepared.token_rows import CONFIG, INDEX, WHOLE
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.base.directory import fingerprint_base
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 from tests.support.bases import SIGNATURE, make_base
 from tests.support.untrusted import download_from_hub, exchange_at_open, make_secret, replace_by_link
 from tests.support.wording import refuses

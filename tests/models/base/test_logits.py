@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 
 LLAMA3 = {

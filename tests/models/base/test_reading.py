@@ -8,15 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.artifacts.hugging_face import WHOLE
-from slipstream.errors import UserError
-from slipstream.models.base import tensors as module
-from slipstream.models.base.directory import BaseDirectory, read_pieces
-from slipstream.models.base.fingerprint import fingerprint_base
-from slipstream.models.base.tensors import OpenedBase
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.storage import StorageUnavailable, retry, storage_for
+from slipstream.shared.artifacts.prepared.token_rows import WHOLE
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.base import tensors as module
+from slipstream.shared.models.base.directory import BaseDirectory, fingerprint_base, read_pieces
+from slipstream.shared.models.base.tensors import OpenedBase
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.storage import StorageUnavailable, retry, storage_for
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import REMOTE, Remote
@@ -176,7 +175,7 @@ def test_what_identifies_a_base(tmp_path: Path) -> None:
 def test_a_base_is_read_once_for_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_base(tmp_path / "base")
     first = fingerprint_base(str(base))
-    monkeypatch.setattr("slipstream.models.base.fingerprint.read_pieces", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("slipstream.shared.models.base.directory.read_pieces", lambda *_: pytest.fail("read again"))
     assert fingerprint_base(str(base)) == first
     monkeypatch.undo()
     tensors = load_file(base / WHOLE)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.models.base import shape
-from slipstream.models.base.shape import shaped_for, with_base_shape
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.transformer_config import TransformerConfig
+from slipstream.shared.models.base import shape
+from slipstream.shared.models.base.shape import shaped_for, with_base_shape
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.transformer_config import TransformerConfig
 from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base
 
 

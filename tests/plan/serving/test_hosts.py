@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.plan.estimate import LARGEST_BY_OPERATIONS
-from slipstream.plan.serving.hosts import serving_instances, serving_time, why_not
-from slipstream.plan.serving.model import cpu_peak_flops, read_model, service_times
-from slipstream.plan.serving.queueing import ServiceTimes
-from slipstream.telemetry.prices import built_in_prices
+from slipstream.operations.plan.estimate import LARGEST_BY_OPERATIONS
+from slipstream.operations.plan.serving.hosts import serving_instances, serving_time, why_not
+from slipstream.operations.plan.serving.model import cpu_peak_flops, read_model, service_times
+from slipstream.operations.plan.serving.queueing import ServiceTimes
+from slipstream.shared.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
 from tests.support.measured_trainings import figures
 from tests.support.wording import same_wording

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.plan.serving.load import MONTH_S, read_load
+from slipstream.operations.plan.serving.load import MONTH_S, read_load
+from slipstream.shared.errors import UserError
 from tests.support.wording import refuses, same_wording
 
 BEGIN = datetime(2026, 11, 2)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from slipstream.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99_seconds, servers_needed
+from slipstream.operations.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99_seconds, servers_needed
 from tests.support.proving import diagonal
 from tests.support.wording import refuses
 

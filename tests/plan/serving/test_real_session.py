@@ -12,13 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from slipstream.comparison.intervals import latency_figures
-from slipstream.comparison.latencies import TURN_CALLS
-from slipstream.export.session import onnx_predictor
-from slipstream.plan.estimate import MEASURED
-from slipstream.plan.serving.hosts import ServingTime
-from slipstream.plan.serving.model import service_times
-from slipstream.plan.serving.queueing import p99_seconds
+from slipstream.operations.plan.estimate import MEASURED
+from slipstream.operations.plan.serving.hosts import ServingTime
+from slipstream.operations.plan.serving.model import service_times
+from slipstream.operations.plan.serving.queueing import p99_seconds
+from slipstream.pipeline.export.session import onnx_predictor
+from slipstream.shared.comparison.latencies import TURN_CALLS, latency_figures
 
 WIDTH, LAYERS, ROWS = 256, 8, 32
 CALLS, ARRIVALS, RUNS = 3_000, 8_000, 10

@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.plan.command import main
-from slipstream.plan.estimate import ONE_RUN
-from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS, ServingRequirements, p99_at_random, plan_serving_options
-from slipstream.plan.serving.hosts import serving_instances
-from slipstream.plan.serving.load import MONTH_S, read_load
-from slipstream.plan.serving.model import read_model, servable_variants, service_times
-from slipstream.plan.serving.queueing import p99_seconds
-from slipstream.plan.times import milliseconds
-from slipstream.telemetry.prices import built_in_prices
+from slipstream.operations.plan.command import main
+from slipstream.operations.plan.estimate import ONE_RUN
+from slipstream.operations.plan.money import milliseconds
+from slipstream.operations.plan.serving.decide import (
+    COOLDOWN_S,
+    MONTHS,
+    ServingRequirements,
+    p99_at_random,
+    plan_serving_options,
+)
+from slipstream.operations.plan.serving.hosts import serving_instances
+from slipstream.operations.plan.serving.load import MONTH_S, read_load
+from slipstream.operations.plan.serving.model import read_model, servable_variants, service_times
+from slipstream.operations.plan.serving.queueing import p99_seconds
+from slipstream.shared.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
 from tests.support.wording import line_with, same_wording
 

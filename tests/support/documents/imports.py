@@ -5,13 +5,15 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipstream.artifacts.versions import ROOT, cached_syntax
+from slipstream.shared.artifacts.versions import ROOT, cached_syntax
 
 FLOORS = ("workflows", "tasks", "slipstream")
+#: Folders of ``slipstream/`` that only hold packages: stages, operations, and what they share.
+GROUPS = ("operations", "pipeline", "shared")
 #: A module, or something in it, in a string: ``package.module`` or ``package.module:function``.
 NAME = re.compile(r"([a-z_]\w*(?:\.\w+)+)(?::\w+)?")
 #: Modules whose strings name others to read their sources, not to import them.
-READERS = ("slipstream.stages", "slipstream.artifacts.versions")
+READERS = ("slipstream.shared.stages", "slipstream.shared.artifacts.versions")
 
 
 def module_of(path: Path) -> str:
@@ -44,9 +46,15 @@ def loaded_by_string(module: str) -> set[str]:
 
 
 def folder_of(module: str) -> str:
-    """Return ``workflows``, ``tasks`` or the folder below ``slipstream/``; "" for a module directly in the latter."""
+    """Return ``workflows``, ``tasks`` or the package of ``slipstream/``; "" for a module outside of packages."""
     first, *rest = MODULES[module].relative_to(ROOT).parts
-    return first if first != "slipstream" else rest[0] if len(rest) > 1 else ""
+    inside = rest[1:] if rest[0] in GROUPS else rest
+    return first if first != "slipstream" else inside[0] if len(inside) > 1 else ""
+
+
+def group_of(package: str) -> str:
+    """Return the group whose folder holds a package of ``slipstream/``; the package itself outside of groups."""
+    return next((group for group in GROUPS if (ROOT / "slipstream" / group / package).is_dir()), package)
 
 
 def imports_between_folders() -> dict[str, set[str]]:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import jinja2
 
-from slipstream.artifacts.versions import ROOT
-from slipstream.stages import STAGES
-from tests.support.documents.imports import without_implied
+from slipstream.shared.artifacts.versions import ROOT
+from tests.support.documents.imports import group_of, without_implied
 from tests.support.documents.layers import Layout, ordered, positions, with_bends
 
 PICTURE = ROOT / "docs/architecture.svg"
@@ -23,9 +22,9 @@ TIP = 6
 BARS = {"workflows": "what you run with pyflyte, and launch plans", "tasks": "typed Flyte tasks, one module per stage"}
 LEGEND = (
     ("tasks", "imports flytekit", MARGIN),
-    ("stage", "slipstream: stages", 200),
-    ("operation", "slipstream: operations, with commands of their own", 410),
-    ("shared", "slipstream: shared packages", 830),
+    ("pipeline", "slipstream/pipeline: stages", 200),
+    ("operations", "slipstream/operations: commands around the pipeline", 410),
+    ("shared", "slipstream/shared: what they share", 830),
 )
 
 
@@ -42,17 +41,8 @@ def levels(graph: Mapping[str, set[str]], nodes: Iterable[str]) -> list[list[str
 
 
 def kinds(graph: Mapping[str, set[str]]) -> dict[str, str]:
-    """Return the kind of every folder of ``slipstream/``.
-
-    "tasks" for the folder that imports flytekit, "stage", "operation" if only operations import it, or "shared".
-    """
-    inside = graph.keys() - BARS.keys()
-    importers = {name: {node for node in inside if name in graph[node]} for name in inside}
-    operations = set[str]()
-    while more := {node for node in inside - operations - STAGES.keys() if importers[node] <= operations}:
-        operations |= more
-    kind = {node: "stage" if node in STAGES else "operation" if node in operations else "shared" for node in inside}
-    return kind | ({"flyte": "tasks"} if "flyte" in inside else {})
+    """Return the kind of every package of ``slipstream/``: its group, or "tasks" for ``flyte``."""
+    return {name: "tasks" if name == "flyte" else group_of(name) for name in graph.keys() - BARS.keys()}
 
 
 def curve(points: list[tuple[float, float]]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from slipstream.artifacts.versions import ROOT
-from slipstream.errors import UserError
+from slipstream.shared.artifacts.versions import ROOT
+from slipstream.shared.errors import UserError
 
 PROMISES = ROOT / "tests/guarantees.toml"
 PAGE = ROOT / "docs/guarantees.md"

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from slipstream.artifacts.versions import ROOT
+from slipstream.shared.artifacts.versions import ROOT
 
 #: Words outside code fences, of a page and of all pages together.
 MOST_ON_A_PAGE = 1_000

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
-from slipstream.artifacts.format import DamagedArtifact
-from slipstream.distributed.process_group import Peers
-from slipstream.distributed.user_errors import AgreedUserError
-from slipstream.errors import Agreed, UserError
-from slipstream.train.checkpoint.publish import run_and_gather
+from slipstream.pipeline.train.checkpoint.publish import run_and_gather
+from slipstream.shared.artifacts.format import DamagedArtifact
+from slipstream.shared.distributed.process_group import Peers
+from slipstream.shared.distributed.user_errors import AgreedUserError
+from slipstream.shared.errors import Agreed, UserError
 from tests.support.small_run import Run
 from tests.support.wording import refuses
 

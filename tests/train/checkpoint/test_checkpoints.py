@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.artifacts.format import hash_file
-from slipstream.artifacts.homes import Holder
-from slipstream.errors import UserError
-from slipstream.storage import StorageUnavailable, storage_for
-from slipstream.train.checkpoint import publish
-from slipstream.train.checkpoint.home import CheckpointName, Retention, Superseded
-from slipstream.train.checkpoint.shards import FileWriter
-from slipstream.train.checkpoint.staging import assign_writers
-from slipstream.train.checkpoint.state import join_tensors, split_tensors
+from slipstream.pipeline.train.checkpoint import publish
+from slipstream.pipeline.train.checkpoint.home import CheckpointName, Retention, Superseded
+from slipstream.pipeline.train.checkpoint.shards import FileWriter
+from slipstream.pipeline.train.checkpoint.staging import assign_writers
+from slipstream.pipeline.train.checkpoint.state import join_tensors, split_tensors
+from slipstream.shared.artifacts.format import hash_file
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import StorageUnavailable, storage_for
 from tests.support.small_run import Run, names, same
 from tests.support.wording import refuses, same_wording
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.homes import Holder, home_below
-from slipstream.artifacts.versions import code_version
-from slipstream.errors import UserError
 from slipstream.flyte.homes import raw_output_base
-from slipstream.storage import Replaced, storage_for
-from slipstream.train.checkpoint import home as home_module
-from slipstream.train.checkpoint import lease as leases
-from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName, Superseded
-from slipstream.train.checkpoint.lease import Heartbeat, Lease, wait_for_announced, wait_for_others
-from slipstream.train.checkpoint.unfinished import UnfinishedTraining, finished_result
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.train.checkpoint import home as home_module
+from slipstream.pipeline.train.checkpoint import lease as leases
+from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName, Superseded
+from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, wait_for_announced, wait_for_others
+from slipstream.pipeline.train.checkpoint.unfinished import UnfinishedTraining, finished_result
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.artifacts.workspaces import Holder, home_below
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import Replaced, storage_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run, names, same
 from tests.support.wording import refuses, same_wording

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.homes import Holder
-from slipstream.errors import UserError
-from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName, complete_checkpoints
+from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName, complete_checkpoints
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import storage_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run, names
 from tests.support.wording import refuses, same_wording

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.homes import Holder
-from slipstream.storage import StorageUnavailable, call_within, storage_for
-from slipstream.sweep.slots import OccupiedSlots
-from slipstream.sweep.store import SweepStore
-from slipstream.train.checkpoint import lease as leases
-from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
-from slipstream.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, last_heartbeat
+from slipstream.pipeline.sweep.store import OccupiedSlots, SweepStore
+from slipstream.pipeline.train.checkpoint import lease as leases
+from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
+from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, last_heartbeat
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.storage import StorageUnavailable, call_within, storage_for
 from tests.support.faulty_s3 import FaultyS3
 
 HOLDER = Holder("f1", 0, "s3://b/raw/aa/f1-n0-0")

@@ -12,24 +12,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.homes import Holder
-from slipstream.artifacts.results.training import Attempt, code_versions_of, read_attempt
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.trained import TrainedModel
-from slipstream.proofs.gpu.trainings import train, write_table
-from slipstream.storage import storage_for
-from slipstream.train import identity as identity_module
-from slipstream.train import run as run_module
-from slipstream.train.checkpoint.home import CheckpointName
-from slipstream.train.checkpoint.restore import Candidate, check_tensors
-from slipstream.train.identity import describe_other_code
+from slipstream.operations.proofs.gpu.trainings import train, write_table
+from slipstream.pipeline.train import identity as identity_module
+from slipstream.pipeline.train import run as run_module
+from slipstream.pipeline.train.checkpoint.home import CheckpointName
+from slipstream.pipeline.train.checkpoint.restore import Candidate, check_tensors
+from slipstream.pipeline.train.identity import describe_other_code
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.results.training import Attempt, code_versions_of, read_attempt
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.storage import storage_for
 from tests.support.small_run import Run
 from tests.support.wording import line_with, refuses, same_wording
 
-THEN = {"slipstream.prepare.rows": "1", "slipstream.train.loop": "1"}
-NOW = {"slipstream.prepare.rows": "2", "slipstream.train.loop": "1"}
+THEN = {"slipstream.prepare.rows": "1", "slipstream.pipeline.train.loop": "1"}
+NOW = {"slipstream.prepare.rows": "2", "slipstream.pipeline.train.loop": "1"}
 #: A checkpoint directory that commit 0a260941 wrote, whose identity holds the digest of a manifest and no step version.
 OLDER = Path(__file__).with_name("older_release")
 SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 50, "learning_rate": 1e-2, "precision": "fp32"}

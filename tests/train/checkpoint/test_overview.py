@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.artifacts.homes import Holder
-from slipstream.storage import s3, storage_for
-from slipstream.train.checkpoint import lease
-from slipstream.train.checkpoint.command import main
-from slipstream.train.checkpoint.home import CheckpointDirectory, CheckpointName
-from slipstream.train.checkpoint.lease import Lease
+from slipstream.pipeline.train.checkpoint import lease
+from slipstream.pipeline.train.checkpoint.command import main
+from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
+from slipstream.pipeline.train.checkpoint.lease import Lease
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.storage import s3, storage_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run
 from tests.support.wording import line_with, same_wording
@@ -111,7 +111,7 @@ def test_only_what_is_old_is_freed_and_it_is_named(invoke: Callable[..., Result]
 def test_the_profile_says_how_old_and_where(
     invoke: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slipstream.profiles.profile import current_profile
+    from slipstream.shared.profiles.profile import current_profile
 
     place = tmp_path / "elsewhere"
     (tmp_path / "mine.toml").write_text(f'[stages.train]\ncheckpoints = "{place}"\ncheckpoint_days = 2\n')

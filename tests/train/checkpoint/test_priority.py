@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.train.checkpoint.background import (
+from slipstream.pipeline.train.checkpoint.background import (
     NICENESS,
     lower_thread_priority,
     waited_for_processor_s,
     working_seconds,
 )
-from slipstream.train.checkpoint.publish import Publisher
+from slipstream.pipeline.train.checkpoint.publish import Publisher
 from tests.support.small_run import Run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux only")

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.artifacts.format import FileRecord
-from slipstream.train.checkpoint import shards
-from slipstream.train.checkpoint.restore import blocks_to_fetch, needed_blocks
-from slipstream.train.checkpoint.shards import ByteRange, block_bytes, read_into
+from slipstream.pipeline.train.checkpoint import shards
+from slipstream.pipeline.train.checkpoint.restore import blocks_to_fetch, needed_blocks
+from slipstream.pipeline.train.checkpoint.shards import ByteRange, block_bytes, read_into
+from slipstream.shared.artifacts.format import FileRecord
 
 BEFORE = 24
 WHOLE = torch.randn(37, 5, 3, generator=torch.Generator().manual_seed(0))

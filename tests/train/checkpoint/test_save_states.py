@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from slipstream.distributed.process_group import Peers
-from slipstream.errors import UserError
-from slipstream.storage import StorageUnavailable
-from slipstream.train.checkpoint.background import BackgroundSave, CheckpointSave
-from slipstream.train.checkpoint.home import CheckpointName
-from slipstream.train.checkpoint.save_states import TRANSITIONS, SaveEvent, SaveState
-from slipstream.train.device_clock import DeviceClock
+from slipstream.pipeline.train.checkpoint.background import BackgroundSave, CheckpointSave
+from slipstream.pipeline.train.checkpoint.home import CheckpointName
+from slipstream.pipeline.train.checkpoint.save_states import TRANSITIONS, SaveEvent, SaveState
+from slipstream.pipeline.train.device_clock import DeviceClock
+from slipstream.shared.distributed.process_group import Peers
+from slipstream.shared.errors import UserError
+from slipstream.shared.storage import StorageUnavailable
 
 IDLE, SAVING, QUEUED, WAITING = SaveState
 SNAPSHOT, LATE_SNAPSHOT, FREE, SAVED, UNAVAILABLE, FAILED = SaveEvent

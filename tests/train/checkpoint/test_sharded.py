@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from slipstream.proofs.processes import FORK, free_port
-from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.checkpoint.restore import ResumePolicy
-from slipstream.train.checkpoint.state import AppState
+from slipstream.operations.proofs.processes import FORK, free_port
+from slipstream.pipeline.train.checkpoint.manager import Checkpoints
+from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
+from slipstream.pipeline.train.checkpoint.state import AppState
 
 
 def rank_main(rank: int, world: int, port: int, home: str, restores: bool, place: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from harness.dispatch import counted
-from slipstream.train.checkpoint import staging
-from slipstream.train.checkpoint.staging import SnapshotBuffers
+from slipstream.pipeline.train.checkpoint import staging
+from slipstream.pipeline.train.checkpoint.staging import SnapshotBuffers
 from tests.support.asked_of_cuda import Cuda, OnGpu, Runtime
 from tests.support.small_run import Run, same
 from tests.support.wording import refuses
@@ -196,7 +196,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from slipstream.train.checkpoint.staging import with_placement_of
+from slipstream.pipeline.train.checkpoint.staging import with_placement_of
 
 dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
 mesh = DeviceMesh("cuda", [0, 1], _init_backend=False, _rank=0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.train.checkpoint.state import AppState, split_tensors
+from slipstream.pipeline.train.checkpoint.state import AppState, split_tensors
 
 Optimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 

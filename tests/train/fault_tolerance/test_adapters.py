@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.models.adapters.layers import is_adapter
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.models.adapters.layers import is_adapter
+from slipstream.shared.models.config import LoraConfig, ModelConfig
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import LENGTH, make_base
 from tests.support.corpora import prepare_language, write_stories

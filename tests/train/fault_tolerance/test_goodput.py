@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.homes import Holder
-from slipstream.artifacts.results.ledger import (
+from slipstream.operations.proofs.processes import FORK
+from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory
+from slipstream.pipeline.train.fault_tolerance import goodput
+from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.shared.artifacts.results.ledger import (
     EVALUATION,
     KILLED,
     STALL,
@@ -18,12 +21,9 @@ from slipstream.artifacts.results.ledger import (
     read_attempts,
     summarise_goodput,
 )
-from slipstream.distributed.child_processes import end_with_parent
-from slipstream.proofs.processes import FORK
-from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import CheckpointDirectory
-from slipstream.train.fault_tolerance import goodput
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.distributed.child_processes import end_with_parent
+from slipstream.shared.storage import storage_for
 from tests.support.processes import running
 
 

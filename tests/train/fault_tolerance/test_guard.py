@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.results.ledger import read_attempts
-from slipstream.errors import AgreedPreempted
-from slipstream.train.checkpoint.background import BackgroundSave
-from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.fault_tolerance.consensus import CheckpointInterval, Consensus, GroupState, RankTimings
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import NoticeWatcher
-from slipstream.train.telemetry.step_times import StepTimes
+from slipstream.pipeline.train.checkpoint.background import BackgroundSave
+from slipstream.pipeline.train.checkpoint.manager import Checkpoints
+from slipstream.pipeline.train.fault_tolerance.consensus import CheckpointInterval, Consensus, GroupState, RankTimings
+from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.pipeline.train.fault_tolerance.guard import Guard
+from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher
+from slipstream.pipeline.train.telemetry.step_times import StepTimes
+from slipstream.shared.artifacts.results.ledger import read_attempts
+from slipstream.shared.errors import AgreedPreempted
 from tests.support.small_run import Run, names
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from slipstream.checkpoint_interval import LARGEST_SHARE, young_daly
-from slipstream.train.fault_tolerance.consensus import CheckpointInterval, RankTimings
+from slipstream.pipeline.train.fault_tolerance.consensus import CheckpointInterval, RankTimings
+from slipstream.shared.checkpoint_interval import LARGEST_SHARE, young_daly
 
 
 def expected_time(interval_s: float, cost_s: float, between_failures_s: float) -> float:

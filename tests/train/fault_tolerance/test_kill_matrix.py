@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.proofs.gpu.attempts import ALL_RANKS, InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.operations.proofs.gpu.attempts import ALL_RANKS, InjectedFault, TrainingJob, result_digests, run_attempt
 from tests.support.fault_schedule import (
     DAMAGE,
     MOMENTS,

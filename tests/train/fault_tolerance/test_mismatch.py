@@ -10,8 +10,8 @@ from typing import Any
 import boto3
 import pytest
 
-from slipstream.proofs.processes import free_port
-from slipstream.train.command import main as train
+from slipstream.operations.proofs.processes import free_port
+from slipstream.pipeline.train.command import main as train
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, one_message, run_in, run_process
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
@@ -21,7 +21,7 @@ TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_every": 1, "checkpoint_ur
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
 NETS = """
 from layers import SCALE
-from slipstream.models.tables_and_images import MLP
+from slipstream.shared.models.tables_and_images import MLP
 class Scaled(MLP):
     def forward(self, *inputs):
         return SCALE * super().forward(*inputs)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from slipstream.models.config import ModelConfig
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.train.checkpoint.shards import read_index, read_tensor
-from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.pipeline.train.checkpoint.shards import read_index, read_tensor
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.models.config import ModelConfig
 from tests.support.training import log, refusal, table_of_numbers, trained
 
 ROWS = 600  # 8 steps of 75 to an epoch

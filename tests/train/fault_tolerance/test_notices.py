@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 
 Undisturbed = Callable[[int], dict[str, str]]
 

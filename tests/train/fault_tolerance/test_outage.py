@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.proofs.gpu.attempts import TrainingJob, result_digests, run_attempt
-from slipstream.storage import StorageUnavailable
-from slipstream.train.checkpoint.background import SLOW_S, Outage
-from slipstream.train.checkpoint.home import CheckpointName
-from slipstream.train.checkpoint.shards import FileWriter
-from slipstream.train.fault_tolerance import guard as guards
-from slipstream.train.fault_tolerance.consensus import CheckpointInterval
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.fault_tolerance.guard import Guard
-from slipstream.train.fault_tolerance.notices import NoticeWatcher
+from slipstream.operations.proofs.gpu.attempts import TrainingJob, result_digests, run_attempt
+from slipstream.pipeline.train.checkpoint.background import SLOW_S, Outage
+from slipstream.pipeline.train.checkpoint.home import CheckpointName
+from slipstream.pipeline.train.checkpoint.shards import FileWriter
+from slipstream.pipeline.train.fault_tolerance import guard as guards
+from slipstream.pipeline.train.fault_tolerance.consensus import CheckpointInterval
+from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.pipeline.train.fault_tolerance.guard import Guard
+from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher
+from slipstream.shared.storage import StorageUnavailable
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.small_run import Run, names, same
 

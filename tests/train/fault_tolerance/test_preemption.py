@@ -9,11 +9,9 @@ from functools import partial
 
 import pytest
 
-from slipstream.distributed.process_group import Peers
-from slipstream.machine.cloud_metadata import AwsMetadata, MetadataUnavailable
-from slipstream.train.fault_tolerance import notices
-from slipstream.train.fault_tolerance.consensus import Consensus, StopDecision
-from slipstream.train.fault_tolerance.notices import (
+from slipstream.pipeline.train.fault_tolerance import notices
+from slipstream.pipeline.train.fault_tolerance.consensus import Consensus, StopDecision
+from slipstream.pipeline.train.fault_tolerance.notices import (
     AwsNotices,
     AzureNotices,
     GcpNotices,
@@ -21,6 +19,8 @@ from slipstream.train.fault_tolerance.notices import (
     NoticeWatcher,
     PreemptionNotice,
 )
+from slipstream.shared.distributed.process_group import Peers
+from slipstream.shared.machine.description import AwsMetadata, MetadataUnavailable
 from tests.support.metadata_server import metadata_server
 from tests.support.proving import diagonal
 

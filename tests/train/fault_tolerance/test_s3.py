@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.storage import conditional, download_all, storage_for
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.shared.storage import conditional, download_all, storage_for
 from tests.support.faulty_s3 import CREDENTIALS, SECRET, FaultyS3
 
 Undisturbed = Callable[[int], dict[str, str]]

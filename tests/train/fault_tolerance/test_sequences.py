@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.attempts import TrainingJob, result_digests
-from slipstream.train.checkpoint import lease
+from slipstream.operations.proofs.gpu.attempts import TrainingJob, result_digests
+from slipstream.pipeline.train.checkpoint import lease
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.sequences import LEASE, Sequence
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.proofs.processes import free_port
-from slipstream.train.command import main as train
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.operations.proofs.processes import free_port
+from slipstream.pipeline.train.command import main as train
 from tests.support.command_line import invoke
 from tests.support.faulty_stores import Remote
 from tests.support.proving import first_few

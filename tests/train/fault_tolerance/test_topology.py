@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, run_attempt
-from slipstream.train.identity import batch_dependent_layers, describe_changes
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, run_attempt
+from slipstream.pipeline.train.identity import batch_dependent_layers, describe_changes
 
 
 def losses(job: TrainingJob) -> dict[int, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.proofs.gpu.attempts import TrainingJob, result_digests
+from slipstream.operations.proofs.gpu.attempts import TrainingJob, result_digests
 from tests.support.fault_schedule import newest
 from tests.support.processes import running, torchrun, workers_of
 

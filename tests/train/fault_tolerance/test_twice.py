@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.results.training import KIND
-from slipstream.proofs.processes import FORK, free_port
-from slipstream.train.command import main as train
+from slipstream.operations.proofs.processes import FORK, free_port
+from slipstream.pipeline.train.command import main as train
+from slipstream.shared.artifacts.format import Artifact
+from slipstream.shared.artifacts.results.training import KIND
 from tests.support.command_line import invoke
 
 #: What one rank of plain torchrun has, without its agent.

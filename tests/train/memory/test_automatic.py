@@ -9,27 +9,26 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.homes import Holder
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.plan import ParallelPlan
-from slipstream.proofs.gpu.attempts import may_have_children
-from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import DECISION, CheckpointDirectory
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.step import micro_batches, padded_rows
-from slipstream.train.memory import automatic, decision
-from slipstream.train.memory.automatic import fewest_that_fit
-from slipstream.train.memory.choices import TracedJob, TraceJob
-from slipstream.train.memory.command import rows_of_tokens
-from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, data_and_model
-from slipstream.train.memory.numbers import at_least_doubled, legal_numbers
-from slipstream.train.memory.processes import TraceFailure
-from slipstream.train.memory.trace import Footprint
-from slipstream.train.memory.tracker import KINDS
-from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.parallel.layout import check_plan
-from slipstream.train.request import TrainingRequest
+from slipstream.operations.proofs.gpu.attempts import may_have_children
+from slipstream.pipeline.train.checkpoint.home import DECISION, CheckpointDirectory
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.step import micro_batches, padded_rows
+from slipstream.pipeline.train.memory import automatic, decision
+from slipstream.pipeline.train.memory.automatic import at_least_doubled, fewest_that_fit, legal_numbers
+from slipstream.pipeline.train.memory.choices import TracedJob, TraceJob
+from slipstream.pipeline.train.memory.command import rows_of_tokens
+from slipstream.pipeline.train.memory.decision import DecisionConditions, MicroBatchDecision, data_and_model
+from slipstream.pipeline.train.memory.processes import TraceFailure
+from slipstream.pipeline.train.memory.trace import Footprint
+from slipstream.pipeline.train.memory.tracker import KINDS
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.parallel.layout import check_plan
+from slipstream.pipeline.train.request import TrainingRequest
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.plan import ParallelPlan
+from slipstream.shared.storage import storage_for
 from tests.support.tokens import LENGTH, SIZES, token_data
 from tests.support.training import log, rank_body, refusal, table_of_numbers, trained
 from tests.support.wording import refuses, same_wording

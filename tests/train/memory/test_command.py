@@ -11,15 +11,15 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.source.config import DataConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.memory.choices import TraceJob, numbers_to_try
+from slipstream.pipeline.train.memory.command import rows_of_text, rows_of_tokens
+from slipstream.pipeline.train.memory.processes import TraceFailure, trace_footprints
+from slipstream.pipeline.train.memory.trace import Footprint, TracedStep
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.source.config import DataConfig
 from slipstream.subcommands import slipstream
-from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.choices import TraceJob, numbers_to_try
-from slipstream.train.memory.command import rows_of_text, rows_of_tokens
-from slipstream.train.memory.processes import TraceFailure, trace_footprints
-from slipstream.train.memory.trace import Footprint, TracedStep
 from tests.support.training import table_of_numbers
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -131,7 +131,7 @@ def test_of_a_base_its_config_says_it_all(
         asked_for.extend(steps)
         return [TraceFailure("not tried")] * len(steps)
 
-    monkeypatch.setattr("slipstream.train.memory.choices.largest_footprints", noted)
+    monkeypatch.setattr("slipstream.pipeline.train.memory.choices.largest_footprints", noted)
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "max_position_embeddings": 64}))

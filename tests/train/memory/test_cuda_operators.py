@@ -11,13 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.config import ModelConfig
-from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.choices import TraceJob
-from slipstream.train.memory.cuda_operators import cuda_operators
-from slipstream.train.memory.processes import TraceFailure, trace_footprints
-from slipstream.train.memory.trace import TracedStep
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.memory.choices import TraceJob
+from slipstream.pipeline.train.memory.processes import TraceFailure, trace_footprints
+from slipstream.pipeline.train.memory.trace import TracedStep
+from slipstream.pipeline.train.memory.tracker import cuda_operators
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.config import ModelConfig
 
 GIB = 2**30
 ROWS, LENGTH, VOCABULARY = 16, 2048, 50_304

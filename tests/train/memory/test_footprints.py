@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.processes import TraceFailure, trace_footprints
-from slipstream.train.memory.trace import TracedStep
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.memory.processes import TraceFailure, trace_footprints
+from slipstream.pipeline.train.memory.trace import TracedStep
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.config import LoraConfig, ModelConfig
 from tests.support.bases import make_base
 from tests.support.footprints import real
 from tests.support.wording import same_wording

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from slipstream.machine.limits import MEMORY
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.train.checkpoint.home import DECISION
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.pipeline.train.checkpoint.home import DECISION
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.machine.limits import MEMORY
 from tests.support.tokens import SIZES, token_data
 
 #: Of two processes; a step with one micro-batch takes more than a part of it, with two or three it does not.

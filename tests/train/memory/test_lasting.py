@@ -7,19 +7,19 @@ import pytest
 from flytekit.types.directory import FlyteDirectory
 from torch import nn
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.errors import UserError
-from slipstream.machine import limits
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.profiles.profile import Placement
-from slipstream.telemetry.preflight import GpuMemory
-from slipstream.train.config import TrainingConfig
-from slipstream.train.memory import lasting
-from slipstream.train.memory.choices import TraceJob, trace_all
-from slipstream.train.memory.command import rows_of_tokens
-from slipstream.train.memory.lasting import ModelState, check_fits
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.memory import lasting
+from slipstream.pipeline.train.memory.choices import TraceJob, trace_all
+from slipstream.pipeline.train.memory.command import rows_of_tokens
+from slipstream.pipeline.train.memory.lasting import ModelState, check_fits
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.errors import UserError
+from slipstream.shared.machine import limits
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.profiles.profile import Placement
+from slipstream.shared.telemetry.preflight import GpuMemory
 from tests.support.tokens import LENGTH, SIZES
 from tests.support.training import SMALL, table_of_numbers
 from tests.support.wording import refuses

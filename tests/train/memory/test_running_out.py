@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.artifacts.homes import Holder
-from slipstream.artifacts.results.ledger import read_attempts
-from slipstream.errors import OutOfMemory, UserError
-from slipstream.models.config import ModelConfig
-from slipstream.proofs.gpu.attempts import may_have_children
-from slipstream.storage import StorageUnavailable, storage_for
-from slipstream.train.checkpoint.home import DECISION, CheckpointDirectory
-from slipstream.train.config import TrainingConfig
-from slipstream.train.memory import automatic, running_out
-from slipstream.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.operations.proofs.gpu.attempts import may_have_children
+from slipstream.pipeline.train.checkpoint.home import DECISION, CheckpointDirectory
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.memory import automatic, running_out
+from slipstream.pipeline.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.artifacts.results.ledger import read_attempts
+from slipstream.shared.artifacts.workspaces import Holder
+from slipstream.shared.errors import OutOfMemory, UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.storage import StorageUnavailable, storage_for
 from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, large_steps, newest_step, take_memory_away
 from tests.support.tokens import SIZES, token_data
 from tests.support.training import log, rank_body, refusal, started, table_of_numbers, trained
@@ -80,7 +80,7 @@ def test_it_goes_on_with_twice_as_many(more: Mapping[str, Any], data: Path, tmp_
 
 def out_of_memory(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
     """A rank whose third step takes too much, at whatever number of micro-batches."""
-    from slipstream.train.loop import train_loop
+    from slipstream.pipeline.train.loop import train_loop
 
     steps, real = [], train_loop.train_step
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.settings import to_dict
+from slipstream.shared.settings import to_dict
 from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, newest_step, take_memory_away
 from tests.support.main_job import MainJob
 from tests.support.processes import forked_workers, torchrun, workers_of

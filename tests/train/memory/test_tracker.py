@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from slipstream.train.memory.tracker import MemoryTracker
+from slipstream.pipeline.train.memory.tracker import MemoryTracker
 
 WORLD = 4
 

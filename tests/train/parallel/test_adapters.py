@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.models.adapters.layers import is_adapter
-from slipstream.models.factory import build_model
-from slipstream.train.parallel.divide import JoinedParts
-from slipstream.train.parallel.pipeline import cut_stage
+from slipstream.pipeline.train.parallel.divide import JoinedParts
+from slipstream.pipeline.train.parallel.pipeline import cut_stage
+from slipstream.shared.models.adapters.layers import is_adapter
+from slipstream.shared.models.factory import build_model
 from tests.support.adapted_runs import SIGNATURE, SIZES, Case, Held, alone, distance, each_in_turn, kept_between_passes
 from tests.support.bases import make_base
 from tests.support.layout_runs import on_ranks

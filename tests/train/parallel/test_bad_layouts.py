@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.plan import block_names, model_plan
-from slipstream.profiles.profile import load_profile
-from slipstream.proofs.gpu.layouts import SIGNATURE, SIZES
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.parallel.layout import Layout, check_plan
+from slipstream.operations.proofs.gpu.layouts import SIGNATURE, SIZES
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.probe import ModelTraits
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.parallel.layout import Layout, check_plan
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.plan import block_names, model_plan
+from slipstream.shared.profiles.profile import load_profile
 from tests.support.wording import refuses
 
 
@@ -94,7 +94,7 @@ def test_a_layout_that_does_not_fit_the_profile_ends_before_any_stage(monkeypatc
 
 
 def test_what_no_layout_can_divide() -> None:
-    from slipstream.train.checks import check_divisible
+    from slipstream.pipeline.train.checks import check_divisible
 
     sharded = TrainingConfig(parallel=ParallelConfig(shard="weights"))
     with refuses(UserError, match="training.parallel:"):

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model, initial_values
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model, initial_values
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 from tests.support.layout_runs import on_ranks
 
@@ -52,11 +52,11 @@ def begun(jobs: list[tuple[str, dict[str, Any]]], rows: int) -> list[Found]:
 
 
 def begin(model: ModelConfig, parallel: dict[str, Any], rows: int) -> Found:
-    from slipstream.models.base.shape import shaped_for
-    from slipstream.train.checkpoint.staging import local_tensor
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide_model, fill_part
-    from slipstream.train.parallel.layout import Layout
+    from slipstream.pipeline.train.checkpoint.staging import local_tensor
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.parallel.divide import divide_model, fill_part
+    from slipstream.pipeline.train.parallel.layout import Layout
+    from slipstream.shared.models.base.shape import shaped_for
 
     cpu = torch.device("cpu")
     model = shaped_for(model, SIGNATURE)

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.prepared.streamed import open_prepared
-from slipstream.artifacts.prepared.token_rows import write_token_rows
-from slipstream.errors import UserError
 from slipstream.flyte import elastic, stage
 from slipstream.flyte.elastic import DistributedTask
-from slipstream.models.arithmetic import choose_precision
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.profiles.profile import Profile, load_profile
-from slipstream.proofs.gpu.layouts import SIZES, token_rows
-from slipstream.train import checks
-from slipstream.train.config import TrainingConfig
+from slipstream.operations.proofs.gpu.layouts import SIZES, token_rows
+from slipstream.pipeline.train import checks
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.prepared.streamed import open_prepared
+from slipstream.shared.artifacts.prepared.token_rows import write_token_rows
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.arithmetic import choose_precision
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.profiles.profile import Profile, load_profile
 from tasks.train import train
 from tests.support.fake_nvml import see_four_gpus
 from tests.support.training import table_of_numbers

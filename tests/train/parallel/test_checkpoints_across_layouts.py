@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.proofs.gpu.layouts import LayoutCase, LayoutResult
+from slipstream.operations.proofs.gpu.layouts import LayoutCase, LayoutResult
 from tests.support.layout_runs import divided, each_in_turn, on_ranks
 
 SAVED_AT, STEPS = 4, 9

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slipstream.models.arithmetic import autocast_context
-from slipstream.models.initial.drawn import DrawnValues
-from slipstream.proofs.gpu.layouts import LENGTH, SEED, SIZES, LayoutCase, model_of, row_losses, token_rows
+from slipstream.operations.proofs.gpu.layouts import LENGTH, SEED, SIZES, LayoutCase, model_of, row_losses, token_rows
+from slipstream.shared.models.arithmetic import autocast_context
+from slipstream.shared.models.initial.drawn import DrawnValues
 from tests.support.layout_runs import on_ranks
 
 MICRO_BATCHES = 3
@@ -40,9 +40,9 @@ class Collectives(TorchDispatchMode):
 
 
 def sharded(shard: str, precision: str = "fp32") -> Any:
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide_model
-    from slipstream.train.parallel.layout import Layout
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.parallel.divide import divide_model
+    from slipstream.pipeline.train.parallel.layout import Layout
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
@@ -102,9 +102,9 @@ def saved_weights(shard: str) -> tuple[int, int, set[torch.dtype]]:
 
 def sent_between_stages(precision: str) -> int:
     """The bytes that this stage of two sends in the second step; in the first torch connects them."""
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide_model
-    from slipstream.train.parallel.layout import Layout
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.parallel.divide import divide_model
+    from slipstream.pipeline.train.parallel.layout import Layout
 
     device, rows = torch.device("cpu"), token_rows(2 * MICRO_BATCHES)
     layout = Layout.connect(ParallelConfig(pipeline=2), dist.get_rank(), 2, device)

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.factory import Predictor
-from slipstream.models.tables_and_images import MLP, ResNet
-from slipstream.proofs.gpu.layouts import LENGTH, SIZES, LayoutCase, distance, model_of, token_rows
-from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.parallel.compiled import CompiledBlocks, compile_blocks, compiled_modules
-from slipstream.train.parallel.replicas import ReplicatedModel, replicate_model
+from slipstream.operations.proofs.gpu.layouts import LENGTH, SIZES, LayoutCase, distance, model_of, token_rows
+from slipstream.pipeline.train.loop.probe import ModelTraits
+from slipstream.pipeline.train.parallel.compiled import CompiledBlocks, compile_blocks, compiled_modules
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel, replicate_model
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.tables_and_images import MLP, ResNet
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import divided, on_ranks
 

@@ -14,20 +14,19 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.distributed.process_group import RankContext
-from slipstream.distributed.user_errors import check_gpus, resolve_backend
-from slipstream.errors import UserError
-from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.proofs.gpu.layouts import LENGTH, LayoutCase, model_of, token_rows
-from slipstream.proofs.gpu.trainings import write_table
-from slipstream.settings import to_dict, with_defaults
-from slipstream.train.checkpoint.restore import first_difference
-from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, resume_settings
-from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.parallel import powersgd
-from slipstream.train.parallel.config import GradientsConfig
-from slipstream.train.parallel.powersgd import PowerSGD
-from slipstream.train.parallel.replicas import check_exchange, replicate_model
+from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.operations.proofs.gpu.layouts import LENGTH, LayoutCase, model_of, token_rows
+from slipstream.operations.proofs.gpu.trainings import write_table
+from slipstream.pipeline.train.checkpoint.restore import first_difference
+from slipstream.pipeline.train.config import NO_LONGER_LASTING, TrainingConfig, resume_settings
+from slipstream.pipeline.train.loop.probe import ModelTraits
+from slipstream.pipeline.train.parallel import replicas
+from slipstream.pipeline.train.parallel.config import GradientsConfig
+from slipstream.pipeline.train.parallel.replicas import PowerSGD, check_exchange, replicate_model
+from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.distributed.user_errors import check_gpus, resolve_backend
+from slipstream.shared.errors import UserError
+from slipstream.shared.settings import to_dict, with_defaults
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import on_ranks
 from tests.support.wording import refuses
@@ -113,7 +112,7 @@ def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.Mon
         yield
         events.append("ends")
 
-    original = powersgd.completed_future
+    original = replicas.completed_future
 
     def noted(flat: Tensor) -> Future[Tensor]:
         events.append("result")
@@ -123,7 +122,7 @@ def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "stream", used)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the backward pass")
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: events.append("all-reduce"))
-    monkeypatch.setattr(powersgd, "completed_future", noted)
+    monkeypatch.setattr(replicas, "completed_future", noted)
     own = ["begins", "all-reduce", "all-reduce", "result", "ends"]
     for device, expected in (("cuda", ["waits for the backward pass", *own]), ("cpu", ["no stream", *own[1:]])):
         hook, bucket = PowerSGD(2, 0, RankContext(0, 1, torch.device(device), "gloo")), Bucket()
@@ -186,10 +185,10 @@ def test_killed_and_resumed_is_bit_for_bit_with(name: str, world: int, prepared:
 
 
 def settings_of_ddp() -> dict[str, list[object]]:
-    from slipstream.artifacts.prepared.data import Signature, TensorSpec
-    from slipstream.models.factory import Predictor
-    from slipstream.models.tables_and_images import MLP
-    from slipstream.train.loop.probe import probe_model
+    from slipstream.pipeline.train.loop.probe import probe_model
+    from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+    from slipstream.shared.models.factory import Predictor
+    from slipstream.shared.models.tables_and_images import MLP
 
     signature = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
     group, found = on_cpu(dist.get_rank(), dist.get_world_size()), dict[str, list[object]]()

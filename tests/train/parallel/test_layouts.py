@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.proofs.gpu.layouts import CLIP, LayoutCase, distance, expected
+from slipstream.operations.proofs.gpu.layouts import CLIP, LayoutCase, distance, expected
 from tests.support.layout_runs import divided
 
 QUICK = {

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.distributed.process_group import RankContext
-from slipstream.proofs.gpu.layouts import LENGTH, LayoutCase, set_up, token_rows
-from slipstream.proofs.gpu.waits import NoWaits
-from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import Batch
+from slipstream.operations.proofs.gpu.layouts import LENGTH, LayoutCase, set_up, token_rows
+from slipstream.operations.proofs.gpu.waits import NoWaits
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.data_loader import Batch
+from slipstream.shared.distributed.process_group import RankContext
 from tests.support.layout_runs import on_ranks
 from tests.support.proving import first_few
 
@@ -27,11 +27,10 @@ LAYOUTS: dict[int, list[tuple[dict[str, object], float]]] = {
 
 def two_steps(parallel: dict[str, object], ema: float, precision: str) -> float:
     """The loss of the second of two steps; the first may wait, as it makes what later ones use."""
-    from slipstream.train.loop import optimizer
-    from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
-    from slipstream.train.loop.precision import LossScaler
-    from slipstream.train.loop.state import Progress, TrainingState
-    from slipstream.train.loop.step import train_step
+    from slipstream.pipeline.train.loop import optimizer
+    from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
+    from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
+    from slipstream.pipeline.train.loop.step import train_step
 
     optimizer.known_to_host = lambda tensor: False  # as on a GPU
     training = TrainingConfig(accumulation=2, clip_norm=0.1, ema=ema)

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slipstream.artifacts.results.training import read_history
-from slipstream.models.config import ModelConfig
-from slipstream.proofs.gpu.checks.telemetry import one_thread
-from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER, train, write_table, write_tokens
-from slipstream.train.loop import train_loop
-from slipstream.train.parallel import replicas
-from slipstream.train.parallel.config import GradientsConfig
+from slipstream.operations.proofs.gpu.checks.telemetry import one_thread
+from slipstream.operations.proofs.gpu.trainings import SMALL_TRANSFORMER, train, write_table, write_tokens
+from slipstream.pipeline.train.loop import train_loop
+from slipstream.pipeline.train.parallel import replicas
+from slipstream.pipeline.train.parallel.config import GradientsConfig
+from slipstream.shared.artifacts.results.training import read_history
+from slipstream.shared.models.config import ModelConfig
 from tests.support import toys
 
 STEPS, DIES_AT = 12, 8

@@ -12,21 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build_model
-from slipstream.models.initial.drawn import DrawnValues
-from slipstream.train.checkpoint.staging import local_tensor
-from slipstream.train.config import TrainingConfig, resume_settings
-from slipstream.train.loop.probe import ModelTraits
-from slipstream.train.parallel.compiled import compile_blocks
-from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.parallel.divide import divide_model
-from slipstream.train.parallel.layout import Layout
-from slipstream.train.parallel.model import ParallelModel
-from slipstream.train.parallel.recompute import recompute_blocks
-from slipstream.train.parallel.replicas import ReplicatedModel, replicate_model
+from slipstream.pipeline.train.checkpoint.staging import local_tensor
+from slipstream.pipeline.train.config import TrainingConfig, resume_settings
+from slipstream.pipeline.train.loop.probe import ModelTraits
+from slipstream.pipeline.train.parallel.compiled import compile_blocks, recompute_blocks
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.parallel.divide import divide_model
+from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel, replicate_model
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor, build_model
+from slipstream.shared.models.initial.drawn import DrawnValues
 from tests.support.allocations import allocated
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import on_ranks

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.factory import Predictor
-from slipstream.models.plan import ParallelPlan
-from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.parallel.layout import Layout
-from slipstream.train.parallel.pipeline import cut_stages
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.parallel.layout import Layout
+from slipstream.pipeline.train.parallel.pipeline import cut_stages
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.plan import ParallelPlan
 
 
 class Planned(nn.Module):

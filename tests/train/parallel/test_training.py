@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.prepared.token_rows import write_token_rows
-from slipstream.artifacts.results.training import History
-from slipstream.models.trained import TrainedModel
-from slipstream.proofs.gpu.layouts import SIZES, token_rows
+from slipstream.operations.proofs.gpu.layouts import SIZES, token_rows
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.token_rows import write_token_rows
+from slipstream.shared.artifacts.results.training import History
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.layout_runs import on_ranks
 
 KILLED_AT = 8
@@ -58,12 +58,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> None:
     """One rank of an attempt; if it is to be ``killed``, it ends in the midst of a step."""
-    from slipstream.models.config import ModelConfig
-    from slipstream.train import run as engine
-    from slipstream.train.config import TrainingConfig
-    from slipstream.train.loop import train_loop
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.request import TrainingRequest
+    from slipstream.pipeline.train import run as engine
+    from slipstream.pipeline.train.config import TrainingConfig
+    from slipstream.pipeline.train.loop import train_loop
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.request import TrainingRequest
+    from slipstream.shared.models.config import ModelConfig
 
     original = train_loop.train_step
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
-from slipstream.artifacts.records import write_record
-from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.models.initial.drawn import DrawnValues
-from slipstream.models.trained import TrainedModel
-from slipstream.train.config import TrainingConfig
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.format import ArtifactWriter
+from slipstream.shared.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.shared.artifacts.records import write_record
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.models.initial.drawn import DrawnValues
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.nets import Planned
 from tests.support.training import trained
 from tests.support.wording import refuses

@@ -10,18 +10,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.dispatch import counted
-from slipstream.models.initial.drawn import DrawnValues
-from slipstream.proofs.gpu.layouts import LENGTH, SEED, LayoutCase, model_of, row_losses, token_rows, whole
-from slipstream.train.parallel.divide import clip_gradients
+from slipstream.operations.proofs.gpu.layouts import LENGTH, SEED, LayoutCase, model_of, row_losses, token_rows, whole
+from slipstream.pipeline.train.parallel.divide import clip_gradients
+from slipstream.shared.models.initial.drawn import DrawnValues
 from tests.support.layout_runs import on_ranks
 
 
 def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
     """The norms before and after the last rank spoils an element of its gradient, and whether a weight changes."""
-    from slipstream.train.checkpoint.staging import local_tensor
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide_model
-    from slipstream.train.parallel.layout import Layout
+    from slipstream.pipeline.train.checkpoint.staging import local_tensor
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.parallel.divide import divide_model
+    from slipstream.pipeline.train.parallel.layout import Layout
 
     device, rows = torch.device("cpu"), token_rows(4)
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)

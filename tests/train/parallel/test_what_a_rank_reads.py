@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from slipstream.proofs.gpu.layouts import LayoutCase, set_up, train_divided
-from slipstream.train.checkpoint import manager, restore, shards
+from slipstream.operations.proofs.gpu.layouts import LayoutCase, set_up, train_divided
+from slipstream.pipeline.train.checkpoint import manager, restore, shards
 from tests.support.layout_runs import divided, on_ranks
 
 #: Large enough for parts of tensors that are larger than a block.

@@ -10,8 +10,8 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
-from slipstream.models.initial.drawn import DrawnValues
-from slipstream.proofs.gpu.layouts import SEED, SIZES, LayoutCase, model_of
+from slipstream.operations.proofs.gpu.layouts import SEED, SIZES, LayoutCase, model_of
+from slipstream.shared.models.initial.drawn import DrawnValues
 from tests.support.layout_runs import on_ranks
 
 
@@ -19,10 +19,10 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     """The tensors that this rank gets, and the most of them, its own parts apart, that were alive at once."""
     import torch.distributed as dist
 
-    from slipstream.models.trained import in_file_order
-    from slipstream.train.parallel.config import ParallelConfig
-    from slipstream.train.parallel.divide import divide_model
-    from slipstream.train.parallel.layout import Layout
+    from slipstream.pipeline.train.parallel.config import ParallelConfig
+    from slipstream.pipeline.train.parallel.divide import divide_model
+    from slipstream.pipeline.train.parallel.layout import Layout
+    from slipstream.shared.models.trained import in_file_order
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
@@ -56,7 +56,7 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     ],
 )
 def test_rank_0_gets_one_whole_tensor_after_the_other(world: int, parallel: dict[str, Any], tmp_path: Path) -> None:
-    from slipstream.train.parallel.divide import fill_part
+    from slipstream.pipeline.train.parallel.divide import fill_part
 
     (mine, most), *others = on_ranks(world, partial(taken, parallel), tmp_path)
     assert most == 1 and all(got == ({}, 0) for got in others)
@@ -71,7 +71,7 @@ def waited_for() -> list[int]:
     """How many tensors each of rank 1's waits was for, while both ranks take all."""
     import torch.distributed as dist
 
-    from slipstream.train.parallel import divide
+    from slipstream.pipeline.train.parallel import divide
 
     waits: list[int] = []
     vars(divide)["wait_until_computed"] = lambda whole: waits.append(whole.numel())
@@ -86,7 +86,7 @@ def test_no_rank_begins_a_tensor_before_rank_0_has_written_the_one_before(tmp_pa
 
 
 def test_a_gpu_is_waited_for_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipstream.train.parallel.divide import wait_until_computed
+    from slipstream.pipeline.train.parallel.divide import wait_until_computed
 
     stream, event = Mock(), Mock()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream if device == "the tensor's" else None)

@@ -9,21 +9,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.artifacts.results import bottleneck as causes
-from slipstream.artifacts.results.training import read_attempt
-from slipstream.distributed.process_group import RankContext
-from slipstream.errors import UserError
 from slipstream.flyte.other_pods import waiting_for_pods
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build_model
-from slipstream.telemetry import preflight
-from slipstream.telemetry.preflight import GpuMemory
-from slipstream.telemetry.records import WAITED_FOR_PODS
-from slipstream.train.checks import check_memory
-from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.lasting import ModelState
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.pipeline.train.checks import check_memory
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.memory.lasting import ModelState
+from slipstream.pipeline.train.parallel.config import ParallelConfig
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.artifacts.results import devices as causes
+from slipstream.shared.artifacts.results.training import read_attempt
+from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.telemetry import preflight
+from slipstream.shared.telemetry.preflight import GpuMemory
+from slipstream.shared.telemetry.records import WAITED_FOR_PODS
 from tests.support.training import table_of_numbers, trained
 from tests.support.wording import refuses
 

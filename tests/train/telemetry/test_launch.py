@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.artifacts.results import bottleneck as causes
-from slipstream.artifacts.results.training import read_attempt
-from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor
-from slipstream.proofs.gpu.checks.telemetry import one_thread
-from slipstream.proofs.gpu.trainings import train, write_tokens
-from slipstream.telemetry.bottleneck import DECISIVE
-from slipstream.train.device_clock import DeviceClock, PassedMark
-from slipstream.train.telemetry import launch
-from slipstream.train.telemetry.launch import beyond_noise, overhead_seconds
+from slipstream.operations.proofs.gpu.checks.telemetry import one_thread
+from slipstream.operations.proofs.gpu.trainings import train, write_tokens
+from slipstream.pipeline.train.device_clock import DeviceClock, PassedMark
+from slipstream.pipeline.train.telemetry import attempt as launch
+from slipstream.pipeline.train.telemetry.attempt import beyond_noise, overhead_seconds
+from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.artifacts.results import devices as causes
+from slipstream.shared.artifacts.results.training import read_attempt
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor
+from slipstream.shared.telemetry.bottleneck import DECISIVE
 
 TABLE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b"))
 TOKENS = Signature((TensorSpec("tokens", "int64", (64,)),), "next token", "next token", buckets=8)

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.artifacts.results.ledger import ACTIVITIES, AttemptRecord, read_attempts
-from slipstream.artifacts.results.training import read_attempt
-from slipstream.storage import storage_for
-from slipstream.telemetry.records import STEP_BOUNDS
-from slipstream.telemetry.step_blocks import PER_EXCHANGE, PER_STEP
-from slipstream.telemetry.totals import read_totals
-from slipstream.train.checkpoint.home import CheckpointDirectory
-from slipstream.train.config import TrainingConfig
-from slipstream.train.device_clock import DeviceClock
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.train.telemetry.around import safe_diagnosis
-from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
-from slipstream.train.telemetry.step_times import GROUPS, StepPhases, StepTimes
+from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.device_clock import DeviceClock
+from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.pipeline.train.telemetry.around import safe_diagnosis
+from slipstream.pipeline.train.telemetry.marks import ProcessorWait, StepMarks
+from slipstream.pipeline.train.telemetry.step_times import GROUPS, StepPhases, StepTimes
+from slipstream.shared.artifacts.results.ledger import ACTIVITIES, AttemptRecord, read_attempts
+from slipstream.shared.artifacts.results.training import read_attempt
+from slipstream.shared.storage import storage_for
+from slipstream.shared.telemetry.records import STEP_BOUNDS
+from slipstream.shared.telemetry.step_blocks import PER_EXCHANGE, PER_STEP
+from slipstream.shared.telemetry.totals import read_totals
 from tests.support.training import table_of_numbers, trained
 from tests.support.worker_groups import in_group
 
@@ -197,7 +197,7 @@ def test_times_change_no_number(watched: Path, tmp_path: Path) -> None:
 
 
 def without_marks(*arguments: object) -> None:
-    from slipstream.train.loop import train_loop
+    from slipstream.pipeline.train.loop import train_loop
     from tests.support.training import rank_body
 
     step = train_loop.train_step

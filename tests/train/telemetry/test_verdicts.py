@@ -11,7 +11,7 @@ import pytest
 
 from harness.links import NotAllowed
 from harness.provoked import BITES, HEALTHY, PROVOCATIONS, QUIET_CPUS, Outcome, Provocation, quiet_run, varied
-from slipstream.artifacts.results import bottleneck as causes
+from slipstream.shared.artifacts.results import devices as causes
 
 SEEDS, HEALTHY_RUNS = 5, 10
 

@@ -20,23 +20,23 @@ from typing import Any
 
 import pytest
 
-from slipstream.artifacts.records import from_json
-from slipstream.artifacts.results.devices import DEVICES, TrainingDevices
-from slipstream.artifacts.results.ledger import read_attempts
-from slipstream.profiles.profile import load_profile
-from slipstream.proofs.processes import FORK, free_port
-from slipstream.report.costs import stage_costs
-from slipstream.stages import StageRun
-from slipstream.storage import storage_for
-from slipstream.telemetry.metrics import MetricLabels
-from slipstream.telemetry.node import NodeFacts, write_facts
-from slipstream.telemetry.ring import read_samples
-from slipstream.telemetry.totals import read_totals
-from slipstream.telemetry.watch import telemetry_sampled
-from slipstream.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
-from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.step import StepResult
-from slipstream.train.telemetry import pods
+from slipstream.operations.proofs.processes import FORK, free_port
+from slipstream.pipeline.report.costs import stage_costs
+from slipstream.pipeline.train.checkpoint.home import CHECKPOINTS, complete_checkpoints
+from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop.step import StepResult
+from slipstream.pipeline.train.telemetry import pods
+from slipstream.shared.artifacts.records import from_json
+from slipstream.shared.artifacts.results.devices import DEVICES, TrainingDevices
+from slipstream.shared.artifacts.results.ledger import read_attempts
+from slipstream.shared.profiles.profile import load_profile
+from slipstream.shared.stages import StageRun
+from slipstream.shared.storage import storage_for
+from slipstream.shared.telemetry.metrics import MetricLabels
+from slipstream.shared.telemetry.node import NodeFacts, write_facts
+from slipstream.shared.telemetry.ring import read_samples
+from slipstream.shared.telemetry.totals import read_totals
+from slipstream.shared.telemetry.watch import telemetry_sampled
 from tests.support.fake_nvml import FakeNvml
 from tests.support.monitoring import panels
 from tests.support.sampler_process import until
@@ -51,7 +51,7 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 def slow_rank(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
     """Takes so long for each step as ``STEP_S`` says."""
-    from slipstream.train.loop import train_loop
+    from slipstream.pipeline.train.loop import train_loop
 
     step, seconds = train_loop.train_step, float(environment["STEP_S"])
 

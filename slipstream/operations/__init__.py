@@ -1,0 +1,1 @@
+"""Work around the pipeline: plans, cluster objects, diagnosis and proofs."""

@@ -1,0 +1,184 @@
+"""Comparison of a package with a cluster, read by ``kubectl``.
+
+Findings about nodes are only warnings: pools scaled to zero show no nodes, and selectors and tolerations that Flyte's
+configuration adds are invisible here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from slipstream.operations.doctor.archive import RegistrationArchive, TaskUse, parse_kubernetes_quantity
+from slipstream.operations.doctor.findings import DoctorReport, Finding
+from slipstream.operations.doctor.kubectl import Ask, KubectlError, KubeObject, kubectl, list_objects
+from slipstream.operations.doctor.propeller import check_propeller
+
+CRD = "pytorchjobs.kubeflow.org"
+TRAINER_V2 = "trainjobs.trainer.kubeflow.org"
+#: Name of the training operator's image; its tag is a version or a commit.
+OPERATOR = "training-operator"
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+REPELS = ("NoSchedule", "NoExecute")
+
+
+def check_cluster(package: RegistrationArchive, ask: Ask = kubectl) -> DoctorReport:
+    """Compare the package with the cluster of the current context.
+
+    Without kubectl or a context, the report says that this was not checked.
+    """
+    if ask is kubectl and not shutil.which("kubectl"):
+        return DoctorReport(unchecked=("the cluster: no kubectl on PATH",))
+    try:
+        context = ask("config", "current-context")
+    except KubectlError as error:
+        return DoctorReport(unchecked=(f"the cluster: no current context ({error})",))
+    uses = package.uses()
+    report = DoctorReport(checked=(f"the cluster of kubectl's context {context}",))
+    for look in (check_operator, check_priorities, check_nodes):
+        try:
+            report += look(uses, ask)
+        except KubectlError as error:
+            report += DoctorReport(unchecked=(str(error),))
+    return report + check_propeller(ask)
+
+
+# Training operator
+
+
+def check_operator(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
+    jobs = [use.where for use in uses if use.is_job]
+    if not jobs:
+        return DoctorReport()
+    definitions = {each["metadata"]["name"]: each for each in list_objects(ask, "customresourcedefinitions")}
+    fix = "install training-operator 1.8 or 1.9"
+    if CRD not in definitions:
+        what = f"the cluster has no {CRD}"
+        what += ", only Kubeflow Trainer v2, which has no PyTorchJob" if TRAINER_V2 in definitions else ""
+        consequence = "propeller cannot create the job: the task waits, and fails"
+        return DoctorReport(tuple(Finding("error", where, what, consequence, fix) for where in jobs))
+    version = generation(definitions[CRD])
+    findings: tuple[Finding, ...] = ()
+    if version == "older than 1.8":
+        what = f"the cluster's {CRD} is {version}"
+        findings = (Finding("warning", "the cluster", what, "its elastic jobs behave differently", fix),)
+    containers = [
+        container
+        for deployment in list_objects(ask, "deployments", "--all-namespaces")
+        for container in deployment["spec"]["template"]["spec"]["containers"]
+        if OPERATOR in container.get("image", "")
+    ]
+    if not containers:
+        what = "no deployment runs the training operator"
+        findings += (Finding("warning", "the cluster", what, "jobs are created, but their pods never start", fix),)
+    images = ", ".join(sorted({container["image"] for container in containers})) or "no deployment"
+    return DoctorReport(findings, (f"training operator: {CRD} {version}, {images}",))
+
+
+def generation(definition: KubeObject) -> str:
+    """Return the operator's version by its resource definition, as image tags may be commits.
+
+    ``managedBy`` came with 1.9; before, the generator's version separates 1.8 from older ones.
+    """
+    served = [version for version in definition["spec"]["versions"] if version.get("served")]
+    if '"managedBy"' in json.dumps(served):
+        return "of 1.9 or newer"
+    annotations = definition["metadata"].get("annotations", {})
+    generator = annotations.get("controller-gen.kubebuilder.io/version", "v0.0").removeprefix("v").split(".")
+    return "of 1.8" if [int(part) for part in generator[:2]] >= [0, 14] else "older than 1.8"
+
+
+# Priority classes
+
+
+def check_priorities(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
+    wanted = {use.where: use.pod["priorityClassName"] for use in uses if use.pod.get("priorityClassName")}
+    if not wanted:
+        return DoctorReport()
+    there = {each["metadata"]["name"] for each in list_objects(ask, "priorityclasses")}
+    findings = [
+        Finding(
+            "error",
+            where,
+            f"the cluster has no priority class {name}",
+            "Kubernetes refuses the pod",
+            "create it, or change priority in the profile",
+        )
+        for where, name in wanted.items()
+        if name not in there
+    ]
+    return DoctorReport(tuple(findings), (f"priority classes {', '.join(sorted(set(wanted.values())))}",))
+
+
+# Nodes
+
+
+def check_nodes(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
+    nodes = list_objects(ask, "nodes")
+    allocatable = {name: sum(allocatable_amount(node, name) for node in nodes) for name in GPUS}
+    gpus = ", ".join(f"{total:g} {name}" for name, total in allocatable.items() if total) or "no GPUs"
+    checked = f"selectors, tolerations and requests against {len(nodes)} nodes with {gpus} allocatable"
+    affine = any("affinity" in use.pod for use in uses)
+    unchecked = ("the affinity of pods, which only the scheduler can evaluate",) if affine else ()
+    return DoctorReport(tuple(finding for use in uses for finding in unschedulable(use, nodes)), (checked,), unchecked)
+
+
+def unschedulable(use: TaskUse, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
+    """Yield a finding if the nodes, even when empty, cannot hold all pods of a task at once."""
+    obstacles = Counter(scheduling_obstacle(use, node) for node in nodes)
+    room = sum(pods_on(use, node) for node in nodes if not scheduling_obstacle(use, node))
+    if room >= use.pods or not use.image:
+        return
+    reasons = ", ".join(f"{number} {why}" for why, number in obstacles.items() if why)
+    yield Finding(
+        "warning",
+        use.where,
+        f"of {use.pods} pods {room} fit on the cluster's {len(nodes)} nodes ({reasons or 'too few of them'})",
+        "the others stay Pending until an autoscaler adds a node that fits, or the timeout ends them",
+        "check labels, taints and sizes of the node pool, or the profile's node_selector, tolerations and requests",
+    )
+
+
+def scheduling_obstacle(use: TaskUse, node: KubeObject) -> str:
+    """Return why an empty node cannot hold a pod of the task; "" if it can."""
+    labels = node["metadata"].get("labels", {})
+    for name, value in (use.pod.get("nodeSelector") or {}).items():
+        if labels.get(name) != value:
+            return f"without label {name}={value}"
+    if use.accelerator and use.gpus and use.accelerator not in labels.values():
+        return f"without a label for accelerator {use.accelerator}"
+    for taint in node["spec"].get("taints", []):
+        if taint["effect"] in REPELS and not any(tolerates(each, taint) for each in use.pod.get("tolerations") or []):
+            return f"with taint {taint['key']} that is not tolerated"
+    for name, text in use.requests.items():
+        if allocatable_amount(node, name) < (parse_kubernetes_quantity(text) or 0):
+            return f"with less than {text} {name}"
+    if node["spec"].get("unschedulable"):
+        return "cordoned"
+    return ""
+
+
+def tolerates(toleration: KubeObject, taint: KubeObject) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
+
+
+def pods_on(use: TaskUse, node: KubeObject) -> int:
+    """Return how many pods of the task fit on an empty node."""
+    each = {name: value for name, text in use.requests.items() if (value := parse_kubernetes_quantity(text))}
+    return min((int(allocatable_amount(node, name) // value) for name, value in each.items()), default=use.pods)
+
+
+def allocatable_amount(node: KubeObject, resource: str) -> float:
+    """Return the allocatable amount of a resource on a node.
+
+    ``gpu`` means any vendor's GPUs, as Flyte is configured for one kind.
+    """
+    given = node["status"].get("allocatable", {})
+    names = GPUS if resource == "gpu" else (resource,)
+    return max(parse_kubernetes_quantity(given.get(name, "0")) or 0.0 for name in names)

@@ -1,0 +1,205 @@
+"""Propeller's limit on failed rounds per execution, from its configuration on the cluster.
+
+Both of Flyte's charts mount ConfigMaps as one directory. Propeller merges the files there that match ``--config``, in
+order of their names. Names of deployments and ConfigMaps depend on the release, but container names are fixed. So the
+deployment with a propeller container determines the ConfigMaps to read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+import yaml
+
+from slipstream.operations.doctor.findings import DoctorReport, Finding
+from slipstream.operations.doctor.kubectl import Ask, KubectlError, KubeObject, list_objects
+
+#: Parsed YAML of a configuration file.
+Settings = Mapping[object, object]
+
+RETRIES = "max-workflow-retries"
+#: Propeller's default.
+DEFAULT = 10
+#: About two hours of failed rounds in succession, such as while a store refuses requests.
+ENOUGH = 10_000
+ADVISED = 100_000
+#: Names of propeller's containers in the charts, and the chart values that configure propeller.
+CONTAINERS = {
+    "flyte": "flyte-binary's configuration.inline.propeller",
+    "flytepropeller": "flyte-core's configmap.core.propeller",
+    "flytepropeller-manager": "flyte-core's configmap.core.propeller",
+}
+
+
+class UnreadableConfig(RuntimeError):
+    """Error for a configuration that propeller could not read; the message says why."""
+
+
+@dataclass(frozen=True)
+class Propeller:
+    """Deployment that runs propeller, and the sources of its configuration."""
+
+    namespace: str
+    deployment: str
+    #: Chart values that configure propeller.
+    values: str
+    #: Pattern of the configuration files that propeller reads, such as ``*.yaml``.
+    pattern: str
+    config_maps: tuple[str, ...]
+    secrets: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        return f"deployment {self.namespace}/{self.deployment}"
+
+
+def check_propeller(ask: Ask) -> DoctorReport:
+    """Report every propeller of the cluster that ends executions after few failed rounds."""
+    try:
+        deployments = list_objects(ask, "deployments", "--all-namespaces")
+    except KubectlError as error:
+        return unchecked(str(error))
+    all_propellers = [propeller for deployment in deployments for propeller in propellers(deployment)]
+    if not all_propellers:
+        return unchecked("no deployment runs propeller as Flyte's charts do")
+    return sum((check_retries(propeller, ask) for propeller in all_propellers), DoctorReport())
+
+
+def unchecked(why: str) -> DoctorReport:
+    return DoctorReport(unchecked=(f"propeller's {RETRIES}: {why}",))
+
+
+def check_retries(propeller: Propeller, ask: Ask) -> DoctorReport:
+    if not propeller.config_maps:
+        return unchecked(f"{propeller.where} has its configuration from no ConfigMap")
+    try:
+        files = read_files(propeller, ask)
+        retries = node_limit(last_setting(files, "propeller", RETRIES))
+    except (KubectlError, UnreadableConfig) as error:
+        return unchecked(f"{propeller.where}: {error}")
+    if last_setting(files, "flyte", "propeller", "disabled") is True:  # flyte-binary as a control plane
+        return unchecked(f"{propeller.where} has propeller disabled")
+    findings = () if retries is not None and retries >= ENOUGH else (too_few(propeller, retries),)
+    number = f"{DEFAULT}, the default," if retries is None else str(retries)
+    checked = f"propeller's {RETRIES}, {number} by the ConfigMaps of {propeller.where}"
+    return DoctorReport(findings, (checked,)) + unread_secrets(propeller)
+
+
+def too_few(propeller: Propeller, retries: int | None) -> Finding:
+    is_set = f"not set, and {DEFAULT} by default" if retries is None else str(retries)
+    last = (DEFAULT if retries is None else retries) + 1
+    return Finding(
+        "warning",
+        propeller.where,
+        f"propeller's {RETRIES} is {is_set}",
+        f"failed round {last} of an execution ends it and its pods, even during training and regardless of retries; a "
+        "store that refuses for 8 s causes 11",
+        f"set {propeller.values}.{RETRIES} to {ADVISED} in the chart's values",
+    )
+
+
+def unread_secrets(propeller: Propeller) -> DoctorReport:
+    """Report Secrets that may also set the limit, because the doctor reads none.
+
+    Flyte-binary's own Secret holds no settings of propeller.
+    """
+    others = [name for name in propeller.secrets if name != f"{propeller.deployment}-config-secret"]
+    return unchecked(f"Secret {', '.join(others)} of {propeller.where} may set it, too") if others else DoctorReport()
+
+
+# Relevant ConfigMaps
+
+
+def propellers(deployment: KubeObject) -> Iterator[Propeller]:
+    pod = deployment["spec"]["template"]["spec"]
+    for container in pod["containers"]:
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        directory, _, pattern = command_line_option(words, "--config").rpartition("/")
+        if container["name"] not in CONTAINERS or not directory:
+            continue
+        sources = mounted_volumes(pod, container, directory)
+        yield Propeller(
+            namespace=deployment["metadata"]["namespace"],
+            deployment=deployment["metadata"]["name"],
+            values=CONTAINERS[container["name"]],
+            pattern=pattern,
+            config_maps=tuple(source["configMap"]["name"] for source in sources if "configMap" in source),
+            secrets=tuple(source["secret"]["name"] for source in sources if "secret" in source),
+        )
+
+
+def command_line_option(words: Sequence[str], name: str) -> str:
+    """Return the value of a command line option, after a space or "="; "" if missing."""
+    for word, following in pairwise([*words, ""]):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def mounted_volumes(pod: KubeObject, container: KubeObject, directory: str) -> list[KubeObject]:
+    """Return the volume sources of a container's directory.
+
+    Both charts use a projected volume; flyte-core did not before 1.16.
+    """
+    mounts = {mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []}
+    volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
+    volume = volumes.get(mounts.get(directory), {})
+    return [volume] if "configMap" in volume else volume.get("projected", {}).get("sources", [])
+
+
+# Settings
+
+
+def read_files(propeller: Propeller, ask: Ask) -> list[Settings]:
+    """Return the parsed files that propeller merges; later ones override earlier ones."""
+    texts: dict[str, str] = {}
+    for name in propeller.config_maps:
+        answer = ask("get", "configmap", name, "--namespace", propeller.namespace, "--output", "json")
+        data = answer.get("data") if isinstance(answer, dict) else None
+        texts |= data if isinstance(data, dict) else {}
+    return [parse_propeller_config(name, texts[name]) for name in sorted(texts) if fnmatchcase(name, propeller.pattern)]
+
+
+def parse_propeller_config(name: str, text: str) -> Settings:
+    try:
+        content = yaml.safe_load(text)
+    except Exception:  # for odd scalars and depths PyYAML raises more than its own errors
+        raise UnreadableConfig(f"{name} is not YAML") from None
+    if not isinstance(content, dict | None):
+        raise UnreadableConfig(f"{name} has no settings at its top level")
+    return content or {}
+
+
+def last_setting(files: Sequence[Settings], *path: str) -> object:
+    """Return the value in the last file that sets it; None if null or in no file."""
+    values = [value for content in files for value in values_at(content, path)]
+    return values[-1] if values else None
+
+
+def values_at(content: object, path: Sequence[str]) -> Iterator[object]:
+    """Yield the values at a path of keys, ignoring case as propeller does."""
+    if not path:
+        yield content
+    elif isinstance(content, dict):
+        for key, below in content.items():
+            if isinstance(key, str) and key.lower() == path[0]:
+                yield from values_at(below, path[1:])
+
+
+def node_limit(value: object) -> int | None:
+    """Return the limit that propeller reads from ``value``; None if it is not set."""
+    if value is None:
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]  # to PyYAML 1e5 is text, and propeller takes text, too
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UnreadableConfig(f"{RETRIES} is not a number")
+    return int(number) % 2**32  # kept as uint32, so that -1 is endless

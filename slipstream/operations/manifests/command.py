@@ -1,0 +1,117 @@
+"""Command ``slipstream manifests``: writes the objects that a profile needs in a cluster besides Flyte."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.documents import ManifestFile
+from slipstream.operations.manifests.gpu_operator import SHARES, VALUES
+from slipstream.operations.manifests.karpenter import static_pools
+from slipstream.operations.manifests.pools import node_pools
+from slipstream.operations.manifests.site import ClusterSite, profile_site
+from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, TritonService, needs_keda
+from slipstream.operations.manifests.write import write_manifests
+from slipstream.shared.errors import UserError
+from slipstream.shared.profiles.needs import profile_cloud
+from slipstream.shared.profiles.profile import load_profile
+from slipstream.shared.text_table import aligned_table
+
+NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "existing nodes"}
+#: Allowed names: of a namespace, with room for Flyte's domain; of an EKS cluster, with room for the role's prefix.
+PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
+CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
+
+
+@click.command()
+@click.argument("profile")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Output directory, written completely or not at all."
+)
+@click.option("--project", default="flytesnacks", show_default=True, help="Flyte project whose namespaces are used.")
+@click.option("--cluster", default="slipstream", show_default=True, help="Name of the EKS cluster.")
+@click.option("--serve", is_flag=True, help="Also write the manifests of a Triton server.")
+@click.option(
+    "--models",
+    default="s3://slipstream-models/triton",
+    show_default=True,
+    help="Triton's model repository (with --serve).",
+)
+@click.option("--keda", is_flag=True, help="Scale by Triton's queue (KEDA) instead of CPU use (HPA); requires --serve.")
+def main(profile: str, out: Path, project: str, cluster: str, serve: bool, models: str, keda: bool) -> None:
+    """Write manifests for PROFILE (a name or the path of a .toml): nodes, queues, quotas, the GPU operator.
+
+    Example: slipstream manifests a100-spot --out manifests --serve
+    """
+    if not PROJECT.fullmatch(project):
+        raise UserError(
+            f"--project: {project!r} is not allowed; expected lower-case letters, digits and '-', at most 50"
+        )
+    if not CLUSTER.fullmatch(cluster):
+        raise UserError(f"--cluster: {cluster!r} is not allowed; expected letters, digits, '-' and '_', at most 46")
+    if keda and not serve:
+        raise UserError("--keda: applies to a served model only; expected --serve with it")
+    site = profile_site(load_profile(profile), project, cluster)
+    serving = TritonService(models, keda) if serve else None
+    files = build_manifests(site, serving)
+    write_manifests(files, out, site.profile.name)
+    click.echo(said(site, files, out))
+    click.echo("\n".join([*assumed(site, serving), *left_out(site), *next_steps(site, profile, files, out)]))
+
+
+def said(site: ClusterSite, files: Sequence[ManifestFile], out: Path) -> str:
+    rows = [[file.path, file.purpose] for file in files]
+    return f"{out}, for {site.profile.name} on {NODES[site.cloud]}:\n" + aligned_table(
+        ("file", "purpose"), rows, left=("file", "purpose")
+    )
+
+
+def assumed(site: ClusterSite, serving: TritonService | None) -> Iterator[str]:
+    """Yield the assumptions that neither the profile nor the user stated."""
+    yield f"assumed: Flyte's project {site.project} (--project), its domains development and production"
+    if site.cloud == "aws":
+        why = "" if profile_cloud(site.profile) else "Amazon's nodes, as the profile names no cloud; "
+        yield f"assumed: {why}the cluster's name {site.cluster} (--cluster)"
+    if any(pool.has_gpus and not pool.instance_types for pool in node_pools(site) if site.cloud == "aws"):
+        yield "assumed: any instance type with such GPUs, as the profile does not name the GPU"
+    if any(placement.shared_gpu for placement in site.gpus.values()):
+        yield f"assumed: {SHARES} pods share a GPU"
+    if serving:
+        server = f", Prometheus at {PROMETHEUS}" if needs_keda(site, serving) else ""
+        yield f"assumed: models at {serving.models} (--models), the image {IMAGE}{server}"
+
+
+def left_out(site: ClusterSite) -> Iterator[str]:
+    if site.cloud != "aws":
+        yield "not included: node pools, which are written for Karpenter on EKS only"
+    if any("nodeAffinity" in placement.affinity for placement in site.stages.values()):
+        yield "not included: the node affinity of the profile; add its labels or requirements to the pools"
+    if any(placement.efa for placement in site.stages.values()):
+        yield "not included: AWS's device plugin for Elastic Fabric Adapters (the chart aws-efa-k8s-device-plugin)"
+    if named := sorted({name for placement in site.stages.values() for name in placement.rdma}):
+        yield f"not included: the device plugin for {', '.join(named)}"
+    if not site.nvidia:
+        yield "not included: the GPU operator and its settings, as these GPUs are not NVIDIA's"
+    elif site.cloud == "gcp":
+        yield "not included: the GPU operator and its settings, as GKE brings driver, device plugin and DCGM itself"
+
+
+def next_steps(site: ClusterSite, profile: str, files: Sequence[ManifestFile], out: Path) -> Iterator[str]:
+    where = shlex.quote(str(out))
+    yield f"check: slipstream doctor {where} --profile {shlex.quote(profile)}"
+    yield f"apply: kubectl apply -f {where}"
+    if any(file.path == VALUES for file in files):
+        yield (
+            "then: helm upgrade --install gpu-operator nvidia/gpu-operator --namespace gpu-operator "
+            f"--values {shlex.quote(str(out / VALUES))}"
+        )
+    for pool in static_pools(site):
+        yield (
+            f"for nodes: kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, as Karpenter does not "
+            f"create nodes for {', '.join(pool.uncounted)}"
+        )

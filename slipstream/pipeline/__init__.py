@@ -1,0 +1,1 @@
+"""Stages of the pipeline, from raw data to a model in service."""

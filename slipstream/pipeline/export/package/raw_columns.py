@@ -1,0 +1,82 @@
+"""Raw columns of a table and their encoding as model inputs, from ``statistics.json``.
+
+The file holds :class:`slipstream.shared.source.columns.transform.Transform`. Only the fields that an ONNX graph can
+apply are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Types of raw columns. Texts are strings; all others are float64 with NaN for missing.
+TEXT, TIME, BOOLEAN, INTEGER = "text", "time", "boolean", "integer"
+#: Codes of a categorical input: missing, unseen, and the vocabulary's first text.
+MISSING, UNSEEN, FIRST = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class NumericInput:
+    """Numeric input ``(f(x) - mean) / std``; f is "linear", or "log" with its ``scale``.
+
+    x is the column or, for times, its ``part``: hour, weekday or month.
+    """
+
+    name: str
+    mean: float
+    std: float
+    curve: str
+    scale: float
+    part: str
+    indicator: bool
+
+
+@dataclass(frozen=True)
+class CategoryInput:
+    """Categorical input: the index of a text in the vocabulary, see ``FIRST``."""
+
+    name: str
+    vocabulary: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RawColumns:
+    """Encoding of raw columns as the model inputs ``numeric`` and ``categorical``; ``types`` are by name."""
+
+    types: dict[str, str]
+    missing: tuple[str, ...]
+    numbers: tuple[NumericInput, ...]
+    categories: tuple[CategoryInput, ...]
+
+    @property
+    def numeric(self) -> list[str]:
+        return list(dict.fromkeys(number.name for number in self.numbers))
+
+    @property
+    def indicators(self) -> list[str]:
+        return [number.name for number in self.numbers if number.indicator]
+
+    @property
+    def mark(self) -> str:
+        """Text that stands for a missing value in samples."""
+        return "" if "" in self.missing or not self.missing else self.missing[0]
+
+
+def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
+    """Return the columns of ``statistics.json``, or the reason why ONNX cannot encode them."""
+    if "types" not in statistics:
+        return "the data are not a table of typed columns"
+    if statistics["documents"]:
+        named = ", ".join(statistics["documents"])
+        return f"columns of documents ({named}): ONNX can neither normalise Unicode (NFKC) nor compute XXH3"
+    return raw_columns(statistics)
+
+
+def raw_columns(statistics: Mapping[str, Any]) -> RawColumns:
+    """Return the columns of a table that become numbers or categories."""
+    numbers = tuple(NumericInput(**column) for column in statistics["numeric"])
+    categories = tuple(CategoryInput(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])
+    used = dict.fromkeys([n.name for n in numbers] + [c.name for c in categories])
+    types = {name: statistics["types"][name] for name in used}
+    return RawColumns(types, tuple(statistics["missing"]), numbers, categories)

@@ -1,0 +1,253 @@
+"""``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
+
+The graph first applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and in the same order
+of operations, and then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times
+as float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from slipstream.pipeline.export.package.raw_columns import FIRST, MISSING, TEXT, UNSEEN, NumericInput, RawColumns
+
+ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
+DAY = 86_400.0
+#: As in Transform: outliers are clipped at ``FARTHEST`` standard deviations; ``LAST_SECOND`` is the last time whose
+#: month is computed.
+FARTHEST, LAST_SECOND = 1e4, 9e18
+BATCH = "batch"
+
+
+@dataclass
+class GraphBuilder:
+    """ONNX graph under construction; ``taken`` are the names in use."""
+
+    taken: set[str]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+
+    def name(self, wanted: str) -> str:
+        """Return ``wanted``, with a number appended if it is in use."""
+        name, number = wanted, 2
+        while name in self.taken or not name:
+            name, number = f"{wanted}_{number}", number + 1
+        self.taken.add(name)
+        return name
+
+    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float64) -> str:
+        name = self.name("encode/constant")
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def add(self, operator: str, *inputs: str, named: str = "", domain: str = "", **attributes: Any) -> str:
+        """Append a node and return the name of its output."""
+        output = named or self.name(f"encode/{operator.lower()}")
+        self.nodes.append(helper.make_node(operator, inputs, [output], name=output, domain=domain, **attributes))
+        return output
+
+
+def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str]) -> onnx.ModelProto:
+    """Return ``model`` preceded by the encoding of raw columns.
+
+    With ``classes`` the outputs are ``label`` (text) and ``probabilities`` (float32 ``[batch, classes]``), otherwise
+    ``value`` (float32 ``[batch, 1]``). Inputs have the columns' names and order; a number is appended to a name that is
+    also an output.
+    """
+    inner = onnx.compose.add_prefix(model, "model/")
+    outer = GraphBuilder(
+        {value.name for value in inner.graph.input} | {o for node in inner.graph.node for o in node.output}
+    )
+    outer.taken |= {tensor.name for tensor in inner.graph.initializer}
+    ends = [outer.name(end) for end in (("label", "probabilities") if classes else ("value",))]
+    inputs = {column: outer.name(column) for column in columns.types}
+    tensors = append_encoding(outer, columns, inputs)
+    for name, tensor in tensors.items():
+        outer.add("Identity", tensor, named=f"model/{name}")
+    before, outer.nodes = outer.nodes, []
+    outputs = outer_ends(outer, inner.graph.output[0].name, classes, ends)
+    graph = helper.make_graph(
+        [*before, *inner.graph.node, *outer.nodes],
+        "raw",
+        [column_input(inputs[column], kind) for column, kind in columns.types.items()],
+        outputs,
+        [*outer.constants, *inner.graph.initializer],
+        value_info=inner.graph.value_info,
+    )
+    opsets = [*inner.opset_import, helper.make_opsetid(ML_DOMAIN, ML_OPSET)]
+    whole = helper.make_model(graph, opset_imports=opsets, ir_version=inner.ir_version, functions=inner.functions)
+    onnx.checker.check_model(whole)
+    return whole
+
+
+def encoding_model(columns: RawColumns, opset: int) -> onnx.ModelProto:
+    """Return a model of the encoding only: from raw columns to the tensors ``numeric`` and ``categorical``."""
+    graph = GraphBuilder({"numeric", "categorical"})
+    inputs = {column: graph.name(column) for column in columns.types}
+    tensors = append_encoding(graph, columns, inputs)
+    types = {"numeric": TensorProto.FLOAT, "categorical": TensorProto.INT32}
+    outputs = []
+    for name, tensor in tensors.items():
+        graph.add("Identity", tensor, named=name)
+        outputs.append(helper.make_tensor_value_info(name, types[name], [BATCH, None]))
+    values = [column_input(inputs[column], kind) for column, kind in columns.types.items()]
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(ML_DOMAIN, ML_OPSET)]
+    encoding = helper.make_graph(graph.nodes, "encode", values, outputs, graph.constants)
+    return helper.make_model(encoding, opset_imports=opsets, ir_version=10)
+
+
+def column_input(name: str, kind: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.STRING if kind == TEXT else TensorProto.DOUBLE, [BATCH, 1])
+
+
+def outer_ends(graph: GraphBuilder, output: str, classes: Sequence[str], ends: list[str]) -> list[onnx.ValueInfoProto]:
+    """Append nodes for label and probabilities, or the value, and return the graph outputs."""
+    if not classes:
+        graph.add("Identity", output, named=ends[0])
+        return [helper.make_tensor_value_info(ends[0], TensorProto.FLOAT, [BATCH, 1])]
+    label, probabilities = ends
+    best = graph.add("ArgMax", output, axis=1, keepdims=1)
+    numbers, names = list(range(len(classes))), list(classes)
+    graph.add("LabelEncoder", best, named=label, domain=ML_DOMAIN, keys_int64s=numbers, values_strings=names)
+    graph.add("Softmax", output, named=probabilities, axis=1)
+    return [
+        helper.make_tensor_value_info(label, TensorProto.STRING, [BATCH, 1]),
+        helper.make_tensor_value_info(probabilities, TensorProto.FLOAT, [BATCH, len(classes)]),
+    ]
+
+
+def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> dict[str, str]:
+    """Append the encoding and return the names of ``numeric`` and ``categorical``, if any."""
+    tensors = {}
+    if columns.numbers:
+        tensors["numeric"] = encode_numbers(graph, columns, inputs)
+    if columns.categories:
+        codes = [encode_texts(graph, inputs[c.name], c.vocabulary, columns.missing) for c in columns.categories]
+        joined = graph.add("Concat", *codes, axis=1)
+        tensors["categorical"] = graph.add("Cast", joined, to=TensorProto.INT32)
+    return tensors
+
+
+def encode_texts(graph: GraphBuilder, texts: str, vocabulary: Sequence[str], missing: Sequence[str]) -> str:
+    """Append the int64 codes of a text column."""
+    codes = {**dict.fromkeys(missing, MISSING), **{text: FIRST + index for index, text in enumerate(vocabulary)}}
+    # LabelEncoder needs at least one entry.
+    codes = codes or {"": UNSEEN}
+    names, numbers = list(codes), list(codes.values())
+    return graph.add(
+        "LabelEncoder", texts, domain=ML_DOMAIN, default_int64=UNSEEN, keys_strings=names, values_int64s=numbers
+    )
+
+
+def encode_numbers(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> str:
+    """Append the float32 ``[batch, F]`` of all numeric inputs.
+
+    Inputs with the same function are computed together, so the number of nodes does not grow with F.
+    """
+    places = {name: index for index, name in enumerate(columns.numeric)}
+    raw = graph.add("Concat", *(inputs[name] for name in columns.numeric), axis=1)
+
+    def gather(tensor: str, wanted: Sequence[int], width: int) -> str:
+        same = list(wanted) == list(range(width))
+        return tensor if same else graph.add("Gather", tensor, graph.constant(wanted, np.int64), axis=1)
+
+    alike: dict[Callable[..., str], list[int]] = {}
+    for index, number in enumerate(columns.numbers):
+        alike.setdefault(function_of(number), []).append(index)
+    ordered = [index for group in alike.values() for index in group]
+    numbers = [columns.numbers[index] for index in ordered]
+    parts = []
+    for function, group in alike.items():
+        taken = [columns.numbers[index] for index in group]
+        part = gather(raw, [places[number.name] for number in taken], len(places))
+        parts.append(function(graph, part, taken))
+    curved = graph.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+    centred = graph.add("Sub", curved, graph.constant([number.mean for number in numbers]))
+    scaled = graph.add("Div", centred, graph.constant([number.std for number in numbers]))
+    # Clip's result for NaN is undefined, so NaN is replaced first.
+    gaps = graph.add("IsNaN", scaled)
+    present = graph.add("Where", gaps, graph.constant(0.0), scaled)
+    cut = graph.add("Clip", present, graph.constant(-FARTHEST), graph.constant(FARTHEST))
+    order = [ordered.index(index) for index in range(len(ordered))]
+    encoded = gather(graph.add("Cast", cut, to=TensorProto.FLOAT), order, len(order))
+    if not columns.indicators:
+        return encoded
+    marked = gather(raw, [places[name] for name in columns.indicators], len(places))
+    gone = graph.add("Cast", graph.add("IsNaN", marked), to=TensorProto.FLOAT)
+    return graph.add("Concat", encoded, gone, axis=1)
+
+
+# Functions of a column: float64 ``[batch, columns]`` to the same shape
+
+
+def function_of(number: NumericInput) -> Callable[..., str]:
+    if number.curve == "log":
+        return logarithm
+    return {"": identity, "hour": hour, "weekday": weekday, "month": month}[number.part]
+
+
+def identity(_: GraphBuilder, numbers: str, __: list[NumericInput]) -> str:
+    return numbers
+
+
+def logarithm(graph: GraphBuilder, numbers: str, taken: list[NumericInput]) -> str:
+    size = graph.add("Div", graph.add("Abs", numbers), graph.constant([number.scale for number in taken]))
+    bent = graph.add("Log", graph.add("Add", size, graph.constant(1.0)))
+    return graph.add("Mul", graph.add("Sign", numbers), bent)
+
+
+def modulo(graph: GraphBuilder, numbers: str, divisor: float) -> str:
+    """Append the remainder with the sign of ``divisor``, as in NumPy, by correcting C's fmod."""
+    by = graph.constant(divisor)
+    rest = graph.add("Mod", numbers, by, fmod=1)
+    negative = graph.add("Less", rest, graph.constant(0.0))
+    return graph.add("Where", negative, graph.add("Add", rest, by), rest)
+
+
+def hour(graph: GraphBuilder, seconds: str, _: list[NumericInput]) -> str:
+    return graph.add("Div", modulo(graph, seconds, DAY), graph.constant(3600.0))
+
+
+def weekday(graph: GraphBuilder, seconds: str, _: list[NumericInput]) -> str:
+    days = graph.add("Floor", graph.add("Div", seconds, graph.constant(DAY)))
+    return modulo(graph, graph.add("Add", days, graph.constant(3.0)), 7.0)
+
+
+def month(graph: GraphBuilder, seconds: str, _: list[NumericInput]) -> str:
+    """Append the month, 0 for January, in integer arithmetic.
+
+    Uses H. Hinnant's ``civil_from_days``, in which a year starts in March.
+    """
+
+    def whole(value: int) -> str:
+        return graph.constant(value, np.int64)
+
+    def floor_divide(number: str, divisor: int) -> str:
+        rest = graph.add("Mod", number, whole(divisor))
+        return graph.add("Div", graph.add("Sub", number, rest), whole(divisor))
+
+    gaps = graph.add("IsNaN", seconds)
+    present = graph.add("Where", gaps, graph.constant(0.0), seconds)
+    cut = graph.add("Clip", present, graph.constant(-LAST_SECOND), graph.constant(LAST_SECOND))
+    days = floor_divide(graph.add("Cast", cut, to=TensorProto.INT64), 86_400)
+    since_march = graph.add("Add", days, whole(719_468))
+    day = graph.add("Mod", since_march, whole(146_097))  # of 400 years
+    leaps = [floor_divide(day, length) for length in (1460, 36_524, 146_096)]
+    without = graph.add("Sub", graph.add("Add", graph.add("Sub", day, leaps[0]), leaps[1]), leaps[2])
+    year = floor_divide(without, 365)
+    before = graph.add(
+        "Sub",
+        graph.add("Add", graph.add("Mul", year, whole(365)), floor_divide(year, 4)),
+        floor_divide(year, 100),
+    )
+    in_year = graph.add("Sub", day, before)
+    of_march = floor_divide(graph.add("Add", graph.add("Mul", in_year, whole(5)), whole(2)), 153)
+    number = graph.add("Mod", graph.add("Add", of_march, whole(2)), whole(12))
+    return graph.add("Where", gaps, graph.constant(np.nan), graph.add("Cast", number, to=TensorProto.DOUBLE))

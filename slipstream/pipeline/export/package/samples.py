@@ -1,0 +1,144 @@
+"""Sample rows for a model, drawn from its input statistics so that they hold no customer data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipstream.pipeline.export.package.raw_columns import (
+    BOOLEAN,
+    FIRST,
+    INTEGER,
+    MISSING,
+    TEXT,
+    TIME,
+    UNSEEN,
+    NumericInput,
+    RawColumns,
+)
+from slipstream.shared.artifacts.prepared.data import Signature
+
+ROWS = 16
+#: Fraction of missing values in columns that had any in training.
+GAPS = 0.15
+#: Text outside every vocabulary.
+UNSEEN_TEXT = "unseen"
+SEED = 0
+LARGEST = 2.0**53
+
+
+def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
+    """Draw inputs ``[ROWS, ...]``: standard normal numbers, random codes, pixels or token ids."""
+    rng = np.random.default_rng(SEED)
+    drawn: dict[str, np.ndarray] = {}
+    for spec in signature.inputs:
+        shape = (ROWS, *spec.shape)
+        values: np.ndarray
+        if spec.name == "categorical":
+            values = rng.integers(0, signature.cardinalities, shape)
+        elif signature.task == "next token":
+            values = rng.integers(0, signature.buckets, shape)
+        elif spec.name == "tokens":
+            values = rng.integers(1, signature.buckets, shape)
+            # A text shorter than the input is padded with 0.
+            lengths = rng.integers(0, spec.shape[1] + 1, (*shape[:2], 1))
+            values = np.where(np.arange(spec.shape[1]) < lengths, values, 0)
+        elif spec.name == "image":
+            mean, std = (np.reshape(each, (-1, 1, 1)) for each in (signature.image_mean, signature.image_std))
+            values = rng.normal(mean, std, shape).round().clip(0, 255)
+        else:
+            values = rng.normal(size=shape)
+        drawn[spec.name] = values.astype(spec.dtype)
+    return drawn
+
+
+def draw_raw(columns: RawColumns) -> dict[str, list[str] | list[float | None]]:
+    """Draw ``ROWS`` JSON values per raw column; None is a missing number."""
+    rng = np.random.default_rng(SEED)
+    vocabularies = {category.name: category.vocabulary for category in columns.categories}
+    numbers = {number.name: number for number in reversed(columns.numbers) if not number.part}
+    drawn: dict[str, list[str] | list[float | None]] = {}
+    for name, kind in columns.types.items():
+        if kind == TEXT:
+            choices = [*vocabularies[name], UNSEEN_TEXT]
+            texts = [choices[index] for index in rng.integers(0, len(choices), ROWS)]
+            if columns.missing:
+                texts[int(rng.integers(ROWS))] = columns.mark
+            drawn[name] = texts
+        else:
+            drawn[name] = draw_numbers(numbers[name], kind, rng)
+    return drawn
+
+
+def draw_numbers(number: NumericInput, kind: str, rng: np.random.Generator) -> list[float | None]:
+    standard = rng.normal(size=ROWS)
+    gaps = number.indicator & (rng.random(ROWS) < GAPS)
+    values = invert_curve(number, number.mean + number.std * standard)
+    if kind == BOOLEAN:
+        values = (values > number.mean).astype(float)
+    elif kind in (INTEGER, TIME):
+        values = values.round()
+    finite = values.clip(-LARGEST, LARGEST)
+    return [None if gap else float(value) for value, gap in zip(finite, gaps, strict=True)]
+
+
+def invert_curve(number: NumericInput, curved: np.ndarray) -> np.ndarray:
+    """Return the raw numbers that a column's curve ("linear" or "log") maps to ``curved``."""
+    if number.curve != "log":
+        return curved
+    with np.errstate(over="ignore"):
+        return np.sign(curved) * number.scale * np.expm1(np.abs(curved))
+
+
+#: Placeholder for a text outside the vocabulary, which the encoding cannot restore; no vocabulary contains it.
+LOST = "\ufffdlost"
+#: Units in seconds to which a decoded time is rounded if single-precision error explains the difference.
+UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
+
+
+def decode_rows(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
+    """Return every raw column as ``[rows]``: float64 with NaN for missing, or texts.
+
+    Numbers have single precision, except integers and times at a full minute, hour or day. A text outside the
+    vocabulary becomes ``LOST``.
+    """
+    decoded: dict[str, np.ndarray] = {}
+    indicators = {name: len(columns.numbers) + index for index, name in enumerate(columns.indicators)}
+    for index, number in enumerate(columns.numbers):
+        if number.part:
+            continue
+        standard = records["numeric"][:, index].astype(np.float64)
+        values = invert_curve(number, standard * number.std + number.mean)
+        if columns.types[number.name] in (INTEGER, BOOLEAN):
+            values = np.round(values)
+        elif columns.types[number.name] == TIME:
+            values = snap_times(values, number.std * np.abs(standard) * 2.0**-23)
+        if number.name in indicators:
+            values[records["numeric"][:, indicators[number.name]] == 1] = np.nan
+        decoded[number.name] = values
+    for index, category in enumerate(columns.categories):
+        table = np.empty(FIRST + len(category.vocabulary), object)
+        table[MISSING], table[UNSEEN], table[FIRST:] = columns.mark, LOST, category.vocabulary
+        decoded[category.name] = table[records["categorical"][:, index]]
+    return {name: decoded[name] for name in columns.types}
+
+
+def snap_times(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Round each time to the largest of ``UNITS`` for which the change is within its ``error``."""
+    left = np.ones(len(seconds), bool)
+    rounded = seconds.copy()
+    for unit in UNITS:
+        nearest = np.round(seconds / unit) * unit
+        fits = left & (np.abs(nearest - seconds) <= error)
+        rounded[fits] = nearest[fits]
+        left &= ~fits
+    return rounded
+
+
+def undecided_rows(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
+    """Return a mask (bool ``[rows]``) of rows with a text that ``columns`` lost and ``other`` may encode."""
+    vocabularies = {category.name: set(category.vocabulary) for category in other.categories}
+    lost = np.zeros(len(records), bool)
+    for index, category in enumerate(columns.categories):
+        if vocabularies.get(category.name, set()) - set(category.vocabulary):
+            lost |= records["categorical"][:, index] == UNSEEN
+    return lost

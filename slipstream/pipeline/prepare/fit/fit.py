@@ -1,0 +1,305 @@
+"""Column roles and the transformation, fitted on the training rows after the first pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream.pipeline.prepare.fit.scan import NO_TARGET, SPLIT, ColumnCount, ScanResult
+from slipstream.pipeline.prepare.fit.splits import TRAIN
+from slipstream.shared.artifacts.prepared.data import SPLITS
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.columns.transform import (
+    CategoricalColumn,
+    NumericColumn,
+    Transform,
+    apply_curve,
+    take_part,
+)
+from slipstream.shared.source.config import DataConfig
+
+#: Roles of a column.
+NUMERIC, CATEGORICAL, DOCUMENT, TARGET = "numeric", "categorical", "document", "target"
+USED = (NUMERIC, CATEGORICAL, DOCUMENT, TARGET)
+IDENTIFIER, GROUP, TIME, WEIGHT = "identifier", "group", "time", "weight"
+CONSTANT, EMPTY, PROSE, UNSUPPORTED = "constant", "empty", "prose", "unsupported"
+
+#: Largest vocabulary of a column; rarer values share the code of unseen values.
+VOCABULARY = 10_000
+#: Values with fewer training rows share the code of unseen values.
+RARE = 2
+#: Share of distinct values above which a text column is treated as an identifier.
+DISTINCT_SHARE = 0.9
+#: Smallest number of rows for treating a column as an identifier.
+ENOUGH = 20
+#: Absolute skewness above which a log transform precedes standardisation.
+SKEWED = 3.0
+#: Largest number of distinct whole values with which a numeric target is treated as classes.
+FEW_CLASSES = 20
+#: Largest number of columns listed in one message.
+SHOWN = 3
+ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
+
+
+@dataclass(frozen=True)
+class ColumnRole:
+    """Role of a column, and the reason if it is not used."""
+
+    role: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class FittedColumns:
+    """Roles of all columns, the fitted transformation and warnings for the user."""
+
+    roles: dict[str, ColumnRole]
+    transform: Transform
+    warnings: list[str]
+
+
+def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
+    """Assign roles and fit the transformation.
+
+    Raise ``UserError`` for a target that cannot be learned, or if no column is usable.
+    """
+    sample = scanned.sample_table()
+    task, classes, warnings = judge_target(scanned, types, target, config)
+    aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME, config.weight: WEIGHT}
+    aside.pop("", None)
+    roles: dict[str, ColumnRole] = {}
+    numeric: list[NumericColumn] = []
+    categorical: list[CategoricalColumn] = []
+    train = sample.filter(pc.equal(sample[SPLIT], TRAIN))
+    for name, kind in types.items():
+        roles[name] = (
+            ColumnRole(TARGET)
+            if name == target
+            else ColumnRole(aside[name])
+            if name in aside
+            else column_role(name, kind, scanned.column(name), sample[name], scanned, config.types.get(name))
+        )
+        if roles[name].role == NUMERIC:
+            numeric += fit_numeric(name, kind, scanned.column(name), train[name])
+        elif roles[name].role == CATEGORICAL:
+            categorical.append(fit_categorical(name, scanned.column(name)))
+        elif roles[name].why:
+            warnings.append(f"column {name!r} is not used: {roles[name].why}")
+    documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
+    if not numeric and not categorical and not documents and scanned.rows[TRAIN]:
+        whys = [f"{name!r}: {role.why}" for name, role in roles.items() if role.why]
+        more = [f"and {len(whys) - SHOWN} more"] if len(whys) > SHOWN else []
+        raise UserError(f"data: no column can be used as a feature; {'; '.join([*whys[:SHOWN], *more])}")
+    check_splits(scanned.rows)
+    moments = scanned.column(target).moments[TRAIN]
+    transform = Transform(
+        target=target,
+        task=task,
+        types={name: kind for name, kind in types.items() if roles[name].role in USED},
+        missing=config.missing,
+        decimal=config.decimal,
+        thousands=config.thousands,
+        numeric=tuple(numeric),
+        categorical=tuple(categorical),
+        classes=tuple(classes),
+        target_mean=moments.mean if task == "regression" else 0.0,
+        target_std=(moments.std or 1.0) if task == "regression" else 1.0,
+        weight=config.weight,
+        weight_mean=mean_weight(scanned, config),
+        documents=documents,
+        text_length=config.text_length if documents else 0,
+    )
+    return FittedColumns(roles, transform, warnings)
+
+
+def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
+    """Return the mean weight of the training rows; 1 without weights. Raises ``UserError`` if it is 0."""
+    mean = scanned.column(config.weight).moments[TRAIN].mean if config.weight else 1.0
+    if mean == 0:
+        raise UserError(f"data.weight: {config.weight!r} is 0 in every training row; expected some above 0")
+    return mean
+
+
+def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
+    """Raise ``UserError`` if no row is usable or the id or group column is empty."""
+    rows = sum(scanned.rows)
+    if rows == 0 and scanned.bad and all(row.reason == NO_TARGET for row in scanned.bad):
+        raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
+    if rows == 0 and scanned.bad:
+        row = scanned.bad[0]
+        raise UserError(
+            f"data: all rows were quarantined; the first, in {row.file}, line {row.line}: {row.reason} in column "
+            f"{row.column!r}, {row.raw[:60]!r}"
+        )
+    if rows == 0:
+        raise UserError("data: all rows were quarantined; expected finite numbers, and a field for each column")
+    for setting in ("id", "group"):
+        name = getattr(config, setting)
+        if name and sum(scanned.column(name).missing) == rows:
+            raise UserError(f"data.{setting}: all values are missing in column {name!r}; expected another column")
+
+
+# The target
+
+
+def judge_target(
+    scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig
+) -> tuple[str, list[str], list[str]]:
+    """Return the task, the class names (numbers sorted by value) and warnings."""
+    counts: dict[str, int] = {}
+    for split in scanned.classes:
+        for name, count in split.of.items():
+            counts[name] = counts.get(name, 0) + count
+    rows = sum(scanned.rows)
+    if len(counts) == 1:
+        raise UserError(
+            f"target {target!r}: is constant, {next(iter(counts))!r} in all {rows:,} rows; expected two or more values"
+        )
+    task = task_of(counts, types[target], config)
+    if task == "regression":
+        if types[target] == value_types.TEXT:
+            example = next(iter(counts))
+            raise UserError(f"target {target!r}: holds text such as {example!r}; regression expects numbers")
+        return task, [], []
+    if len(counts) > max(FEW_CLASSES, rows // 2) or len(counts) >= 1000:
+        raise UserError(
+            f"target {target!r}: has {len(counts):,} different values in {rows:,} rows, too many for classes; choose "
+            "another target, or set data.task to regression if they are numbers"
+        )
+    single = [name for name, count in counts.items() if count == 1]
+    if single:
+        raise UserError(
+            f"target {target!r}: class {single[0]!r} has only one row, so it cannot be in both training and test "
+            "rows; drop the row, merge the class with another or add rows"
+        )
+    classes = (
+        sorted(counts, key=lambda name: (float(name), name)) if types[target] in value_types.NUMBERS else sorted(counts)
+    )
+    unseen = [name for name in classes if name not in scanned.classes[TRAIN].of]
+    warnings = [
+        f"class {name!r} has no training row: its {counts[name]} rows all fell into other splits" for name in unseen
+    ]
+    return task, classes, warnings
+
+
+def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
+    if config.task != "auto":
+        return config.task
+    if kind not in value_types.NUMBERS:
+        return "regression" if kind == value_types.TIME else "classification"
+    whole = all(float(name).is_integer() for name in counts)
+    return "classification" if whole and len(counts) <= FEW_CLASSES else "regression"
+
+
+def check_splits(rows: list[int]) -> None:
+    """Raise ``UserError`` if a split has no rows."""
+    empty = [name for name, count in zip(SPLITS, rows, strict=True) if count == 0]
+    if empty:
+        raise UserError(
+            f"data: of {sum(rows):,} rows none fell into the {empty[0]} split; expected more rows, a larger share in "
+            "data.split or another data.split.seed"
+        )
+
+
+# The other columns
+
+
+def column_role(
+    name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, scanned: ScanResult, declared: str | None
+) -> ColumnRole:
+    """Return the role of a column from its counts over all rows and its values in the sample."""
+    if kind == value_types.OTHER:
+        return ColumnRole(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
+    if sum(count.missing) == sum(scanned.rows):
+        return ColumnRole(EMPTY, "it has no value in any row")
+    if count.missing[TRAIN] == scanned.rows[TRAIN]:
+        return ColumnRole(EMPTY, "all its values in training rows are missing")
+    if declared == "document":
+        return ColumnRole(DOCUMENT)
+    if count.prose:
+        return ColumnRole(
+            PROSE,
+            "its texts are too long to be categories; to learn from its words, declare it in data.types as document",
+        )
+    if kind in (value_types.TEXT, value_types.INTEGER):
+        present = sample.drop_null()
+        distinct = len(pc.unique(present))
+    if kind == value_types.TEXT:
+        if len(count.texts.of) == 1:
+            return ColumnRole(CONSTANT, f"it is {next(iter(count.texts.of))!r} in every training row")
+        if len(present) >= ENOUGH and distinct > DISTINCT_SHARE * len(present) and declared != "category":
+            return ColumnRole(IDENTIFIER, "nearly every row has another value")
+        return ColumnRole(CATEGORICAL)
+    moments = count.moments[TRAIN]
+    if moments.low == moments.high and count.missing[TRAIN] == 0:
+        return ColumnRole(CONSTANT, f"it is {moments.low:g} in every training row")
+    if (
+        kind == value_types.INTEGER
+        and declared != "number"
+        and len(present) >= ENOUGH
+        and distinct == len(present)
+        and numbers_rows(name, count)
+    ):
+        return ColumnRole(IDENTIFIER, "it numbers the rows")
+    return ColumnRole(NUMERIC)
+
+
+def numbers_rows(name: str, count: ColumnCount) -> bool:
+    """Return True if distinct whole numbers are nearly consecutive or the column is named like an identifier."""
+    low = min(m.low for m in count.moments)
+    high = max(m.high for m in count.moments)
+    dense = high - low + 1 <= 1.1 * sum(m.count for m in count.moments)
+    return dense or name.lower().replace("-", "_").split("_")[-1] in ID_NAMES or name.endswith("Id")
+
+
+def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray) -> list[NumericColumn]:
+    """Return the model inputs for a numeric column.
+
+    Log transforms are fitted on ``train``, a sample, since their scale need not be exact.
+    """
+    moments = count.moments[TRAIN]
+    indicator = count.missing[TRAIN] > 0
+    if kind == value_types.TIME:
+        first = NumericColumn(name, moments.mean, moments.std or 1.0, indicator=indicator)
+        return [first, *fit_time_parts(name, as_array(train))]
+    numbers = as_array(train)
+    if kind != value_types.BOOLEAN and abs(skewness(numbers)) > SKEWED:
+        size = np.abs(numbers[numbers != 0])
+        scale = float(np.median(size)) if len(size) else 1.0
+        bent = apply_curve(numbers, "log", scale)
+        if abs(skewness(bent)) < abs(skewness(numbers)) and bent.std() > 0:
+            return [NumericColumn(name, float(bent.mean()), float(bent.std()), "log", scale, indicator=indicator)]
+    return [NumericColumn(name, moments.mean, moments.std or 1.0, indicator=indicator)]
+
+
+def fit_time_parts(name: str, seconds: np.ndarray) -> list[NumericColumn]:
+    """Return inputs for the hour, weekday and month of a time, without constant ones."""
+    parts = [(part, take_part(seconds, part)) for part in ("hour", "weekday", "month")]
+    return [
+        NumericColumn(name, float(numbers.mean()), float(numbers.std()), part=part)
+        for part, numbers in parts
+        if len(numbers) and numbers.std() > 0
+    ]
+
+
+def fit_categorical(name: str, count: ColumnCount) -> CategoricalColumn:
+    frequent = [text for text, times in count.texts.ranked()[:VOCABULARY] if times >= RARE]
+    return CategoricalColumn(name, tuple(frequent))
+
+
+def as_array(column: pa.ChunkedArray) -> np.ndarray:
+    return column.drop_null().to_numpy()
+
+
+def skewness(numbers: np.ndarray) -> float:
+    """Return the third standardised moment; 0 if all numbers are equal."""
+    if len(numbers) < 2:
+        return 0.0
+    deviations = numbers - numbers.mean()
+    squares = deviations * deviations
+    spread = np.sqrt(squares.mean())
+    return float((squares * deviations).mean() / spread**3) if spread > 0 else 0.0

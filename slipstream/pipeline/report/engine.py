@@ -1,0 +1,175 @@
+"""Writer of the directory of a whole or export-only run: report, figures, model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slipstream.pipeline.report.against_plan import TRAIN, against_plan
+from slipstream.pipeline.report.costs import stage_costs
+from slipstream.pipeline.report.formatting import ScheduleFigures
+from slipstream.pipeline.report.pages.rendering import render_page
+from slipstream.pipeline.report.pages.report_page import report_page
+from slipstream.pipeline.report.run_directory import (
+    CARD,
+    CARD_DATA,
+    MODEL,
+    PREPARED,
+    REPORT,
+    SUMMARY,
+    copy_model,
+    link_artifact,
+    model_file,
+    new_run,
+)
+from slipstream.pipeline.report.stage_results import (
+    StageResults,
+    data_figures,
+    network_figures,
+    quarantine_reasons,
+    quarantined_rows,
+)
+from slipstream.pipeline.report.summary import DataSummary, ExportSummary, RunSummary, summary_content
+from slipstream.shared.artifacts.format import Artifact, canonical_json
+from slipstream.shared.artifacts.prepared.card import Card
+from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.artifacts.records import read_record
+from slipstream.shared.artifacts.results.compression import Compression
+from slipstream.shared.artifacts.results.evaluation import PlotData
+from slipstream.shared.artifacts.results.export import KIND, SIGNATURE, DeployedSignature, read_export
+from slipstream.shared.artifacts.results.ledger import read_figures
+from slipstream.shared.artifacts.results.scoring import Promotion
+from slipstream.shared.artifacts.results.sweep import Sweep
+from slipstream.shared.artifacts.results.training import TRACE
+from slipstream.shared.artifacts.workspaces import ArtifactStore
+from slipstream.shared.models.metrics import HEADLINE
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.stages import StageRun
+
+
+def build_report(  # noqa: PLR0913 - all that a run has to say
+    runs: Path,
+    results: StageResults,
+    stages: Sequence[StageRun],
+    config: Mapping[str, object],
+    schedule: ScheduleFigures | None = None,
+    promotion: Promotion | None = None,
+    compression: Compression | None = None,
+    store: ArtifactStore | None = None,
+    sweep: Sweep | None = None,
+) -> RunSummary:
+    """Write the directory of a whole run under ``runs`` and return its summary.
+
+    ``config`` is the whole configuration as nested dictionaries by section. ``schedule`` is set if a schedule started
+    the run, ``promotion`` and ``compression`` if requested, and ``sweep`` if a sweep ran. Charts are cached in
+    ``store``.
+
+    Raises ``DamagedArtifact`` if the exported model or the data card is damaged.
+    """
+    also: dict[str, Any] = {"schedule": schedule, "promotion": promotion, "compression": compression, "sweep": sweep}
+    summary = replace(run_summary(results, stages, ""), **also)
+
+    def fill(directory: Path, now: datetime) -> None:
+        copy_model(results.exported, directory)
+        write_card(results.prepared, results.card, directory, now)
+        if results.operations:
+            (directory / TRACE).write_bytes(results.trained.read_bytes(TRACE))
+        (directory / SUMMARY).write_bytes(canonical_json(summary_content(summary)))
+        page = report_page(summary, results, config, now, store)
+        (directory / REPORT).write_text(page, encoding="utf-8")
+
+    return replace(summary, directory=str(new_run(runs, fill)))
+
+
+def run_summary(results: StageResults, stages: Sequence[StageRun], directory: str) -> RunSummary:
+    costs, training = stage_costs(stages, results.devices), read_figures(results.trained.directory)
+    trained_here = any(stage.name == TRAIN and not stage.reused for stage in stages)
+    return RunSummary(
+        directory=directory,
+        report=REPORT,
+        model=MODEL,
+        model_file=model_file(results.export),
+        data=data_figures(results.card, results.signature),
+        evaluation=replace(results.evaluation, **vars(PlotData())),
+        export=results.export,
+        network=network_figures(results.network.profile) if results.network else None,
+        stages=list(stages),
+        bottleneck=results.attempt.bottleneck,
+        costs=costs,
+        training=training,
+        against_plan=against_plan(current_profile().plan, training, costs) if trained_here else None,
+    )
+
+
+def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> ExportSummary:
+    """Write the directory of an export-only run under ``runs`` and return its summary.
+
+    Raises ``DamagedArtifact`` if the exported model is damaged.
+    """
+    from slipstream.pipeline.report.pages import charts
+
+    export, artifact = read_export(exported), Artifact.open(exported, KIND)
+    summary = ExportSummary(
+        directory="",
+        report=REPORT,
+        model=MODEL,
+        model_file=model_file(export),
+        target=read_record(artifact, SIGNATURE, DeployedSignature).target,
+        metric=HEADLINE[export.task][0],
+        export=export,
+        stages=list(stages),
+    )
+
+    def fill(directory: Path, now: datetime) -> None:
+        copy_model(artifact, directory)
+        (directory / SUMMARY).write_bytes(canonical_json(summary_content(summary)))
+        drawn = {"variants": charts.quality_against_latency(export)} if export.variants else {}
+        page = render_page("export.html", summary=summary, export=export, metric=summary.metric, charts=drawn, made=now)
+        (directory / REPORT).write_text(page, encoding="utf-8")
+
+    return replace(summary, directory=str(new_run(runs, fill)))
+
+
+# Imports no drawing libraries.
+def build_data(runs: Path, prepared: PreparedData, stages: Sequence[StageRun], address: str = "") -> DataSummary:
+    """Write a run directory under ``runs`` with the data card and the prepared data.
+
+    Prepared data at the URI ``address`` are not copied. Raises ``DamagedArtifact`` if the card is damaged.
+    """
+    card = prepared.card
+
+    def fill(directory: Path, now: datetime) -> None:
+        write_card(prepared.artifact, card, directory, now)
+        if not address:
+            link_artifact(prepared.artifact, directory / PREPARED)
+
+    return DataSummary(
+        directory=str(new_run(runs, fill)),
+        card=CARD,
+        prepared=address or PREPARED,
+        data=data_figures(card, prepared.signature),
+        quarantined=quarantine_reasons(prepared.artifact),
+        roles=dict(Counter(column["role"] for column in card["columns"]).most_common()),
+        warnings=card["warnings"],
+        stages=list(stages),
+    )
+
+
+def write_card(prepared: Artifact, card: Card, directory: Path, now: datetime) -> None:
+    """Write the data card as ``card.json``, byte for byte, and as a page."""
+    (directory / CARD_DATA).write_bytes(prepared.read_bytes(CARD_DATA))
+    page = data_card_page(card, quarantined_rows(prepared), now)
+    (directory / CARD).write_text(page, encoding="utf-8")
+
+
+def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made_at: datetime) -> str:
+    """Return the page with every prepared column and the first quarantined rows.
+
+    ``card`` is the content of ``card.json``.
+    """
+    totals = {split: sum(counts[split] for counts in card["classes"].values()) for split in SPLITS}
+    return render_page("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made_at)

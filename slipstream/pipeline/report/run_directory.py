@@ -1,0 +1,67 @@
+"""Run directory ``runs/<timestamp>/``, written completely or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from slipstream.shared.artifacts.format import MANIFEST, Artifact
+from slipstream.shared.artifacts.results.export import DIGEST, ExportReport, digest_line
+from slipstream.shared.artifacts.workspaces import temporary_workspace
+
+#: Names of files and directories in a run directory.
+REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
+CARD, CARD_DATA = "card.html", "card.json"
+ONNX = "model.onnx"
+
+
+def model_file(export: ExportReport) -> str:
+    """Return the path of the recommended variant in a run directory, the same for every variant.
+
+    Without variants, it is the directory of files for other libraries.
+    """
+    return f"{MODEL}/{ONNX if export.variants else export.libraries[0].name}"
+
+
+def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
+    """Create a directory under ``runs``, named by the local time.
+
+    ``fill`` writes into a hidden sibling, which is renamed when complete and removed on failure.
+    """
+    now = datetime.now()
+    with temporary_workspace(runs) as partial:
+        fill(partial, now)
+        return rename_to_free(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
+
+
+def rename_to_free(directory: Path, wanted: Path) -> Path:
+    """Rename ``directory`` to ``wanted``, or to the next free name if another run took ``wanted``."""
+    number = 1
+    while True:
+        candidate = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            # Fails if the name is taken, because a run's directory is never empty.
+            return directory.rename(candidate)
+        except OSError:
+            if not candidate.exists():
+                raise
+        number += 1
+
+
+def copy_model(exported: Artifact, directory: Path) -> None:
+    """Copy the exported artifact to a run directory, verifying every byte, and write its digest."""
+    exported.check()
+    for name in (*exported.files, MANIFEST):
+        target = directory / MODEL / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        exported.copy_file(name, target)
+    (directory / MODEL / DIGEST).write_text(digest_line(exported.fingerprint), encoding="utf-8")
+
+
+def link_artifact(artifact: Artifact, directory: Path) -> None:
+    """Hard-link the artifact into ``directory``; copy if the file system lacks links."""
+    for name in (*artifact.files, MANIFEST):
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        artifact.link_file(name, target)

@@ -1,0 +1,327 @@
+"""Typed batches of a table's rows, file by file, and quarantined rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columnar import Unit, list_units, read_unit
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.columns.number_formats import NumberFormat, cannot_become, missing_marks, retype_column
+from slipstream.shared.source.documents import BLOCK_FILES, read_text
+from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.images import (
+    ArrayPart,
+    DigitsPart,
+    FolderPart,
+    Part,
+    Shape,
+    open_array,
+    rows_at_once,
+    shape_text,
+)
+from slipstream.shared.source.memory import MemoryBudget
+from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.resolved import ResolvedSource
+from slipstream.shared.source.tables import check_names, keys_in
+from slipstream.shared.source.text import csv_blocks, json_lines
+from slipstream.shared.source.text.csv_blocks import ParsedBlock, read_blocks
+from slipstream.shared.source.text.text_tables import detect_delimiter, in_one, text_names
+
+#: GiB that determine the rows per read; fewer than in preparation, as larger reads are not faster.
+READ_GIB = 0.25
+#: Largest valid number, as in preparation; larger ones, including infinity, do not fit float32.
+LARGEST = 1e38
+#: Prefix of kept columns in a batch.
+KEPT = "\0kept "
+
+
+@dataclass(frozen=True)
+class RequestedColumns:
+    """Columns to read from a table.
+
+    ``types`` are those of the model's columns, ``keep`` those in which kept columns are written. ``number_format`` is
+    the notation of values.
+    """
+
+    types: dict[str, str]
+    keep: dict[str, pa.DataType]
+    number_format: NumberFormat
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self.types, *self.keep]))
+
+
+@dataclass(frozen=True)
+class TableBatch:
+    """``read`` rows of a ``file``.
+
+    ``columns`` has the scorable rows (kept columns with the prefix ``KEPT``), ``lines`` their lines (int64 ``[rows]``),
+    ``bad`` the quarantined rows. ``absent`` are columns without any value in these rows.
+    """
+
+    file: str
+    read: int
+    columns: pa.RecordBatch
+    lines: np.ndarray
+    bad: list[BadRow]
+    absent: frozenset[str] = frozenset()
+
+
+def read_table(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
+    """Yield all rows of one file.
+
+    Raises ``UserError`` for a column that is missing or of another type.
+    """
+    if source.kind == "columnar":
+        return columnar_rows(file, source, wanted)
+    return text_rows(file, source, wanted)
+
+
+def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType]:
+    """Return the types in which kept columns are written.
+
+    These are the first file's types; text for CSV and JSON. Raises ``UserError`` for nested values.
+    """
+    if source.kind != "columnar":
+        return dict.fromkeys(keep, pa.string())
+    schema, _ = list_units(source.files[0], source.format)
+    kinds = {}
+    for name in keep:
+        kind = schema.field(name).type if name in schema.names else pa.string()
+        if not value_types.has_values(kind):
+            raise UserError(f"scoring.keep: {source.files[0].uri} holds nested values in {name!r}; remove it")
+        kinds[name] = value_types.simplify_column(pa.array([], kind)).type
+        if value_types.column_type(kind) == value_types.TEXT:
+            kinds[name] = pa.string()
+    return kinds
+
+
+def missing_column(file: SourceFile, name: str, names: list[str], wanted: RequestedColumns) -> UserError:
+    asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
+    listed = ", ".join(map(repr, names[:20])) + (" …" if len(names) > 20 else "")
+    return UserError(f"{file.uri}: has no column {name!r}, but {asked}; the columns are {listed}")
+
+
+# Columnar files
+
+
+def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
+    schema, units = list_units(file, source.format)
+    check_names(schema.names, file)
+    partition = keys_in(source.listing.relative(file))
+    there = {**dict.fromkeys(partition, value_types.TEXT), **stored_types(schema)}
+    for name in wanted.names:
+        if name not in there:
+            raise missing_column(file, name, list(there), wanted)
+    for name, kind in wanted.types.items():
+        if cannot_become(there[name], kind):
+            raise UserError(
+                f"{file.uri}: column {name!r} holds {there[name]} values, but the model takes it as {kind}; expected "
+                "the type that it was trained with"
+            )
+    for unit in units:
+        if unit.rows:
+            yield from unit_rows(replace(unit, partition=partition), wanted)
+
+
+def stored_types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: value_types.column_type(field.type) for field in schema}
+
+
+def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
+    for stored, lines in read_unit(unit, wanted.names, MemoryBudget(READ_GIB)):
+        columns, unreadable = {}, dict[str, np.ndarray]()
+        for name, kind in wanted.types.items():
+            column = stored.column(name)
+            if value_types.column_type(column.type) != kind or missing_marks(wanted.number_format, kind):
+                column, failed = retype_column(column, kind, wanted.number_format)
+                unreadable[name] = failed
+            columns[name] = column
+        kept = {name: as_kept(stored.column(name), name, kind, unit.file) for name, kind in wanted.keep.items()}
+        yield quarantine_rows(columns, kept, unreadable, RowOrigin(unit.file, lines, stored), wanted)
+
+
+def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Array:
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except pa.ArrowException:
+        raise UserError(
+            f"{file}: column {name!r} is {column.type}, but {kind} in the first file; expected one type, or "
+            "scoring.keep without it"
+        ) from None
+
+
+# Text
+
+
+def text_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
+    partition = {name: text for name, text in keys_in(source.listing.relative(file)).items() if name in wanted.names}
+    if source.format == "json":
+        # Quotes span no lines, and declared columns are read regardless of content.
+        config = replace(source.config, quote="", escape="")
+        names = [name for name in wanted.names if name not in partition]
+    else:
+        delimiter, _ = detect_delimiter([file], source.config)
+        config = replace(source.config, delimiter=delimiter)
+        names = text_names(file, config)
+        check_names(names, file)
+        for name in wanted.names:
+            if name not in names and name not in partition:
+                raise missing_column(file, name, names, wanted)
+    for index, block in enumerate(read_blocks(file, config)):
+        if source.format == "json":
+            parsed = json_lines.parse_json_block(block, names, config)
+        else:
+            parsed = csv_blocks.parse_csv_block(block, names, config, config.header and index == 0)
+        yield parsed_rows(parsed, partition, wanted)
+
+
+def parsed_rows(parsed: ParsedBlock, partition: Mapping[str, str | None], wanted: RequestedColumns) -> TableBatch:
+    for name in wanted.names:
+        if name in parsed.nested:
+            raise UserError(
+                f"{parsed.file}: column {name!r} holds lists or objects, but the model takes it as "
+                f"{wanted.types.get(name, 'text')}; expected values"
+            )
+    rows = parsed.table.num_rows
+    texts = {
+        name: pa.repeat(pa.scalar(partition[name], pa.string()), rows)
+        if name in partition
+        else in_one(parsed.table[name])
+        for name in wanted.names
+    }
+    columns, unreadable = {}, dict[str, np.ndarray]()
+    for name, kind in wanted.types.items():
+        columns[name], unreadable[name] = wanted.number_format.convert(texts[name], kind)
+    kept = {name: texts[name] for name in wanted.keep}
+    origin = RowOrigin(parsed.file, parsed.lines, pa.RecordBatch.from_pydict(texts))
+    batch = quarantine_rows(columns, kept, unreadable, origin, wanted)
+    absent = frozenset(name for name in wanted.names if rows and texts[name].null_count == rows)
+    return replace(batch, read=parsed.read, bad=sorted(parsed.bad + batch.bad, key=line_of), absent=absent)
+
+
+def line_of(row: BadRow) -> int:
+    return row.line
+
+
+# Selection of scorable rows
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """Origin of rows: file, line of every row (int64 ``[rows]``), and their values as stored."""
+
+    file: str
+    lines: np.ndarray
+    stored: pa.RecordBatch
+
+
+def quarantine_rows(
+    columns: dict[str, pa.Array],
+    kept: dict[str, pa.Array],
+    unreadable: Mapping[str, np.ndarray],
+    origin: RowOrigin,
+    wanted: RequestedColumns,
+) -> TableBatch:
+    """Return a batch of typed ``columns`` and ``kept`` columns, with invalid rows quarantined.
+
+    A row is invalid if a value is ``unreadable`` (bool ``[rows]`` per column), infinite or too large.
+    """
+    rows = len(origin.lines)
+    reasons: dict[int, tuple[str, str]] = {}
+    for name in sorted(unreadable):
+        for row in np.flatnonzero(unreadable[name]).tolist():
+            reasons.setdefault(row, (name, f"not {wanted.types[name]}"))
+    for name, kind in wanted.types.items():
+        if kind in value_types.NUMBERS:
+            numbers = value_types.as_numbers(columns[name])
+            for row in np.flatnonzero(np.abs(numbers) > LARGEST).tolist():
+                reasons.setdefault(row, (name, "infinite" if np.isinf(numbers[row]) else "too large for float32"))
+    batch = pa.RecordBatch.from_pydict({**columns, **{KEPT + name: column for name, column in kept.items()}})
+    if not reasons:
+        return TableBatch(origin.file, rows, batch, origin.lines, [])
+    good = np.ones(rows, bool)
+    good[list(reasons)] = False
+    bad = [bad_row(origin, row, *reasons[row]) for row in sorted(reasons)]
+    return TableBatch(origin.file, rows, batch.filter(pa.array(good)), origin.lines[good], bad)
+
+
+def bad_row(origin: RowOrigin, row: int, column: str, reason: str) -> BadRow:
+    raw = value_types.as_python(origin.stored.column(column).slice(row, 1))[0]
+    return BadRow(origin.file, int(origin.lines[row]), column, reason, "" if raw is None else str(raw))
+
+
+# A file has one row, or several (arrays).
+#: Name of scikit-learn's digits as a source.
+DIGITS = "digits"
+
+
+@dataclass(frozen=True)
+class FileBatch:
+    """Scorable rows, with every row's file and number in the file (from 1).
+
+    ``content`` is uint8 ``[rows, channels, height, width]``, or texts. ``bad`` are quarantined rows; ``read`` counts
+    all.
+    """
+
+    read: int
+    files: list[str]
+    numbers: list[int]
+    content: np.ndarray | list[str]
+    bad: list[BadRow]
+
+
+def read_texts(files: Sequence[SourceFile], source: ResolvedSource) -> Iterator[FileBatch]:
+    for start in range(0, len(files), BLOCK_FILES):
+        block = files[start : start + BLOCK_FILES]
+        texts = [read_text(file, source.config.encoding) for file in block]
+        good = [(file.uri, text) for file, text in zip(block, texts, strict=True) if isinstance(text, str)]
+        bad = [text for text in texts if isinstance(text, BadRow)]
+        yield FileBatch(len(block), [uri for uri, _ in good], [1] * len(good), [text for _, text in good], bad)
+
+
+def read_images(files: Sequence[SourceFile], source: ResolvedSource, shape: Shape) -> Iterator[FileBatch]:
+    """Yield batches of images.
+
+    Raises ``UserError`` for images whose shape is not the model's.
+    """
+    if source.format == "images":
+        step = rows_at_once(shape)
+        for start in range(0, len(files), step):
+            block = tuple(files[start : start + step])
+            yield from of_folder(FolderPart(block, (0,) * len(block), shape, source.config, "the model takes"))
+        return
+    arrays = [(array_part(file, shape), file.uri) for file in files] if source.format == "arrays" else []
+    for part, name in arrays or [(DigitsPart(0), DIGITS)]:
+        done = 0
+        for chunk in part.chunks():
+            rows = len(chunk.pixels)
+            check_shape(name, chunk.pixels.shape[1:], shape)
+            yield FileBatch(rows, [name] * rows, list(range(done + 1, done + rows + 1)), chunk.pixels, [])
+            done += rows
+
+
+def of_folder(part: FolderPart) -> Iterator[FileBatch]:
+    for chunk in part.chunks():
+        good = np.flatnonzero(chunk.good).tolist()
+        yield FileBatch(
+            part.rows, [part.files[row].uri for row in good], [1] * len(good), chunk.pixels[chunk.good], chunk.bad
+        )
+
+
+def array_part(file: SourceFile, shape: Shape) -> Part:
+    array = open_array(file, "")
+    check_shape(file.uri, array.shape, shape)
+    return ArrayPart(file, array.images, np.zeros(len(array.labels), np.int32), array.channels_last)
+
+
+def check_shape(name: str, found: tuple[int, ...], shape: Shape) -> None:
+    if tuple(found) != tuple(shape):
+        given = shape_text((found[0], found[1], found[2]))
+        raise UserError(f"{name}: its images are {given}, and the model takes {shape_text(shape)}")

@@ -1,0 +1,160 @@
+"""Snapshot of tensors that stalls training as little as possible.
+
+Each rank copies only the tensors that it writes, into buffers that were allocated before the first step: page faults
+make copying into fresh memory several times as slow. Weights and optimiser state are copied in the background, because
+they do not change before the next optimiser step, after a forward and a backward pass. So are the best weights so far,
+because only the next evaluation may change them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from slipstream.pipeline.train.device_clock import wait_for
+
+#: Alignment of tensors in a buffer, in bytes: no dtype needs more, and copies start at a cache line.
+ALIGNMENT = 64
+#: cudaHostRegisterPortable: pinned for all devices.
+PORTABLE = 1
+#: Name, shape and dtype of a tensor, and True if it is a ``DTensor`` (sharded).
+TensorKey = tuple[str, tuple[int, ...], torch.dtype, bool]
+
+
+def tensor_keys(tensors: Mapping[str, Tensor]) -> list[TensorKey]:
+    """Return name, shape, dtype and sharding of the tensors, sorted; they determine which rank writes a tensor."""
+    return sorted((name, tuple(t.shape), t.dtype, isinstance(t, DTensor)) for name, t in tensors.items())
+
+
+def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
+    """Return the writing rank of each unsharded tensor, given the keys of all ranks.
+
+    Tensors are assigned from the largest on, each to the rank with the fewest bytes so far, so that all ranks write
+    about the same number of bytes. Sharded tensors are written by all ranks that hold shards.
+    """
+    holders: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    for rank, of_rank in enumerate(keys):
+        for name, size, dtype, sharded in of_rank:
+            if not sharded:
+                holders.setdefault(name, []).append(rank)
+                sizes[name] = torch.Size(size).numel() * dtype.itemsize
+    load = [0] * len(keys)
+    chosen = {}
+    for name in sorted(holders, key=lambda name: (-sizes[name], name)):
+        rank = min(holders[name], key=lambda r: (load[r], r))
+        chosen[name] = rank
+        load[rank] += sizes[name]
+    return chosen
+
+
+class SnapshotBuffers:
+    """Host memory for snapshots of the tensors that this rank writes, reused for every checkpoint."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, int], rank: int) -> None:
+        # Sorted, because restoring changes the order of an optimiser's state, but not that of the files.
+        self._mine = sorted(name for name, t in tensors.items() if isinstance(t, DTensor) or chosen[name] == rank)
+        parts = {name: local_tensor(tensors[name]) for name in self._mine}
+        places = [aligned(part.nbytes) for part in parts.values()]
+        # Zeroed, so that its pages are allocated.
+        memory = torch.empty(sum(places), dtype=torch.uint8).zero_()
+        if memory.nbytes and any(part.is_cuda for part in parts.values()):
+            pin_memory(memory)
+        self._buffers = {
+            name: place[: part.nbytes].view(part.dtype).view(part.shape)
+            for (name, part), place in zip(parts.items(), memory.split(places), strict=True)
+        }
+
+    def stage(self, tensors: Mapping[str, Tensor], deferred: Collection[str]) -> Callable[[], dict[str, Tensor]]:
+        """Start a snapshot of this rank's tensors, and return a function that completes it in any thread.
+
+        The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any of these has changed
+        since the call of :meth:`stage`. All other tensors are copied at once.
+        """
+        later = {name: local_tensor(tensors[name]).detach() for name in self._mine if name in deferred}
+        versions = {name: tensor._version for name, tensor in later.items()}
+        now = {name: local_tensor(tensors[name]).detach() for name in self._mine if name not in deferred}
+        self._copy(now)
+        device = next((tensor.device for tensor in (*later.values(), *now.values()) if tensor.is_cuda), None)
+        # On a GPU the deferred copies run on their own stream, after the work enqueued so far.
+        enqueued = torch.cuda.current_stream(device).record_event() if device else None
+
+        def complete() -> dict[str, Tensor]:
+            stream = copy_stream(device) if device else None
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                if stream and enqueued:
+                    stream.wait_event(enqueued)
+                self._copy(later)
+            if stream:
+                wait_for(stream)
+            changed = [name for name, tensor in later.items() if tensor._version != versions[name]]
+            if changed:
+                raise RuntimeError(f"{changed[0]} changed while a checkpoint was taken")
+            return {name: with_placement_of(tensors[name], self._buffers[name]) for name in self._mine}
+
+        return complete
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors:
+            torch._foreach_copy_([self._buffers[name] for name in tensors], list(tensors.values()), non_blocking=True)
+
+
+@cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the CUDA stream for deferred copies from a GPU, one per device.
+
+    Torch hands out 32 streams in rotation, so a new stream per save would sometimes be shared with other work.
+    """
+    return torch.cuda.Stream(device)
+
+
+def aligned(size: int) -> int:
+    """Round ``size`` (bytes) up to a multiple of :data:`ALIGNMENT`."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def pin_memory(memory: Tensor) -> None:
+    """Pin the pages of a CPU tensor for its lifetime, so that copies from GPUs run asynchronously.
+
+    Raises ``RuntimeError`` if the pages cannot be pinned.
+    """
+    # With cudaHostRegister, like torch's own checkpoint stager: torch rounds pinned allocations up to a power of two.
+    address, runtime = memory.data_ptr(), torch.cuda.cudart()
+    if status := int(runtime.cudaHostRegister(address, memory.nbytes, PORTABLE)):
+        raise RuntimeError(
+            f"{memory.nbytes} bytes of host memory for checkpoints cannot be pinned: CUDA error {status}"
+        )
+    unpin = weakref.finalize(memory.untyped_storage(), runtime.cudaHostUnregister, address)
+    # At exit the driver may be gone; it unpins the memory of ended processes itself.
+    unpin.atexit = False
+
+
+def changed_later(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], unchanged: tuple[str, ...]) -> set[str]:
+    """Return the names of ``tensors`` that do not change before the next optimiser step.
+
+    They share memory with the optimiser's ``parameters``, or their names start with one of ``unchanged``.
+    """
+    memory = {local_tensor(parameter).untyped_storage().data_ptr() for parameter in parameters}
+    return {
+        name
+        for name, tensor in tensors.items()
+        if name.startswith(unchanged) or local_tensor(tensor).untyped_storage().data_ptr() in memory
+    }
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def with_placement_of(tensor: Tensor, buffer: Tensor) -> Tensor:
+    """Return ``buffer``, wrapped as a ``DTensor`` with the placement of ``tensor`` if ``tensor`` is a ``DTensor``."""
+    if not isinstance(tensor, DTensor):
+        return buffer
+    # ``from_local`` would move the buffer to the mesh's device.
+    return DTensor(buffer, tensor._spec, requires_grad=False)

@@ -1,0 +1,160 @@
+"""Settings of training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import field
+from typing import Annotated, Literal, get_type_hints
+
+from pydantic import Field
+
+from slipstream.pipeline.train.parallel.config import GradientsConfig, ParallelConfig
+from slipstream.shared.settings import LARGEST, Natural, Positive, Seed, Settings, settings, to_dict
+
+#: Version of the arithmetic of a training step. Increment it when a code change alters a step's results on purpose:
+#: older trainings then restart instead of resuming with different arithmetic.
+STEP_VERSION = 1
+
+#: Annotation of settings that may change on resume: they affect the result at most by rounding. All other settings must
+#: equal the checkpoint's, and are part of the key of the checkpoint directory.
+MAY_CHANGE = "may change on resume"
+
+
+@settings
+class StepProfileConfig(Settings):
+    """Steps to profile with torch.profiler."""
+
+    section = "training.profile"
+
+    steps: Natural = 0
+    """Number of steps to profile, from the sixth step on. The report shows their operations, with a trace; 0 disables
+    profiling."""
+
+
+@settings
+class TrainingConfig(Settings):
+    """Settings of a training.
+
+    Sizes are global: they do not change with the number of processes.
+    """
+
+    section = "training"
+
+    seed: Seed = 0
+    """Seed of the initial weights, the order of the samples and the dropout."""
+    epochs: Positive = 20
+    """Maximum number of epochs."""
+    batch_size: Positive = 256
+    """Samples per optimiser step, over all processes."""
+    accumulation: Annotated[int | Literal["auto"], MAY_CHANGE] = 1
+    """Micro-batches into which each process divides its batch, to save memory. "auto" traces a step before the first
+    attempt and takes the fewest micro-batches that fit into the devices' memory; later attempts keep the number. If a
+    step runs out of memory, the next attempt doubles the number."""
+    recompute: Annotated[Literal["none", "full"], MAY_CHANGE] = "none"
+    """Activation checkpointing: "none", or "full" to recompute the activations of all blocks in the backward pass. It
+    takes less memory and more time, and changes no bit of the result."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
+    """Largest learning rate, at the end of the warm-up."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-2
+    """Weight decay of AdamW."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Fraction of all steps over which the learning rate rises linearly."""
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the gradient; 0 disables clipping."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of each label that is spread over all classes."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Floating-point type of forward and backward passes: "auto" takes bf16 if all GPUs support it, else fp16 on GPUs,
+    else fp32."""
+    tf32: bool = False
+    """Let GPUs round the inputs of fp32 matmuls and convolutions to TF32 (10 bits of mantissa): faster, less exact."""
+    deterministic: bool = True
+    """Use only kernels that give the same bits every time; GPUs have faster ones for some operations."""
+    compile: bool = False
+    """Compile the model's training pass with torch.compile, which takes about a minute at every start. Small models
+    gain nothing; the report shows the speedup."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Decay per step of an exponential moving average (EMA) of the weights. The averaged weights are evaluated and
+    become the trained model; 0 disables the average."""
+    skip_nonfinite: Annotated[Natural, MAY_CHANGE] = 3
+    """Consecutive steps with a non-finite loss or gradient that are skipped; one more rolls back to a checkpoint."""
+    evaluate_every: Natural = 0
+    """Steps between evaluations; 0 means once per epoch."""
+    patience: Natural = 5
+    """Evaluations without improvement after which training stops; 0 disables early stopping."""
+    checkpoint_every: Annotated[Natural, MAY_CHANGE] = 0
+    """Steps between checkpoints. If checkpoint_every, checkpoint_seconds and mean_time_between_failures are all 0, a
+    checkpoint is saved once per epoch."""
+    checkpoint_seconds: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
+    """Seconds between checkpoints; an alternative to checkpoint_every."""
+    mean_time_between_failures: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
+    """Mean seconds between failures of the whole job, from which the checkpoint interval is computed by Young's and
+    Daly's formula; an alternative to checkpoint_every."""
+    checkpoint_uri: Annotated[str, MAY_CHANGE] = ""
+    """Your own directory or store address for the checkpoints, which are kept after the end. Empty: a location that
+    is the same for every attempt and execution of this training, and that is emptied after the end."""
+    resume: Annotated[Literal["auto", "same-code", "never"], MAY_CHANGE] = "auto"
+    """Checkpoints to resume from: "auto" for all checkpoints of this training, "same-code" for checkpoints that only
+    the current code has trained, "never" for checkpoints of the current execution only."""
+    repetition: Natural = 0
+    """Number of the repetition. Another number starts from scratch, ignoring Flyte's cache and older checkpoints."""
+    when_held: Annotated[Literal["wait", "refuse"], MAY_CHANGE] = "wait"
+    """Action while another execution works on the same training: "wait" until it ends, or "refuse" with an error."""
+    unsaved_limit: Annotated[float, Field(gt=0), MAY_CHANGE] = 3600.0
+    """Seconds for which training continues while the store accepts no checkpoint; then training waits for the store."""
+
+    parallel: Annotated[ParallelConfig, MAY_CHANGE] = field(default_factory=ParallelConfig)
+    """Division of the model among the processes."""
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
+    """Gradient exchange of DistributedDataParallel, used if the model is not divided."""
+    backend: Annotated[Literal["auto", "nccl", "gloo"], MAY_CHANGE] = "auto"
+    """Communication backend: "auto" takes NCCL (RCCL on AMD) on GPUs and gloo on CPUs. With gloo, NVIDIA and AMD GPUs
+    can train in one job, except in a pipeline."""
+
+    profile: Annotated[StepProfileConfig, MAY_CHANGE] = field(default_factory=StepProfileConfig)
+    """Profiling of the operations in a step."""
+    network_profile: Annotated[str, MAY_CHANGE] = ""
+    """Address of a tuner result, or of a history of results. It is applied if it is for the same hardware; "latest"
+    means the newest in collectives.history, empty means none."""
+    network_numbers: Annotated[Literal["", "keep", "may_change"], MAY_CHANGE] = ""
+    """Policy for tuner settings that can change numerical results: "keep" ignores them, "may_change" applies them;
+    empty means the value of collectives.numbers."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Return ``accumulation`` as an int; "auto" must be resolved before."""
+        assert isinstance(self.accumulation, int), "accumulation: auto is decided before a model is built"
+        return self.accumulation
+
+    def check(self) -> None:
+        # Here, because Flyte's decoder accepts no union of annotated types.
+        if self.accumulation != "auto" and not 1 <= self.accumulation <= LARGEST:
+            raise self.reject("accumulation", 'a whole number from 1 on, or "auto"')
+        if self.parallel.divides and self.ema:
+            raise self.reject("ema", "0 with training.parallel: averages of divided weights are not supported")
+        changed = [n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n)]
+        # gradient_as_bucket_view changes no number, and old settings of divided models hold its earlier default.
+        if self.parallel.divides and (name := next((n for n in changed if n != "gradient_as_bucket_view"), "")):
+            default = getattr(GradientsConfig(), name)
+            raise self.gradients.reject(name, f"{json.dumps(default)} with training.parallel: only DDP has it")
+        if self.gradients.hook == "bf16" and self.backend == "gloo":
+            raise self.gradients.reject("hook", "fp16 or powersgd with training.backend gloo, which has no bf16 hook")
+        if self.gradients.hook == "powersgd" and self.precision == "fp16":
+            raise self.gradients.reject("hook", "another with training.precision fp16, whose loss scale changes")
+        ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
+        chosen = [name for name in ways if getattr(self, name)]
+        if len(chosen) > 1:
+            raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them may be set")
+
+
+#: Settings that older releases required to be unchanged on resume; checkpoints may hold any value of them.
+NO_LONGER_LASTING = ("training.gradients.gradient_as_bucket_view",)
+
+
+def resume_settings(training: TrainingConfig) -> dict[str, object]:
+    """Return the settings that decide the result and must not change on resume."""
+    hints = get_type_hints(TrainingConfig, include_extras=True)
+    free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}
+    # The key of a checkpoint directory contains this setting, so it always has its first default here.
+    gradients = {**to_dict(training.gradients), "gradient_as_bucket_view": False}
+    return {name: value for name, value in to_dict(training).items() if name not in free} | {"gradients": gradients}

@@ -1,0 +1,157 @@
+"""Update of a step: learning rate, check of the gradient, AdamW, averaged weights.
+
+The learning rate is a pure function of the step, so checkpoints need not hold it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
+from torch.func import functional_call
+
+from slipstream.pipeline.train.checkpoint.state import StateDict
+from slipstream.pipeline.train.config import TrainingConfig
+
+#: Values of :attr:`GradientCheck.skip` on the CPU.
+USE, SKIP = torch.zeros(()), torch.ones(())
+#: Number that torch's clipping adds to a norm before dividing by it, and an upper bound of the relative rounding error.
+EPSILON, ROUNDING = 1e-6, 1e-6
+#: Constant of the EMA's warm-up: the decay after t steps is at most (1 + t) / (10 + t), so that the initial weights
+#: fade soon (as in TensorFlow's ExponentialMovingAverage).
+EARLY = 10.0
+
+
+class GradientCheck(NamedTuple):
+    """Gradient norm and whether to skip the step, as scalars on the gradient's device.
+
+    ``norm`` is the L2 norm; ``skip`` is float32 1 if the norm is not finite, else 0 (``found_inf`` of fused
+    optimisers).
+    """
+
+    norm: Tensor
+    skip: Tensor
+
+
+def known_to_host(tensor: Tensor) -> bool:
+    """Return True if the host can read the value without waiting for a device.
+
+    Fake tensors have no value.
+    """
+    return tensor.device.type == "cpu" and not is_fake(tensor)
+
+
+def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:
+    """Return ``factor``, by which a loss is multiplied, or NaN if the loss is not finite.
+
+    NaN makes the gradient non-finite, even if the derivative of the non-finite loss is finite.
+    """
+    if known_to_host(loss) and not isinstance(factor, Tensor):
+        return factor if math.isfinite(loss) else math.nan
+    return loss * 0 + factor
+
+
+# Norm and check cover the whole model, and are equal on all ranks. The norm is non-finite if any gradient or loss is:
+# the step multiplies a non-finite loss into its gradient, and the sum over the ranks spreads it. So the check needs no
+# further collective, and stays on the device. On a CPU the host reads the norm, because tensor arithmetic on scalars
+# would take longer.
+def check_gradient(norm: Tensor) -> GradientCheck:
+    """Return the :class:`GradientCheck` for a gradient norm: skip the step if the norm is not finite."""
+    if known_to_host(norm):
+        return GradientCheck(norm, USE if math.isfinite(norm) else SKIP)
+    # A non-finite number minus itself is NaN; ``isfinite`` launches three times as many kernels.
+    return GradientCheck(norm, (norm - norm).ne_(0).float())
+
+
+def may_exceed(norm: Tensor, largest: float) -> bool:
+    """Return True if the norm exceeds ``largest``, or if the host cannot read it."""
+    return not (known_to_host(norm) and (norm.item() + EPSILON) * (1 + ROUNDING) < largest)
+
+
+def step_unless_skipped(optimizer: torch.optim.Optimizer, verdict: GradientCheck) -> None:
+    """Run the optimiser's step unless ``verdict.skip`` is 1.
+
+    If the host cannot read ``skip``, a fused optimiser decides on the device. Otherwise the host decides, which is
+    cheaper: a fused optimiser must revert its step count.
+    """
+    if not known_to_host(verdict.skip) and all(group.get("fused") for group in optimizer.param_groups):
+        optimizer.found_inf = verdict.skip  # type: ignore[attr-defined]  # as GradScaler does
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+    elif not verdict.skip.item():  # on a device: an unfused optimiser of an older checkpoint; the host waits
+        optimizer.step()
+
+
+def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
+    """Return the learning rate of a step: linear warm-up, then a half cosine to zero.
+
+    The warm-up takes the fraction ``warmup`` of all steps (Loshchilov, Hutter 2017). ``step`` counts from 0; the rates
+    of the first and the last step are above 0.
+    """
+    rising = math.ceil(warmup * total)
+    if step < rising:
+        return peak * (step + 1) / rising
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, total - rising)))
+
+
+class AveragedWeights:
+    """Exponential moving average (EMA) of a model's trained parameters (Polyak, Juditsky 1992).
+
+    Buffers and frozen parameters are not averaged.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._model = model
+        self._decay = decay
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._trained = list(trained.values())
+        self.weights = {name: p.detach().clone() for name, p in trained.items()}
+
+    @torch.no_grad()
+    def update(self, step: int, skip: Tensor) -> None:
+        """Update the averages after step number ``step`` (from 0) unless ``skip`` (a float32 scalar) is 1.
+
+        If the host knows that ``skip`` is 1, the averages are not accessed. A checkpoint may still be copying them: the
+        wait for the copy belongs to the optimiser's step, which is skipped.
+        """
+        share = 1 - min(self._decay, (1 + step) / (EARLY + step))
+        averages = list(self.weights.values())
+        weights: list[Tensor] = list(self._trained)
+        if not known_to_host(skip):
+            # ``_foreach_lerp_`` takes no single weight from the device; with one per tensor it runs tensor by tensor.
+            differences = torch._foreach_sub(weights, averages)
+            torch._foreach_mul_(differences, share * (1 - skip))
+            torch._foreach_add_(averages, differences)
+        elif not skip:
+            torch._foreach_lerp_(averages, weights, share)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the model's outputs for ``inputs``, computed with the averaged weights."""
+        return functional_call(self._model, self.weights, inputs)
+
+    def state_dict(self) -> StateDict:
+        return dict(self.weights)
+
+    def load_state_dict(self, state: StateDict) -> None:
+        for name, tensor in state.items():
+            self.weights[name].copy_(tensor)
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """Return AdamW (Loshchilov, Hutter 2019) for the trained parameters.
+
+    Parameters of fewer than two dimensions (biases, normalisation) have no weight decay. AdamW is fused unless a
+    parameter's dtype has no fused kernel.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = all(p.is_floating_point() for p in trained)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.learning_rate, fused=fused)

@@ -1,0 +1,65 @@
+"""Totals of this rank, written every second to a file that the telemetry sampler exports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.pipeline.train.periodically import call_periodically
+from slipstream.pipeline.train.telemetry.step_times import StepTimes
+from slipstream.shared.artifacts.results import ledger
+from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.telemetry.bottleneck import diagnose_training
+from slipstream.shared.telemetry.records import CHECKPOINT, EVALUATION, RankTotals
+from slipstream.shared.telemetry.totals import write_totals
+
+PERIOD_S = 1.0
+
+
+@contextmanager
+def written_totals(
+    sampled: Path | None, times: StepTimes, recorder: GoodputRecorder, group: RankContext
+) -> Iterator[None]:
+    """Write this rank's totals below ``sampled`` during the block and at its end; nothing if it is None."""
+    if sampled is None:
+        yield
+        return
+    uuid = gpu_uuid(group.device)
+
+    def write() -> None:
+        write_totals(sampled, totals_of(times, recorder, group.rank, uuid))
+
+    with call_periodically(write, PERIOD_S, PERIOD_S, "totals", "the totals of this rank could not be written"):
+        yield
+
+
+def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str) -> RankTotals:
+    """Return the totals of a rank; on rank 0 also goodput and every bottleneck's fraction of time."""
+    record, seconds = recorder.record, recorder.record.seconds
+    share, causes = None, {}
+    if rank == 0:
+        share = recorder.goodput()
+        if found := diagnose_training(ledger.observed_in([record])):
+            causes = found.shares
+    phases = {**times.phases, EVALUATION: seconds[ledger.EVALUATION], CHECKPOINT: seconds[ledger.STALL]}
+    return RankTotals(
+        rank=rank,
+        gpu_uuid=uuid,
+        steps=times.steps,
+        samples=times.samples,
+        phase_seconds=phases,
+        steps_within=list(times.within),
+        last_step_at=time.time() - (time.perf_counter() - times.last_step) if times.last_step else 0.0,
+        goodput=share,
+        bottlenecks=causes,
+    )
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """Return the GPU's UUID as NVML spells it; "" on a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""

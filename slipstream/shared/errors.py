@@ -1,0 +1,64 @@
+"""Errors with a meaning for users: correct an input, or try again."""
+
+from __future__ import annotations
+
+import click
+
+
+class Agreed(Exception):
+    """Error that all ranks of the process group raise at the same place, so none waits for another."""
+
+
+class Interrupted(RuntimeError):
+    """Loss of a machine or a peer, without a user error. Another attempt can resume the run."""
+
+
+class Preempted(Interrupted):
+    """Preemption of a machine, after the run stopped cleanly; another attempt can resume it."""
+
+
+class OutOfMemory(Interrupted):
+    """Exhausted memory of a rank in a step; another attempt resumes with more, smaller micro-batches."""
+
+    def __init__(self, message: str, micro_batches: int = 0) -> None:
+        super().__init__(message)
+        #: Number of micro-batches when memory ran out; 0 if unknown.
+        self.micro_batches = micro_batches
+
+
+class AgreedPreempted(Agreed, Preempted):
+    """Preemption that all ranks raise at the same place."""
+
+
+class UserError(click.ClickException, ValueError):
+    """Error in the data, the settings or the environment; one line says what, where and how to fix it.
+
+    It is a ``click.ClickException`` so that ``pyflyte run`` prints it as one box and exits with 1, and a ``ValueError``
+    so that Python callers of an engine can catch it without click.
+    """
+
+    def __init__(self, message: str) -> None:
+        # Flyte shows the message in a box, and pods log it: line breaks would tear it apart.
+        super().__init__(one_line(message))
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str]]:
+        # click's constructor signature breaks default pickling between worker and agent.
+        return (type(self), (self.message,))
+
+
+#: Maximum length of a message. Longer messages quote user data; their start says where, their end what to do.
+MOST_CHARACTERS = 1500
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` on one line, safe for terminals.
+
+    White space is collapsed, unprintable characters are escaped as in Python, and the middle of a very long text is
+    omitted.
+    """
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    if len(line) > MOST_CHARACTERS:
+        line = f"{line[: MOST_CHARACTERS // 2]} … {line[-MOST_CHARACTERS // 2 :]}"
+    return line

@@ -1,0 +1,191 @@
+"""Directory of a base in Hugging Face's format, or of an adapter in peft's, local or in a store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from io import FileIO
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from slipstream.shared.artifacts.format import canonical_json
+from slipstream.shared.artifacts.prepared.token_rows import ADAPTER, ADAPTER_CONFIG, CONFIG, LONGEST_JSON
+from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.storage import STORES, ObjectInfo, list_objects, open_below, read_range
+from slipstream.shared.storage.local import info_of, local_info, local_path
+
+
+class DirectoryPurpose(NamedTuple):
+    """Use of a directory: the setting that names it, the file that identifies it, and a text for messages."""
+
+    setting: str
+    config: str
+    expected: str
+
+
+BASE = DirectoryPurpose(
+    "model.base", CONFIG, f"expected a directory, here or in a store, with Hugging Face's {CONFIG} and safetensors"
+)
+START = DirectoryPurpose(
+    "model.lora.start",
+    ADAPTER_CONFIG,
+    f"expected a directory, here or in a store, with peft's {ADAPTER_CONFIG} and {ADAPTER}",
+)
+
+
+@dataclass(frozen=True)
+class BaseDirectory:
+    """Directory at ``address`` with its files by name, without subdirectories."""
+
+    address: str
+    files: Mapping[str, ObjectInfo]
+    purpose: DirectoryPurpose = BASE
+
+    @classmethod
+    def list(cls, address: str, purpose: DirectoryPurpose = BASE) -> BaseDirectory:
+        """List a directory; raises ``UserError`` if it or its configuration is missing, ``StorageUnavailable``."""
+        where = f"{purpose.setting}: {address}"
+        if address.startswith(STORES):
+            root = address.rstrip("/") + "/"
+            listed = ((info.uri.removeprefix(root), info) for info in list_objects(root))
+            files = {name: info for name, info in listed if "/" not in name}
+        else:
+            try:
+                files = {path.name: local_info(path) for path in local_path(address).iterdir() if path.is_file()}
+            except (FileNotFoundError, NotADirectoryError):
+                raise UserError(f"{where}: no such directory; {purpose.expected}") from None
+            except OSError as error:
+                raise UserError(f"{where}: cannot be listed ({error.strerror})") from None
+        if purpose.config not in files:
+            raise UserError(f"{where}: holds no {purpose.config}; {purpose.expected}")
+        return cls(address, files, purpose)
+
+    def where(self, name: str) -> str:
+        """Return a file's name for messages, with setting and address."""
+        return f"{self.purpose.setting}: {self.address.rstrip('/')}/{name}"
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file; raises ``UserError``, ``StorageUnavailable``."""
+        info = self.files[name]
+        try:
+            if info.size > LONGEST_JSON:
+                raise ValueError(f"{info.size} bytes are too many")
+            content = json.loads(read_pieces(info, 0, info.size, info.size, 1)[0].tobytes())
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{self.where(name)}: cannot be read as JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{self.where(name)}: expected a JSON object, as Hugging Face's libraries write it")
+        return content
+
+
+def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: int) -> tuple[np.ndarray, int]:
+    """Read ``count`` chunks of ``width`` bytes; return them (uint8) and the stride between them in the result.
+
+    The first chunk starts at offset ``start`` of the file, the others follow every ``stride`` bytes. From a store they
+    are read by one request, including the bytes in between. Raises ``UserError`` if the file has changed since it was
+    listed, ``StorageUnavailable``.
+    """
+    if not width * count:
+        return np.empty(0, np.uint8), stride
+    if info.uri.startswith(STORES):
+        content = bytearray(read_range(info, start, start + (count - 1) * stride + width))
+        return np.frombuffer(content, np.uint8), stride
+    if width == stride:
+        return read_file(info, [start], width * count), width
+    return read_file(info, range(start, start + count * stride, stride), width), width
+
+
+def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarray:
+    """Read ``length`` bytes at every offset in ``places`` of a local file, and concatenate them."""
+    found = np.empty(len(places) * length, np.uint8)
+    directory, name = os.path.split(info.uri)
+    with open_below(directory, name) as buffered, FileIO(buffered.fileno(), closefd=False) as file:
+        if info_of(info.uri, os.fstat(file.fileno())).etag != info.etag:
+            raise UserError(f"{info.uri}: was replaced while it was read; start again")
+        for number, place in enumerate(places):
+            file.seek(place)
+            left = found.data[number * length : (number + 1) * length]
+            while left:
+                read = file.readinto(left)
+                if not read:
+                    raise UserError(
+                        f"{info.uri}: ends before its byte {place + length}; expected the size that was listed; start "
+                        "again"
+                    )
+                left = left[read:]
+    return found
+
+
+BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class BaseRecord:
+    """Base from which a model was fine-tuned: its address and :func:`fingerprint_base`."""
+
+    address: str
+    digest: str
+
+    def check(self) -> None:
+        """Raise ``UserError`` if the base is missing or has changed, ``StorageUnavailable``."""
+        try:
+            found = fingerprint_base(self.address)
+        except UserError as error:
+            raise UserError(f"{error.message} (the base of a model that was fine-tuned)") from None
+        if found != self.digest:
+            raise UserError(
+                f"model.base: {self.address}: no longer holds the model that was fine-tuned; expected its original "
+                f"files, with the digest {self.digest}"
+            )
+
+
+def fingerprint_base(address: str) -> str:
+    """Return the XXH3-128 digest of config.json and all safetensors in the directory ``address``.
+
+    It covers names, sizes and bytes; in a store etags instead of bytes. Returns "" for an empty address. Raises
+    ``UserError``, ``StorageUnavailable``.
+    """
+    if not address:
+        return ""
+    directory = BaseDirectory.list(address)
+    names = {name for name in directory.files if name == CONFIG or name.endswith(".safetensors")}
+    return fingerprint_files(directory, names)
+
+
+def fingerprint_origin(model: ModelConfig) -> str:
+    """Return :func:`fingerprint_base` of a model's base, followed by the digest of its start adapter, if any.
+
+    Raises like :func:`fingerprint_base`.
+    """
+    base = fingerprint_base(model.base)
+    if not model.lora.start:
+        return base
+    directory = BaseDirectory.list(model.lora.start, START)
+    return f"{base} {fingerprint_files(directory, {ADAPTER_CONFIG, ADAPTER} & directory.files.keys())}"
+
+
+def fingerprint_files(directory: BaseDirectory, names: Set[str]) -> str:
+    entries = {name: [directory.files[name].size, content_of(directory.files[name])] for name in sorted(names)}
+    return xxhash.xxh3_128_hexdigest(canonical_json(entries))
+
+
+def content_of(info: ObjectInfo) -> str:
+    return info.etag if info.uri.startswith(STORES) else cached_file_digest(info.uri, info.size, info.etag)
+
+
+@lru_cache(maxsize=1024)
+def cached_file_digest(uri: str, size: int, etag: str) -> str:
+    """Return the digest of a local file, cached per process until its size or ``etag`` changes."""
+    found, info = xxhash.xxh3_128(), ObjectInfo(uri, size, etag)
+    for start in range(0, size, BLOCK_BYTES):
+        width = min(BLOCK_BYTES, size - start)
+        found.update(read_pieces(info, start, width, width, 1)[0].data)
+    return found.hexdigest()

@@ -1,0 +1,322 @@
+"""Settings: frozen pydantic dataclasses whose errors are one line that names the setting.
+
+All entry points apply the same checks: :meth:`Settings.from_json` and :meth:`Settings.from_dict` for a user's text, the
+constructor for Python callers, launch plans and Flyte's decoder. They are dataclasses rather than pydantic models
+because flytekit's command line requires ``from_json``; a model's errors would reach the user as tracebacks, and
+flytekit would accept ``"3"`` for an ``int``.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import Field as DataclassField
+from dataclasses import asdict, field
+from functools import wraps
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform
+
+import pydantic.dataclasses
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ArgsKwargs
+
+from slipstream.shared.errors import UserError
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Schema = dict[str, Any]
+#: Largest integers: for counts, as in Flyte, Kubernetes and libraries; and for seeds and numbers of bytes, which stay
+#: exact in programs that read JSON's numbers as float64.
+LARGEST, LARGEST_EXACT = 2**31 - 1, 2**53 - 1
+#: Maximum number of characters of a value that a message shows.
+SHOWN = 100
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_EXACT)]
+
+
+class YamlLoader(yaml.SafeLoader):
+    """YAML as editors and JSON Schema interpret it.
+
+    ``1e-3`` is a number and a date is text (PyYAML: the reverse); repeated keys of a mapping are errors (PyYAML takes
+    the last).
+    """
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        lines: dict[object, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                name, line = self.construct_object(key), key.start_mark.line + 1
+                if name in lines:
+                    raise TwiceError(name, f", line {line}", f", first in line {lines[name]}")
+                lines[name] = line
+        super().flatten_mapping(node)
+
+
+YamlLoader.add_constructor("tag:yaml.org,2002:timestamp", YamlLoader.construct_yaml_str)
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+class TwiceError(Exception):
+    """Error for a repeated key of a mapping."""
+
+    def __init__(self, key: object, where: str = "", before: str = "") -> None:
+        self.where = where
+        super().__init__(f"{key!r} is given twice{before}; expected it once")
+
+
+def each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object's pairs as a dictionary. Raises ``TwiceError`` for a repeated key."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise TwiceError(key)
+        found[key] = value
+    return found
+
+
+class Settings:
+    """Base of every settings class. ``section`` is its path in the user's file."""
+
+    section: ClassVar[str] = ""
+    if TYPE_CHECKING:  # :func:`settings` makes a dataclass of every subclass
+        __dataclass_fields__: ClassVar[dict[str, DataclassField[Any]]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_meant(cls, data: object) -> object:
+        """Turn integral floats into integers (Flyte may send 3.0), and null (an empty ``training:``) into defaults."""
+        if isinstance(data, ArgsKwargs):
+            return ArgsKwargs(
+                tuple(map(integral_as_integer, data.args)),
+                {name: integral_as_integer(v) for name, v in (data.kwargs or {}).items()},
+            )
+        if isinstance(data, dict):
+            return {name: integral_as_integer(value) for name, value in data.items()}
+        return {} if data is None else data
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Reject invalid combinations of valid settings; subclasses override it."""
+
+    def reject(self, name: str, expected: str) -> UserError:
+        """Return the error for one setting: its path, its value and the allowed values."""
+        return wrong(path_of(self.section, [name]), getattr(self, name), expected)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse the user's JSON. Raises ``UserError`` with the path of the first wrong setting."""
+        try:
+            with suppress(ValueError, RecursionError):  # pydantic explains these
+                json.loads(text, object_pairs_hook=each_once)
+            return TypeAdapter(cls).validate_json(text)
+        except TwiceError as error:
+            raise UserError(str(error)) from None
+        except ValidationError as error:
+            raise explain(cls, error) from None
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """Build from nested dictionaries, as YAML or TOML give them; dates become text. Raises ``UserError``."""
+        try:
+            return cls.from_json(json.dumps(data, default=str))
+        except RecursionError:
+            raise UserError(f"{cls.section or 'config'}: is nested too deeply; settings have fewer levels") from None
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a YAML file, or JSON for other suffixes. Raises ``UserError``, with line and column if known."""
+        try:
+            with path.open(encoding="utf-8") as file:
+                is_yaml = path.suffix in (".yaml", ".yml")
+                data = yaml.load(file, YamlLoader) if is_yaml else json.load(file, object_pairs_hook=each_once)
+            return cls.from_dict(data)
+        except UserError:
+            raise
+        except TwiceError as error:
+            raise UserError(f"{path}{error.where}: {error}") from None
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; expected a YAML or JSON file of settings, or JSON itself") from None
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            raise UserError(f"{path}{where}: not valid YAML: {error.problem or error.context}") from None
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def integral_as_integer(value: object) -> object:
+    """Return an integral float as an integer, also in a list; fields of type float accept integers.
+
+    Floats above the largest exact integer remain; records hold no integers of that size.
+    """
+    if isinstance(value, list):
+        return [integral_as_integer(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT else value
+
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def settings(cls: type[S]) -> type[S]:
+    """Make a subclass of :class:`Settings` a frozen dataclass; its constructor raises ``UserError``.
+
+    The docstring below a field becomes its description in the schema. Defaults go into the field itself or into
+    ``dataclasses.field(default_factory=...)``, as flytekit does not understand pydantic's ``Field`` there.
+    """
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=STRICT)(cls)
+    validate = made.__init__
+
+    @wraps(validate)
+    def construct(self: S, *arguments: Any, **named: Any) -> None:
+        try:
+            validate(self, *arguments, **named)
+        except ValidationError as error:
+            raise explain(made, error) from None
+
+    made.__init__ = construct
+    return made
+
+
+def to_dict(value: Settings) -> dict[str, Any]:
+    return asdict(value)
+
+
+def with_defaults(defaults: object, value: object) -> object:
+    """Return ``value``, with entries that its nested mappings lack taken from ``defaults``."""
+    if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
+        return value
+    return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
+
+
+def settings_schema(cls: type[Settings]) -> Schema:
+    """Return the JSON Schema of the input of :meth:`Settings.from_json`."""
+    return TypeAdapter(cls).json_schema()
+
+
+def described_schema(cls: type[Settings]) -> Schema:
+    """Return the JSON Schema with descriptions of the fields.
+
+    pydantic itself would read the descriptions from the sources at the start of every command: a third of a second.
+    """
+    schema, classes = settings_schema(cls), {each.__name__: each for each in Settings.__subclasses__()}
+    for name, node in (schema["$defs"] | {cls.__name__: schema}).items():
+        for its_field, description in descriptions_of(classes[name]).items():
+            node["properties"][its_field]["description"] = description
+    return schema
+
+
+def descriptions_of(cls: type[Settings]) -> dict[str, str]:
+    """Return the docstrings below the fields of a class, by field."""
+    (tree,) = ast.parse(inspect.getsource(cls)).body
+    found = {}
+    for statement, below in pairwise(ast.iter_child_nodes(tree)):
+        match statement, below:
+            case ast.AnnAssign(target=ast.Name(its_field)), ast.Expr(ast.Constant(str(text))):
+                found[its_field] = inspect.cleandoc(text)
+    return found
+
+
+def explain(cls: type[Settings], error: ValidationError) -> UserError:
+    """Return the first of pydantic's errors as one line: the setting's path, its value and the allowed values."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):  # raised by check()
+        return cause
+    if first["type"] == "json_invalid":
+        return UserError(f"the configuration is not valid JSON: {cause}")
+    is_unknown = first["type"] == "unexpected_keyword_argument"
+    node, place = walk(settings_schema(cls), first["loc"][:-1] if is_unknown else first["loc"])
+    path, message = path_of(cls.section, place), first["msg"]
+    if is_unknown:
+        return UserError(unknown_setting(path, str(first["loc"][-1]), list(node.get("properties", {}))))
+    expected = limits_of(node) if first["type"].startswith(("greater_than", "less_than")) else kind_of(node)
+    if first["type"] in ("finite_number", "dataclass_exact_type") or not expected:
+        expected = message.removeprefix("Input should be ")
+    return wrong(path or "config", first["input"], expected)
+
+
+def path_of(section: str, place: Sequence[str | int]) -> str:
+    """Return the path of a setting, such as ``data.columns[1]``."""
+    path = section + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return path.removeprefix(".")
+
+
+def wrong(path: str, value: object, expected: str) -> UserError:
+    text = json.dumps(value, default=str)
+    shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return UserError(f"{path}: {shown} is not allowed; expected {expected}")
+
+
+def unknown_setting(section: str, key: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{path_of(section, [key])}: unknown setting; {hint}allowed here: {', '.join(sorted(names))}"
+
+
+# Allowed values in words
+
+
+def walk(schema: Schema, location: Sequence[str | int]) -> tuple[Schema, list[str | int]]:
+    """Return the schema's node for the setting at pydantic's ``location``, and the path in the user's terms.
+
+    The path lacks the members of unions, which ``location`` names. The node is empty where the schema does not restrict
+    values.
+    """
+    node, place = resolved(schema, schema), []
+    for step in location:
+        if member := node.get("discriminator", {}).get("mapping", {}).get(step):
+            node = resolved(schema, {"$ref": member})
+            continue
+        below = node.get("items") if isinstance(step, int) else node.get("properties", {}).get(step)
+        node = resolved(schema, below or node.get("additionalProperties") or {})
+        place.append(step)
+    return node, place
+
+
+def resolved(schema: Schema, node: Schema) -> Schema:
+    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+
+def kind_of(node: Schema) -> str:
+    if "enum" in node:
+        return one_of(node["enum"])
+    if union := node.get("discriminator"):
+        return f"a mapping whose {union['propertyName']!r} is {one_of(union['mapping'])}"
+    kinds = {"integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false"}
+    if node.get("type") == "array":
+        return f"a list of {kind_of(node['items'])}"
+    return "a mapping" if "$ref" in node or node.get("type") == "object" else kinds.get(node.get("type", ""), "")
+
+
+def one_of(choices: Iterable[object]) -> str:
+    return "one of " + ", ".join(json.dumps(choice) for choice in choices)
+
+
+def limits_of(node: Schema) -> str:
+    words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "more than",
+        "maximum": "at most",
+        "exclusiveMaximum": "less than",
+    }
+    return " and ".join(f"{said} {number(node[limit])}" for limit, said in words.items() if limit in node)
+
+
+def number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

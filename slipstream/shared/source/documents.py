@@ -1,0 +1,108 @@
+"""Text files in class folders, read as a table of two columns: text and class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from slipstream.shared.artifacts.resume import ResumableScratch
+from slipstream.shared.errors import UserError
+from slipstream.shared.source.columnar import LINE, TableInput, Unit, write_spool
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource
+
+#: Limits on the size in bytes and the number of files of a block, the job of one worker.
+BLOCK_BYTES = 8 << 20
+BLOCK_FILES = 4096
+#: Largest text file in bytes; larger ones are quarantined.
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Job of one worker: text files and their classes, to be written to ``path`` as one unit."""
+
+    files: tuple[SourceFile, ...]
+    classes: tuple[str, ...]
+    encoding: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class TextUnit:
+    """Unit written by one worker, and the quarantined files."""
+
+    path: Path
+    rows: int
+    bad: list[BadRow]
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.path]
+
+
+def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
+    """Convert text files to a table in ``scratch``, one row per file; raise ``UserError`` without class folders."""
+    for file in source.files:
+        if "/" not in source.listing.relative(file):
+            raise UserError(
+                f"{file.uri}: is not in a class folder; expected a directory with one folder of texts for each class, "
+                "or data.format: csv for a table"
+            )
+    units: list[Unit] = []
+    bad: list[BadRow] = []
+    first = 0
+    for piece in scratch.map(read_files, blocks_of(source, scratch.root)):
+        if piece.rows:
+            units.append(Unit(source.address, str(piece.path), "arrow", 0, piece.rows, first, 0))
+        first += piece.rows
+        bad += piece.bad
+    return TableInput(units, {TEXT: value_types.TEXT, CLASS: value_types.TEXT}, first + len(bad), bad)
+
+
+def blocks_of(source: ResolvedSource, scratch: Path) -> Iterator[TextFiles]:
+    block: list[SourceFile] = []
+    size = number = 0
+    for file in [*source.files, None]:
+        full = size >= BLOCK_BYTES or len(block) >= BLOCK_FILES
+        if block and (file is None or full):
+            classes = tuple(source.listing.relative(member).split("/")[-2] for member in block)
+            yield TextFiles(tuple(block), classes, source.config.encoding, scratch / f"text-{number:06d}.arrow")
+            block, size, number = [], 0, number + 1
+        if file is not None:
+            block.append(file)
+            size += file.size
+
+
+def read_files(job: TextFiles) -> TextUnit:
+    """Write the texts of a job as one unit; quarantine files that are not text. Runs in a worker process."""
+    rows: list[dict[str, object]] = []
+    bad: list[BadRow] = []
+    for file, name in zip(job.files, job.classes, strict=True):
+        text = read_text(file, job.encoding)
+        if isinstance(text, BadRow):
+            bad.append(text)
+        else:
+            rows.append({TEXT: text, CLASS: name, LINE: 1})
+    schema = pa.schema({TEXT: pa.string(), CLASS: pa.string(), LINE: pa.int64()})
+    write_spool(job.path, pa.RecordBatch.from_pylist(rows, schema))
+    return TextUnit(job.path, len(rows), bad)
+
+
+def read_text(file: SourceFile, encoding: str) -> str | BadRow:
+    """Return the text of a file, or a bad row with the reason why it has none."""
+    if file.size > MOST_BYTES:
+        return BadRow(file.uri, 1, "", f"{file.size:,} bytes, more than {MOST_BYTES:,}", "")
+    with file.open() as stream:
+        raw = stream.read()
+    try:
+        text = raw.decode(encoding).removeprefix("\ufeff").strip()
+        text.encode()  # some codecs decode to lone surrogates, which are not text
+    except UnicodeError as error:
+        return BadRow(file.uri, 1, TEXT, f"not {encoding} (data.encoding)", str(error))
+    return text or BadRow(file.uri, 1, TEXT, "the file is empty", "")

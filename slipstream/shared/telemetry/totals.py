@@ -1,0 +1,153 @@
+"""Totals as files, written by the sampler for the node and by every rank.
+
+A directory holds ``node.json`` and ``ranks/<rank>.json``. Files are replaced atomically; invalid files and those of
+other versions are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.shared.artifacts.strict_json import parse_json
+from slipstream.shared.telemetry.records import STEP_BOUNDS, RankTotals, Sample, counted_since
+
+NODE = "node.json"
+RANKS = "ranks"
+HOUR_S = 3600
+
+
+@dataclass(frozen=True)
+class NodeTotals:
+    """Counters of an attempt's usage of this node since the sampler's start."""
+
+    seconds: float = 0.0
+    #: Seconds summed over all devices, up or not, since all are paid for.
+    gpu_seconds: float = 0.0
+    #: Joules by UUID, for devices that count them.
+    energy_joules: dict[str, float] = field(default_factory=dict)
+    #: Seconds of lower clocks, by UUID and reason.
+    throttled_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    #: Dollars by price name, such as "spot".
+    cost_dollars: dict[str, float] = field(default_factory=dict)
+
+
+class NodeCounter:
+    """Counter of node totals; ``prices`` are the node's dollars per hour, by price name."""
+
+    def __init__(self, prices: Mapping[str, float]) -> None:
+        self._prices = prices
+        self._seconds = self._gpu_seconds = 0.0
+        #: Last value of the driver's energy counter, and joules since the first, by UUID.
+        self._last: dict[str, float] = {}
+        self._joules: dict[str, float] = {}
+        self._throttled: dict[str, dict[str, float]] = {}
+
+    def add(self, sample: Sample, seconds: float) -> NodeTotals:
+        """Add a sample taken ``seconds`` after the previous one, and return the totals."""
+        self._seconds += seconds
+        self._gpu_seconds += seconds * len(sample.devices)
+        for device in sample.devices:
+            if device.energy_joules is not None:
+                last = self._last.get(device.uuid, device.energy_joules)
+                used = counted_since(last, device.energy_joules)
+                self._joules[device.uuid] = self._joules.get(device.uuid, 0.0) + used
+                self._last[device.uuid] = device.energy_joules
+            for reason in device.throttled:
+                reasons = self._throttled.setdefault(device.uuid, {})
+                reasons[reason] = reasons.get(reason, 0.0) + seconds
+        dollars = {name: self._seconds / HOUR_S * price for name, price in self._prices.items()}
+        throttled = {uuid: dict(reasons) for uuid, reasons in self._throttled.items()}
+        return NodeTotals(self._seconds, self._gpu_seconds, dict(self._joules), throttled, dollars)
+
+
+# Files
+
+
+def write_node(directory: Path, totals: NodeTotals) -> None:
+    """Write the node's totals.
+
+    Raises ``OSError`` on failure.
+    """
+    put_in_place(directory / NODE, asdict(totals))
+
+
+def read_node(directory: Path) -> NodeTotals:
+    """Return the node's totals; zeros if there are no valid ones."""
+    tree = tree_of(directory / NODE)
+    try:
+        totals = NodeTotals(**tree)
+    except TypeError:
+        return NodeTotals()
+    are_numbers = all(map(is_number, (totals.seconds, totals.gpu_seconds)))
+    are_maps = (
+        is_map(totals.energy_joules) and is_map(totals.cost_dollars) and isinstance(totals.throttled_seconds, dict)
+    )
+    is_right = are_numbers and are_maps and all(map(is_map, totals.throttled_seconds.values()))
+    return totals if is_right else NodeTotals()
+
+
+def write_totals(directory: Path, totals: RankTotals) -> None:
+    """Write a rank's totals.
+
+    Raises ``OSError`` on failure.
+    """
+    ranks = directory / RANKS
+    ranks.mkdir(parents=True, exist_ok=True)
+    put_in_place(ranks / f"{totals.rank}.json", asdict(totals))
+
+
+def read_totals(directory: Path) -> list[RankTotals]:
+    """Return the totals of all ranks that wrote any, in rank order."""
+    found = (rank_of(tree_of(path)) for path in (directory / RANKS).glob("*.json"))
+    return sorted((totals for totals in found if totals is not None), key=lambda totals: totals.rank)
+
+
+def rank_of(tree: dict[str, Any]) -> RankTotals | None:
+    """Return a rank's totals from the JSON of its file; None if invalid."""
+    try:
+        totals = RankTotals(**tree)
+    except TypeError:
+        return None
+    numbers = (totals.rank, totals.steps, totals.samples, totals.last_step_at, totals.goodput or 0)
+    within = totals.steps_within
+    is_right = (
+        all(map(is_number, numbers))
+        and isinstance(totals.gpu_uuid, str)
+        and is_map(totals.phase_seconds)
+        and is_map(totals.bottlenecks)
+        and isinstance(within, list)
+        and len(within) == len(STEP_BOUNDS)
+        and all(map(is_number, within))
+    )
+    return totals if is_right else None
+
+
+def is_map(value: object) -> bool:
+    return isinstance(value, dict) and all(map(is_number, value.values()))
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def put_in_place(path: Path, tree: dict[str, Any]) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_bytes(json.dumps(tree).encode())
+    scratch.replace(path)
+
+
+def tree_of(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; {} if missing or invalid.
+
+    The sampler calls this, so it must not load pydantic.
+    """
+    try:
+        tree = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
