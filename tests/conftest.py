@@ -18,11 +18,7 @@ from tests.support.once import shared_place
 processes.preload()
 
 #: The directories whose files take minutes. They come first, so that in the end no process waits long for another.
-LONGEST = ("command_line", "registration", "pods", "survival", "benchmarks", "train", "collectives", "export")
-#: The directory whose proofs compare times: nothing else may run at the same time.
-TIMED = "collectives"
-
-
+LONGEST = ("command_line", "registration", "pods", "train", "collectives", "export", "promote")
 #: Variables that tell a process its place in a process group.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -34,9 +30,6 @@ def directory_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wording.note(items, config)
     items.sort(key=lambda item: directory_of(item) not in LONGEST)
-    for item in items:
-        if directory_of(item) == TIMED and item.get_closest_marker("prove"):
-            item.add_marker(pytest.mark.alone)
 
 
 @pytest.hookimpl(wrapper=True)

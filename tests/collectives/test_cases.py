@@ -24,6 +24,9 @@ from slipstream.pipeline.collectives.operations.reference_data import DTYPES
 from slipstream.shared.distributed.user_errors import AgreedUserError
 from tests.support.worker_groups import in_group
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 MOVING = [operation for operation in OPERATIONS if operation != "barrier"]
 

@@ -15,6 +15,9 @@ from tests.support.command_line import Ended, invoke, run_process
 from tests.support.fake_nvml import see_four_gpus
 from tests.support.proving import first_few
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 ALONE = [sys.executable, "-m", "slipstream", "collectives"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "slipstream", "collectives"]
 SMALL = "{{operations: [all_reduce, barrier], smallest: 1024, largest: 4096, budget: 0.001, {}}}"

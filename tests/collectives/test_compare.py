@@ -14,6 +14,9 @@ from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tests.support.network_profiles import publish
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 LINK = ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)")
 #: An address of one's own is reached over loopback, too, whichever interface has it.
 LOOPBACKS = [("lo (127.0.0.1)",), ("eth0 (10.0.0.1)",), ("eth0 (10.0.0.1)", "eth1 (10.1.0.1)")]

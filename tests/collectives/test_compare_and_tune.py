@@ -9,6 +9,9 @@ from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from slipstream.subcommands import slipstream
 from tests.support.command_line import REPOSITORY, Ended, invoke
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 SMALL = {
     "operations": ["all_reduce"],
     "modes": ["loop"],

@@ -33,6 +33,9 @@ from slipstream.shared.interconnect.tuning import DdpSettings
 from tests.support.link_profiles import profile_of_this_launch, profile_over, worker_context
 from tests.support.links import linked
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 MB = 1 << 20
 
 

@@ -10,6 +10,9 @@ import torch.distributed as dist
 from harness.links import PAYLOAD
 from tests.support.links import linked
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 SIZE = 4 << 20
 
 

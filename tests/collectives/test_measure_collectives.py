@@ -17,6 +17,9 @@ from tests.support import REPOSITORY
 from tests.support.command_line import invoke
 from tests.support.quick_config import NETWORK
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 
 def test_its_result_is_a_table_to_read_and_a_page(tmp_path: Path) -> None:
     workflow = REPOSITORY / "workflows/collectives.py"

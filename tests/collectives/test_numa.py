@@ -21,6 +21,9 @@ from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 from slipstream.pipeline.collectives.output import results_table
 from tests.support.network_profiles import network_profile
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 
 

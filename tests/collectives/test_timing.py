@@ -17,6 +17,9 @@ from slipstream.pipeline.collectives.operations.cases import OperationCase, Oper
 from slipstream.shared.interconnect.profile import Launch, Mode
 from tests.support.worker_groups import in_group
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 
 

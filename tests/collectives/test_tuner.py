@@ -35,6 +35,9 @@ from tests.support.link_profiles import worker_context
 from tests.support.links import linked
 from tests.support.worker_groups import in_group
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 MB = 1 << 20
 HALF = DdpSettings(hook="fp16")
 

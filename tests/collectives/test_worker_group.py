@@ -15,6 +15,9 @@ from slipstream.pipeline.collectives.launch.worker_group import LeaderUnreachabl
 from slipstream.shared.errors import Interrupted, UserError
 from tests.support import alone
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 
 def who(worker: WorkerContext) -> dict[str, object]:
     ranks: list[object] = [None] * dist.get_world_size()

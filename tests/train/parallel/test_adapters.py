@@ -25,7 +25,7 @@ INTERLEAVED = {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}
 ROUGH: dict[str, Any] = {"precision": "bf16", "recompute": True}
 #: Of quantise, layout and what else.
 Short = tuple[Held, dict[str, Any], dict[str, Any]]
-QUICK: list[Short] = [("nf4", DDP, {}), ("none", FSDP, {}), ("nf4", INTERLEAVED, {}), ("nf4", FSDP, ROUGH)]
+QUICK: list[Short] = [("none", INTERLEAVED, {}), ("nf4", FSDP, ROUGH)]
 ALL: dict[int, list[Short]] = {
     2: [
         *pairwise(
