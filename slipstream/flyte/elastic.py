@@ -57,7 +57,7 @@ from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.workspaces import Holder
-from slipstream.shared.distributed.child_processes import group_stands
+from slipstream.shared.distributed.leaving import group_stands
 from slipstream.shared.distributed.names import names_of_this_machine
 from slipstream.shared.errors import Interrupted, Preempted, UserError
 from slipstream.shared.logs import logger

@@ -187,7 +187,7 @@ def test_an_import_inside_a_function_is_followed(project: Path) -> None:
 
 
 def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
-    with refuses(ValueError, match=r"slipstream\.train\.gone:"):
+    with refuses(ValueError, match=r"slipstream\.pipeline\.train\.gone:"):
         versions.import_closure(("slipstream.pipeline.train.gone",))
 
 

@@ -103,7 +103,7 @@ def test_torch_beside_flytekit_loads_no_pandas_before_it_is_used() -> None:
     assert as_a_pod("tasks.train", "slipstream.pipeline.train.run", then=then)[-2:] == ["True", "(1, 1)"]
 
 
-@pytest.mark.parametrize("engine", ["data_engine", "engine"])
+@pytest.mark.parametrize("engine", ["engine"])
 def test_a_report_loads_nothing_that_draws_before_it_draws(engine: str) -> None:
     (loaded,) = loaded_by(f"slipstream.pipeline.report.{engine}")
     assert "jinja2" in loaded and not loaded & {"torch", "matplotlib", "scipy"}

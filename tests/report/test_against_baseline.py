@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from slipstream.pipeline.report.against_plan import against_baseline
+from slipstream.pipeline.report.against_baseline import against_baseline
 from slipstream.shared.artifacts.results.evaluation import (
     BaselineScores,
     Evaluation,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.operations.plan.measured import figures_of_run
-from slipstream.pipeline.report.against_plan import against_interconnect, expected_exchange
+from slipstream.pipeline.report.against_interconnect import against_interconnect, expected_exchange
 from slipstream.pipeline.report.costs import TOTAL, stage_costs
 from slipstream.pipeline.report.engine import build_report, run_summary
 from slipstream.pipeline.report.pages import device_charts

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slipstream.pipeline.report import formatting as fmt
-from slipstream.pipeline.report.against_plan import AgainstPlan, against_baseline
+from slipstream.pipeline.report.against_baseline import against_baseline
+from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
 from slipstream.pipeline.report.formatting import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.shared.artifacts.results.compression import Compression

@@ -14,7 +14,8 @@ from typing import Any
 from markupsafe import Markup
 
 from slipstream.pipeline.report import formatting as fmt
-from slipstream.pipeline.report.against_plan import against_baseline, against_interconnect
+from slipstream.pipeline.report.against_baseline import against_baseline
+from slipstream.pipeline.report.against_interconnect import against_interconnect
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.run_directory import CARD
 from slipstream.pipeline.report.stage_results import StageResults
