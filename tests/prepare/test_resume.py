@@ -129,10 +129,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the units of work that are done from now on in this process."""
     done: Counter[str] = Counter()
     callers = {
-        make_columnar: "source.text.text_tables",
-        scan_unit: "prepare.table",
-        encode_unit: "prepare.table",
-        merge_part: "prepare.shuffle",
+        make_columnar: "shared.source.text.text_tables",
+        scan_unit: "pipeline.prepare.table",
+        encode_unit: "pipeline.prepare.table",
+        merge_part: "pipeline.prepare.shuffle",
     }
     for work, module in callers.items():
         monkeypatch.setattr(f"slipstream.{module}.{work.__name__}", counting(work, done))
