@@ -1,7 +1,5 @@
 """The modules in ``SEAMS`` do not affect results: test doubles in their place change nothing."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext

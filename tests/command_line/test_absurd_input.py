@@ -1,7 +1,5 @@
 """Absurd input is refused in one line, as fast as any other mistake: no endless work, full memory or traceback."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tarfile
@@ -60,11 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("lines", "prices", "said"),
     [
-        (
-            [*HOURS, "2206-11-02T00:00,1"],
-            "",
-            "covers 65,743 days, from 2026-11-02 to 2206-11-02; expected 3,660",
-        ),
+        ([*HOURS, "2206-11-02T00:00,1"], "", "covers 65,743 days, from 2026-11-02 to 2206-11-02; expected 3,660"),
         (HOURS, PRICES.replace("= 3", "= 999999999999999999999"), MANY_DIGITS),
         *more(
             (
@@ -171,11 +165,7 @@ def test_schedules(tmp_path: Path, text: str, said: str) -> None:
         (["--length", "16"], 2**31 - 1, "model.arguments.num_hidden_layers: 2147483647 is not allowed; expected at le"),
         (["--length", 2**31 - 1], 2, "--length 2147483647: expected a whole number from 1 to 1,048,576"),
         (["--length", "9" * 5000], 2, "--length"),
-        (
-            ["--length", "16", "--devices", 2**31 - 1],
-            2,
-            "--devices 2147483647: expected a whole number from 1 to 100,",
-        ),
+        (["--length", "16", "--devices", 2**31 - 1], 2, "--devices 2147483647: expected a whole number from 1 to 100,"),
         (["--length", "16", "--memory", "9" * 400 + "GiB"], 2, "expected a device's memory, such as 24GiB or 80GB"),
     ],
 )

@@ -1,7 +1,5 @@
 """Cost of imports: a workflow's module loads flytekit and the needs of the Elastic plugin, but no engine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -96,6 +94,7 @@ def test_a_pod_loads_no_library_before_its_work_and_describes_no_dataclass() -> 
         assert not loaded & unwanted, room
 
 
+@pytest.mark.prove
 def test_torch_beside_flytekit_loads_no_pandas_before_it_is_used() -> None:
     then = (
         "print(not {'pandas._libs', 'pyarrow.lib'} & set(sys.modules))\n"

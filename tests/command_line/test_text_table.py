@@ -1,7 +1,5 @@
 """Text tables on a terminal, with any text in their cells."""
 
-from __future__ import annotations
-
 from slipstream.shared.text_table import aligned_table, numbered_line
 
 FORGED = "a\n1  b\x1b[2J\u202e"

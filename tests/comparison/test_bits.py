@@ -1,7 +1,5 @@
 """Bits per byte with an interval over documents: it covers the truth as often as stated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

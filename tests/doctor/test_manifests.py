@@ -1,7 +1,5 @@
 """The doctor's findings in manifests: none in those of ``slipstream manifests``, and one for every flaw."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

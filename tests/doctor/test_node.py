@@ -1,7 +1,5 @@
 """Checks of a node on copies of other machines' /proc and /sys, with a made-up NVML."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

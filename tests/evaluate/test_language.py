@@ -1,7 +1,5 @@
 """Language models are evaluated on whole held-out documents against a model without weights, and they learn."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from unittest import mock

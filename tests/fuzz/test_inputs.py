@@ -4,8 +4,6 @@ accepted, or refused in one line, within 5 s of CPU time and 1 GiB.
 Cases and times are those of ``test_artifacts.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

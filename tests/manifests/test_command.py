@@ -1,7 +1,5 @@
 """``slipstream manifests``: atomic output directory, messages, and one line of error."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The written files: their order, their headers, and the profiles that need them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every manifest fits its schema, and fails with any misspelt key or without any required one."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """``slipstream plan``: recommendations from measured runs, and refusals in one line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import date
@@ -142,6 +140,7 @@ def test_a_ledger_of_interruptions_is_believed_over_the_profiles(run: str, tmp_p
     assert "waits of 0.5 h (9 waits recorded)" in ran.output
 
 
+@pytest.mark.prove
 def test_recorded_capacity_decides_against_spot(run: str, tmp_path: Path) -> None:
     """A pod for some minutes at a time: no spot instance ever gets on, but single pods move on demand."""
     (tmp_path / "zone.csv").write_text("up_hours,wait_hours\n" + "0.04,2\n" * 30)

@@ -1,7 +1,5 @@
 """Pods whose memory is really small: whichever process the kernel kills, the failure has one name and is final."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

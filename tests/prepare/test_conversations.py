@@ -1,7 +1,5 @@
 """Conversations to rows of tokens: only answers are learned, none is cut, and invalid rows are named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

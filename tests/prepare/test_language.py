@@ -1,7 +1,5 @@
 """Documents to rows of tokens: files and tables, splits, packing, tokenizers; the same on any number of workers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Measurements are not reused on other hardware; computed results are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The first line of the report: better, worse, or not significant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

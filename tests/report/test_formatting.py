@@ -1,7 +1,5 @@
 """Formats of figures."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.pipeline.report import formatting

@@ -1,7 +1,5 @@
 """Charts of a network profile and the page of a measurement: positions of points and texts."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -208,6 +206,7 @@ def test_a_tuning_of_which_nothing_could_be_measured_has_no_chart(tmp_path: Path
     assert "<svg" not in page and "No change." in page and "rank 0: &lt;no&gt; interface" in page
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the width of a page is what a browser makes of it")
 def test_the_page_of_a_tuning_is_not_wider_than_the_screen(tmp_path: Path) -> None:
     long = TuningTrial("NCCL_MIN_CTAS=32, NCCL_MAX_CTAS=32", "may change numbers", 1.2, 0.2, 9.0, 5)

@@ -1,7 +1,5 @@
 """TOML files are read as `tomllib` reads them, or refused in one line: too long, too deep, too large numbers."""
 
-from __future__ import annotations
-
 import tomllib
 from decimal import Decimal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Seeded changes of bytes, of JSON, of text that people write, and of archives, as accidents and attacks make them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Manifests of the shipped profiles, as trees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """``slipstream telemetry``: a stage's samples, updated in place on a terminal, once when piped."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
