@@ -10,7 +10,6 @@ import pytest
 from slipstream.operations.doctor.archive import read_package
 from slipstream.shared.errors import UserError
 from tests.support.limited import limited
-from tests.support.mutations import binary_size
 from tests.support.proving import diagonal
 from tests.support.small_package import small_package
 
@@ -24,7 +23,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 def negative(size: int) -> bytes:
     """A header whose size is below 0, which tarfile follows backwards."""
     whole = bytearray(header("a", 0))
-    whole[124:136] = binary_size(size)
+    whole[124:136] = size_text(size)
     whole[148:156] = b" " * 8
     whole[148:156] = b"%06o\0 " % sum(whole)
     return bytes(whole)

@@ -159,7 +159,7 @@ def test_the_deadline_decides(run: str) -> None:
     assert [each for each in named(soon) if each["hours"]["high"] <= 2 and each["in_time"] >= 0.95]
     text = called("--measured", run, "--deadline", "4h").output
     assert "The deadline leaves" in text and "of the runs keep it." in text
-    assert "No option keeps 30 min" in called("--measured", run, "--deadline", "30min", "--budget", "1").output
+    assert "No option keeps 30.0 min" in called("--measured", run, "--deadline", "30min", "--budget", "1").output
 
 
 def test_what_nobody_measured_is_taken_only_if_nothing_else_will_do(run: str) -> None:

@@ -57,7 +57,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
 
 def test_the_third_refuses_and_says_what_to_raise(pod: Pod) -> None:
     assert [pod.killed(number).times for number in range(2)] == [1, 2]
-    line = r"^export: out of memory: the last 2 attempts were killed when they had taken 3\.8 of 4 GiB; raise "
+    line = r"^export: out of memory: the last 2 attempts were killed when they had taken 3\.80 GiB of 4 GiB; raise "
     with pytest.raises(UserError, match=line + r"stages\.export\.memory .*'local'$"), pod.attempt(2):
         raise AssertionError("began")
 

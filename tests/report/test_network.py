@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.network_engine import build_network, build_tuning
 from slipstream.pipeline.report.pages.inline_svg import SERIES
 from slipstream.pipeline.report.pages.network_charts import LINES, network_charts
@@ -153,15 +152,6 @@ def test_the_course_of_the_history_is_drawn_by_day() -> None:
     assert (x1 - x0) * 9 == pytest.approx(x2 - x1, rel=0.01)
     assert "1970-01-21 UTC: 21.0 GB/s" in course
     assert network_charts(network_profile(), days[:1])["course"] is None
-
-
-def test_how_old_a_profile_is() -> None:
-    from datetime import UTC, datetime
-
-    now = datetime.now(UTC).timestamp()
-    assert fmt.age(now - 60) == ""
-    assert fmt.age(now - 3 * 3600) == "3.0 hours"
-    assert fmt.age(now - 3.2 * 86400) == "3.2 days"
 
 
 TRIALS = (

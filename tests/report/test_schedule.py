@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.pipeline.report.engine import build_report
-from slipstream.pipeline.report.formatting import schedule_figures, skipped_runs
+from slipstream.pipeline.report.figures import schedule_figures, skipped_runs
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
 

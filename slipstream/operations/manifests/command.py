@@ -18,9 +18,9 @@ from slipstream.operations.manifests.site import ClusterSite, profile_site
 from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, TritonService, needs_keda
 from slipstream.operations.manifests.write import write_manifests
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import aligned_table
 from slipstream.shared.profiles.needs import profile_cloud
 from slipstream.shared.profiles.profile import load_profile
-from slipstream.shared.text_table import aligned_table
 
 NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "existing nodes"}
 #: Allowed names: of a namespace, with room for Flyte's domain; of an EKS cluster, with room for the role's prefix.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.pipeline.report import formatting as fmt
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.evaluation import Evaluation
 
 

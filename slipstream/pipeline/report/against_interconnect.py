@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.pipeline.report import formatting as fmt
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.devices import COMMUNICATION, Bottleneck
 from slipstream.shared.interconnect.profile import NetworkProfile
 from slipstream.shared.telemetry.bottleneck import WORTH_A_LOOK
@@ -34,8 +34,8 @@ def against_interconnect(found: Bottleneck, profile: NetworkProfile) -> str:
     expected = expected_exchange(profile, found.exchanged_bytes)
     if expected is None:
         return ""
-    needed, waited = fmt.milliseconds(1e3 * expected), fmt.milliseconds(1e3 * found.least_exchange_s)
+    needed, waited = fmt.duration(expected), fmt.duration(found.least_exchange_s)
     return (
-        f"The measured interconnect needs {needed} for an all_reduce of {fmt.size(found.exchanged_bytes)}; every rank "
-        f"waited at least {waited} for it after its last gradient."
+        f"The measured interconnect needs {needed} for an all_reduce of {fmt.file_size(found.exchanged_bytes)}; every "
+        f"rank waited at least {waited} for it after its last gradient."
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.costs import CostFigures
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from slipstream.shared.profiles.placement import Planned
 
@@ -52,7 +52,7 @@ class AgainstPlan:
 
     def lines(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield a line per figure: name, planned and actual amount, and whether that is as planned ("" if unknown)."""
-        yield "time", *amounts(self.hours, hours), self.hours.answer
+        yield "time", *amounts(self.hours, lambda hours: fmt.seconds(HOUR_S * hours)), self.hours.answer
         yield "dollars", *amounts(self.dollars, fmt.dollars), self.dollars.answer
         mean = f"{fmt.significant(self.planned_interruptions)} on average"
         yield "interruptions", mean, fmt.count(self.interruptions), ""
@@ -67,10 +67,6 @@ class AgainstPlan:
 def amounts(amount: PlannedAmount, form: Callable[[float], str]) -> tuple[str, str]:
     low, median, high = map(form, amount.planned)
     return f"{median} ({low} to {high})", fmt.UNKNOWN if amount.actual is None else form(amount.actual)
-
-
-def hours(value: float) -> str:
-    return fmt.seconds(HOUR_S * value)
 
 
 def against_plan(

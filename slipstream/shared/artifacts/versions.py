@@ -28,7 +28,7 @@ PROJECT = "slipstream"
 #: changed results: every stage that imports it then gets a new code version.
 SEAMS = {
     "slipstream.shared.logs": 1,
-    "slipstream.shared.text_table": 1,
+    "slipstream.shared.formatting": 1,
     "slipstream.shared.storage.s3": 1,
     "slipstream.shared.storage.object_store": 1,
     "slipstream.shared.storage.gcs": 1,

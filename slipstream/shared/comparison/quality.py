@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from slipstream.shared.artifacts.results.export import NO_LIMIT, QualityFigures
+from slipstream.shared.artifacts.results.export import QualityFigures
 from slipstream.shared.comparison import rmse, tokens
+from slipstream.shared.formatting import NO_LIMIT
 from slipstream.shared.models import shares
 
 # On b of n rows only FP32 is right, on c rows only the variant; the loss is (b - c) / n. The limits are those of

@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 
 from slipstream.operations.plan.command import main
 from slipstream.operations.plan.estimate import ONE_RUN
-from slipstream.operations.plan.money import milliseconds
 from slipstream.operations.plan.serving.decide import (
     COOLDOWN_S,
     MONTHS,
@@ -23,6 +22,7 @@ from slipstream.operations.plan.serving.hosts import serving_instances
 from slipstream.operations.plan.serving.load import MONTH_S, read_load
 from slipstream.operations.plan.serving.model import read_model, servable_variants, service_times
 from slipstream.operations.plan.serving.queueing import p99_seconds
+from slipstream.shared.formatting import duration
 from slipstream.shared.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
 from tests.support.wording import line_with, same_wording
@@ -249,7 +249,7 @@ def test_requests_that_go_to_replicas_at_random_wait_longer(model: str, load: Pa
         p99_seconds(rate / replicas, found[0].time.planned, 1, 1 + 4 / replicas)
         for rate, replicas in zip(rates, its.replicas, strict=True)
     )
-    assert f"to one of them at random, the p99 is {milliseconds(longest)}." in called(*asked).output
+    assert f"to one of them at random, the p99 is {duration(longest)}." in called(*asked).output
 
 
 def spells(path: Path, idle: timedelta) -> Path:
