@@ -10,6 +10,7 @@ import pytest
 from slipstream.operations.doctor.archive import read_package
 from slipstream.shared.errors import UserError
 from tests.support.limited import limited
+from tests.support.mutations import size_text
 from tests.support.proving import diagonal
 from tests.support.small_package import small_package
 

@@ -237,7 +237,7 @@ def cpu_instance(name: str, entry: CpuEntry, source: PriceSource) -> CpuInstance
 
 
 def exact(price: float) -> Decimal:
-    """Return a price as it is written in its file."""
+    """Return a price in the form of its file."""
     return Decimal(str(price))
 
 
