@@ -23,8 +23,8 @@ BARS = {"workflows": "what you run with pyflyte, and launch plans", "tasks": "ty
 LEGEND = (
     ("tasks", "imports flytekit", MARGIN),
     ("pipeline", "slipstream/pipeline: stages", 200),
-    ("operations", "slipstream/operations: commands around the pipeline", 410),
-    ("shared", "slipstream/shared: what they share", 830),
+    ("operations", "slipstream/operations: commands around the pipeline", 440),
+    ("shared", "slipstream/shared: what they share", 880),
 )
 
 
