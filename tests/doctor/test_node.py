@@ -217,6 +217,8 @@ def test_clocks() -> None:
     with endpoint(formatdate(time.time(), usegmt=True)) as right:
         (reading,) = node.clock_readings("", right)
         assert right in reading.found and not reading.problem
+        (reading,) = node.clock_readings("", right.replace("//", "//user:secret@"))
+        assert right in reading.found and "secret" not in reading.found
     with endpoint(formatdate(time.time() - 1000, usegmt=True)) as late:
         (reading,) = node.clock_readings("", late)
         assert reading.found.startswith(("+1000 s", "+999 s", "+1001 s")) and "NTP" in reading.problem

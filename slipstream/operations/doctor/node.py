@@ -11,6 +11,7 @@ import re
 import socket
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -175,11 +176,16 @@ def conditional_writes(uri: str) -> Iterator[NodeReading]:
 
 
 def clock_readings(store: str, endpoint: str) -> Iterator[NodeReading]:
-    """Compare this machine's clock with an HTTP(S) endpoint's Date header, or with the store."""
+    """Compare this machine's clock with an HTTP(S) endpoint's Date header, or with the store.
+
+    The user and password of the endpoint are neither sent nor shown.
+    """
     if not endpoint and not store.startswith(STORES):
         why = "a directory has this machine's clock" if store else "there is no store to compare with"
         yield NodeReading("clock", f"not read: {why}; give --endpoint URL")
         return
+    address = urllib.parse.urlsplit(endpoint)
+    endpoint = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
     before = time.time()
     if endpoint:
         header = date_of(endpoint)
