@@ -14,8 +14,9 @@ from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.core.execution import WorkflowExecutionPhase
 
-from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
+from slipstream.shared.one_line import one_line
 
 if TYPE_CHECKING:
     from flytekit.remote import FlyteWorkflowExecution

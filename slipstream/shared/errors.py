@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from slipstream.shared.one_line import one_line
+
 
 class Agreed(Exception):
     """Error that all ranks of the process group raise at the same place, so none waits for another."""
@@ -44,21 +46,3 @@ class UserError(click.ClickException, ValueError):
     def __reduce__(self) -> tuple[type[UserError], tuple[str]]:
         # click's constructor signature breaks default pickling between worker and agent.
         return (type(self), (self.message,))
-
-
-#: Maximum length of a message. Longer messages quote user data; their start says where, their end what to do.
-MOST_CHARACTERS = 1500
-
-
-def one_line(text: str) -> str:
-    """Return ``text`` on one line, safe for terminals.
-
-    White space is collapsed, unprintable characters are escaped as in Python, and the middle of a very long text is
-    omitted.
-    """
-    line = " ".join(text.split())
-    if not line.isprintable():
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-    if len(line) > MOST_CHARACTERS:
-        line = f"{line[: MOST_CHARACTERS // 2]} … {line[-MOST_CHARACTERS // 2 :]}"
-    return line

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from slipstream.shared.errors import one_line
+from slipstream.shared.one_line import one_line
 
 UNKNOWN = "—"
 LABEL_LETTERS = 14

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 
-from slipstream.shared.errors import one_line
+from slipstream.shared.one_line import one_line
 
 VARIABLE = "SLIPSTREAM_LOG"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from slipstream.pipeline.prepare.engine import prepare
-from slipstream.shared.errors import MOST_CHARACTERS, UserError
+from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
+from slipstream.shared.one_line import MOST_CHARACTERS
 from slipstream.shared.source.config import DataConfig, SplitConfig
 from slipstream.shared.source.files import list_source
 from slipstream.shared.storage import s3

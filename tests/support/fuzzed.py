@@ -10,7 +10,8 @@ from pathlib import Path
 
 from slipstream.pipeline.export.check import DIGEST, BadPackage, digest_line
 from slipstream.shared.artifacts.format import BLOCK_BYTES, MANIFEST, hash_file
-from slipstream.shared.errors import MOST_CHARACTERS, UserError
+from slipstream.shared.errors import UserError
+from slipstream.shared.one_line import MOST_CHARACTERS
 from tests.support.hostile_names import outside, target_among_others
 from tests.support.limited import limited
 from tests.support.mutations import changed_archive, changed_bytes, changed_json, changed_text

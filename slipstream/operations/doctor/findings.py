@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
-from slipstream.shared.errors import one_line
 from slipstream.shared.formatting import aligned_table, count_with_noun
+from slipstream.shared.one_line import one_line
 
 Severity = Literal["error", "warning"]
 #: Number of a finding's places that are named; others are counted.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipstream.shared.artifacts.strict_json import parse_json
-from slipstream.shared.errors import one_line
+from slipstream.shared.one_line import one_line
 from slipstream.shared.untrusted_files import RefusedFile, open_untrusted, read_untrusted
 
 if TYPE_CHECKING:

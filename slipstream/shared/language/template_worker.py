@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from slipstream.shared.distributed.child_processes import end_with_parent
-from slipstream.shared.errors import one_line
+from slipstream.shared.one_line import one_line
 
 #: State of a reply: a result, an error of the template, or an exceeded limit or forbidden feature.
 DONE, FAILED, STOPPED = "done", "failed", "stopped"

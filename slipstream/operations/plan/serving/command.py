@@ -31,8 +31,9 @@ from slipstream.operations.plan.serving.model import (
     servable_variants,
 )
 from slipstream.operations.plan.serving.queueing import ServiceTimes
-from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import aligned_table, dollars, duration, significant
+from slipstream.shared.one_line import one_line
 from slipstream.shared.telemetry.prices import PriceList, built_in_prices, merge_prices, old_prices, read_prices
 
 #: Assumed seconds from the request for an instance to its first answer: boot, image pull, model load.

@@ -23,7 +23,8 @@ from slipstream.operations.proofs.rehearsal.rehearsal import CONFIG as SECONDS
 from slipstream.operations.proofs.rehearsal.rehearsal import TARGET, WORKFLOW, literal
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.shared.artifacts.prepared.card import CARD
-from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.errors import UserError
+from slipstream.shared.one_line import one_line
 from slipstream.shared.profiles.profile import CHOICE
 
 T = TypeVar("T")

@@ -21,8 +21,9 @@ import torch
 from slipstream.operations.proofs.gpu.check import CHECKS, CheckFigure, CheckResult, GpuCheck
 from slipstream.operations.proofs.gpu.page import fill, page
 from slipstream.shared.artifacts.versions import ROOT
-from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.errors import UserError
 from slipstream.shared.machine.torch_versions import check_torch
+from slipstream.shared.one_line import one_line
 
 JSON, PAGE = "gpu.json", "gpu.html"
 #: Least seconds for which a check is started.

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from slipstream.operations.proofs.gpu.check import CannotRun, CheckContext, CheckResult, GpuCheck
-from slipstream.shared.errors import one_line
+from slipstream.shared.one_line import one_line
 
 
 def context_for(directory: Path, kept: Path, quick: bool) -> CheckContext:

@@ -14,8 +14,9 @@ from multiprocessing.process import BaseProcess
 
 from slipstream.pipeline.train.memory.trace import Footprint, TracedStep, trace_footprint
 from slipstream.shared.distributed import fork_server
-from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.errors import UserError
 from slipstream.shared.machine.limits import usable_cores
+from slipstream.shared.one_line import one_line
 
 ENGINE = "slipstream.pipeline.train.memory.trace"
 

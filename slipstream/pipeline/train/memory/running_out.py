@@ -19,7 +19,8 @@ from slipstream.pipeline.train.memory.automatic import at_least_doubled, legal_n
 from slipstream.pipeline.train.memory.decision import DecisionConditions, MicroBatchDecision, read_decision
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.pipeline.train.setup import Setup, first_of_machine
-from slipstream.shared.errors import OutOfMemory, UserError, one_line
+from slipstream.shared.errors import OutOfMemory, UserError
+from slipstream.shared.one_line import one_line
 from slipstream.shared.storage import StorageUnavailable
 
 #: Errors of reads and writes that may succeed later.

@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 
 from slipstream.shared.artifacts.workspaces import STORE
-from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import age
+from slipstream.shared.one_line import one_line
 from slipstream.shared.telemetry.ring import newest_sample
 from slipstream.shared.telemetry.view.page import TelemetrySnapshot, page_lines
 from slipstream.shared.telemetry.watch import SAMPLES

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.shared.errors import one_line
 from slipstream.shared.formatting import UNKNOWN, age, aligned_table, percent, size_text
+from slipstream.shared.one_line import one_line
 from slipstream.shared.telemetry.bottleneck import DECISIVE, decisive_causes
 from slipstream.shared.telemetry.metrics import STEP
 from slipstream.shared.telemetry.node import NodeFacts, read_facts
