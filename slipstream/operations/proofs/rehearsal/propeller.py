@@ -283,4 +283,4 @@ class Execution:
             outcome = watch_pod(pods, self.aborted)
         if outcome:
             return outcome, {}
-        return self.rounds.through(lambda: read_outcome(self.bucket, f"{place}/outputs"))
+        return self.rounds.through(lambda: read_outcome(self.bucket, place))
