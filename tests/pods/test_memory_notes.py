@@ -80,7 +80,8 @@ def test_executions_with_names_of_63_characters_have_their_own_notes(
         with healthy.attempt(number):
             pass
     assert healthy.note() is None
-    with pytest.raises(UserError, match=r"^export: out of memory"), hungry.attempt(2):
+    line = r"^export: out of memory"
+    with pytest.raises(UserError, match=line), hungry.attempt(2):
         raise AssertionError("began")
 
 
