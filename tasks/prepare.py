@@ -14,7 +14,16 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import MadePrepared, Part
 from slipstream.flyte.metadata import stage_metadata
-from slipstream.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
+from slipstream.flyte.stage import (
+    BY_VALUE,
+    fresh_directory,
+    local_path,
+    map_errors,
+    output_address,
+    output_directory,
+    run_stage,
+    runs_locally,
+)
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
@@ -70,8 +79,8 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     cut = (
         shares.open_texts(source, SHARES_OF_A_POD * count_preparing_pods(), fresh_directory("texts")) if spread else []
     )
-    texts = [flyte_directory(each) for each in cut]
-    return Listed(flyte_directory(written), identity, source.division, texts, config)
+    texts = [output_directory(each) for each in cut]
+    return Listed(output_directory(written), identity, source.division, texts, config)
 
 
 def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
@@ -151,7 +160,7 @@ def parse_share(share: Part) -> Part:
 
     parsed = fresh_directory("parsed")
     shares.parse_share(local_path(share), parsed)
-    return flyte_directory(parsed)
+    return output_directory(parsed)
 
 
 @task(**stage_metadata("prepare"))
@@ -163,9 +172,9 @@ def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOut
 
     summaries = [local_subdirectory(each, exchange.SUMMARY) for each in parsed]
     opened = shares.open_shares(resolved_source(listing), number, summaries, fresh_directory("opened"))
-    spools = [flyte_directory(each) for each in opened.spools]
+    spools = [output_directory(each) for each in opened.spools]
     return OpenSharesOutputs(
-        flyte_directory(opened.table), [flyte_directory(each) for each in opened.shares], spools or parsed
+        output_directory(opened.table), [output_directory(each) for each in opened.shares], spools or parsed
     )
 
 
@@ -177,7 +186,7 @@ def scan_share(share: Part, spool: Part) -> Part:
 
     scanned = fresh_directory("scanned")
     shares.scan_share(local_path(share), local_path(spool), scanned)
-    return flyte_directory(scanned)
+    return output_directory(scanned)
 
 
 @task(**stage_metadata("prepare"))
@@ -188,7 +197,7 @@ def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutput
 
     fitted, plan = fresh_directory("fitted"), fresh_directory("plan")
     partitions = shares.fit_shares(local_path(table), [local_path(each) for each in scanned], number, fitted, plan)
-    return FitSharesOutputs(flyte_directory(fitted), flyte_directory(plan), list(range(partitions)))
+    return FitSharesOutputs(output_directory(fitted), output_directory(plan), list(range(partitions)))
 
 
 @task(**stage_metadata("prepare"))
@@ -199,7 +208,7 @@ def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
 
     encoded = fresh_directory("encoded")
     shares.encode_share(local_path(share), local_path(spool), local_path(scanned), local_path(plan), encoded)
-    return flyte_directory(encoded)
+    return output_directory(encoded)
 
 
 @task(**stage_metadata("prepare"))
@@ -212,7 +221,7 @@ def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
     merge_partitions.merge_partition(
         partition, local_path(plan), [local_subdirectory(each, name) for each in encoded], merged
     )
-    return flyte_directory(merged)
+    return output_directory(merged)
 
 
 @task(**stage_metadata("prepare"))
@@ -227,7 +236,7 @@ def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged:
     from slipstream.shared.artifacts import exchange
 
     addresses = [str(each.remote_source or "") for each in merged]
-    home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""
+    home = output_address() if all(address.startswith(S3) for address in addresses) else ""
 
     def make(directory: Path, _: str) -> None:
         if home:
@@ -299,10 +308,6 @@ def prepare_listed(listed: Listed, target: Promise) -> Promise:
         .else_()
         .then(prepare(**table))
     )
-
-
-def flyte_directory(directory: Path) -> FlyteDirectory:
-    return FlyteDirectory(str(directory.absolute()))
 
 
 def local_subdirectory(directory: FlyteDirectory, name: str) -> Path:

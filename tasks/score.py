@@ -15,12 +15,12 @@ from flytekit.core.promise import Promise
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Part
 from slipstream.flyte.metadata import stage_metadata
-from slipstream.flyte.stage import fresh_directory, local_path, map_errors, runs_locally
+from slipstream.flyte.stage import fresh_directory, local_path, map_errors, output_directory, runs_locally
 from slipstream.pipeline.report.summary import RunSummary, ScoringSummary
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import STORES
-from tasks.prepare import SHARES_OF_A_POD, flyte_directory
+from tasks.prepare import SHARES_OF_A_POD
 
 
 def count_scoring_pods() -> int:
@@ -54,7 +54,8 @@ def open_scoring(registry: str, model: str, data: str, output: str, config: RunC
     shares = [replace(plan, portions=())] if find_publication(output, plan.key) else plan.shares(number)
     written = [exchange.write_part(fresh_directory(f"share-{index:05d}"), share) for index, share in enumerate(shares)]
     return OpenedScoring(
-        flyte_directory(exchange.write_part(fresh_directory("plan"), plan)), [flyte_directory(each) for each in written]
+        output_directory(exchange.write_part(fresh_directory("plan"), plan)),
+        [output_directory(each) for each in written],
     )
 
 
@@ -67,7 +68,7 @@ def score_share(share: Part) -> Part:
     from slipstream.shared.artifacts import exchange
 
     plan = exchange.read_part(local_path(share), ScoringPlan)
-    return flyte_directory(exchange.write_part(fresh_directory("scored"), ScoredShare(score_portions(plan))))
+    return output_directory(exchange.write_part(fresh_directory("scored"), ScoredShare(score_portions(plan))))
 
 
 class PublishedScoring(NamedTuple):

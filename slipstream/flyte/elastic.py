@@ -51,7 +51,14 @@ from slipstream.flyte.failures import (
 from slipstream.flyte.forked_workers import LOOK, forked_workers, start_server
 from slipstream.flyte.homes import checkpoint_address, this_attempt
 from slipstream.flyte.memory_notes import noted_memory
-from slipstream.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, rendezvous_timeouts, waiting_for_pods
+from slipstream.flyte.other_pods import (
+    PATIENCE_S,
+    WaitingForPods,
+    attempt_patience,
+    given_up,
+    rendezvous_timeouts,
+    waiting_for_pods,
+)
 from slipstream.flyte.stage import importable, local_path, map_errors, run_stage, runs_locally
 from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
@@ -395,7 +402,7 @@ class DistributedTask(PytorchElasticFunctionTask):
             if workspace.processes:
                 outcome = self._task_function(workspace=workspace, **inputs)
             else:
-                with names, forked_workers(self.task_config.stage, patience or PATIENCE_S, waiting.all_met):
+                with names, forked_workers(self.task_config.stage, patience or attempt_patience(), waiting.all_met):
                     outcome = self._run_workers(workspace, inputs)
         except GROUP_ENDED as error:
             if patience and isinstance(error, RendezvousError) and not waiting.met.is_set():

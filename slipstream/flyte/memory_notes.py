@@ -2,7 +2,7 @@
 
 With cgroup v2, Kubernetes has the kernel kill all processes of a container at once, so none is left to report the kill
 (:mod:`slipstream.shared.machine.out_of_memory` needs one). Flyte sees ``OOMKilled`` and retries with the same memory.
-So a pod whose memory is nearly full writes a note next to Flyte's raw data, and removes it when it ends in any other
+So a pod whose memory is nearly full writes a note next to its node's output, and removes it when it ends in any other
 way. A remaining note means that its attempt was killed, by the kernel or with its node. After two notes in a row, with
 the same memory limit and without progress in between, the next attempt refuses to start.
 
@@ -88,6 +88,7 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
     uri = place_of_note()
     earlier = read_note(uri) if attempt else None
     if earlier and str(earlier) and earlier.repeated_by(attempt, limit, progress()):
+        remove_note(uri)
         raise UserError(f"{stage}: {earlier}; raise stages.{stage}.memory in the profile {current_profile().name!r}")
     ended, noted, killed = threading.Event(), threading.Event(), ""
     before = memory_counters()
@@ -119,19 +120,19 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
         if killed:
             with suppress(StorageUnavailable, UserError):
                 write_note(uri, MemoryNote(attempt, int(limit), limit, progress(), 1, killed))
-        elif earlier or noted.is_set():
+        elif attempt or noted.is_set():
             remove_note(uri)
 
 
 def place_of_note() -> str:
     """Return the address of the note, the same for all attempts of this pod.
 
-    It is next to the prefixes that propeller calls ``<shard>/<execution>-<node>-<attempt>``. The file name is the pod's
-    number within its job.
+    It is next to the attempts' output prefixes, which propeller calls ``…/<execution>/<node>/data/<attempt>`` with the
+    full names; in ``raw_output_prefix`` it hashes long ones. The file name is the pod's number within its job.
     """
-    base, _, name = current_context().raw_output_prefix.rstrip("/").rsplit("/", 2)
+    node = current_context().output_metadata_prefix.rstrip("/").rpartition("/")[0]
     pod = os.environ.get("HOSTNAME", "").rpartition("-")[2] if "PET_NNODES" in os.environ else "0"
-    return f"{base}/memory/{name.rpartition('-')[0]}/{pod}.json"
+    return f"{node}/memory/{pod}.json"
 
 
 def read_note(uri: str) -> MemoryNote | None:

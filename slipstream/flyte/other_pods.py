@@ -1,11 +1,12 @@
 """Waiting for the other pods of a job, with log messages and a timeout for optional stages.
 
 Without a gang scheduler, pods of a job that does not fit the free nodes start one by one. Two jobs can then hold half
-of their pods each and wait for the other half.
+of their pods each and wait for the other half, until the first gives up and its pods leave room for the other's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
@@ -20,7 +21,7 @@ from slipstream.shared.telemetry.records import WAITED_FOR_PODS
 
 #: Seconds until the first log message, and between later messages.
 SAY_AFTER_S, SAY_EVERY_S = 30.0, 300.0
-#: Rendezvous timeout in seconds: a pod may wait for a node, and the node for its image.
+#: Rendezvous timeout in seconds of a first attempt: a pod may wait for a node, and the node for its image.
 PATIENCE_S = 900.0
 
 
@@ -83,6 +84,18 @@ def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
         yield waiting
     finally:
         waiting.met.set()
+
+
+def attempt_patience() -> float:
+    """Return the rendezvous timeout of this attempt in seconds, the same for all pods of a job.
+
+    Later attempts wait up to twice as long as the first, by their job's name. Two jobs that gave up together would
+    otherwise block each other again and give up together again.
+    """
+    job, attempt = os.environ.get("HOSTNAME", "").rpartition("-worker-")[0], os.environ.get("FLYTE_ATTEMPT_NUMBER", "0")
+    if attempt == "0":
+        return PATIENCE_S
+    return PATIENCE_S * (1 + int.from_bytes(hashlib.sha256(job.encode()).digest()[:4], "big") / 2**32)
 
 
 def rendezvous_timeouts(seconds: float) -> dict[str, int]:

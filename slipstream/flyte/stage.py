@@ -6,11 +6,13 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -30,9 +32,19 @@ from slipstream.shared.machine.description import measuring_machine
 from slipstream.shared.machine.nvml import DriverHangs
 from slipstream.shared.settings import Settings, to_dict
 from slipstream.shared.stages import STAGES, StageRun, StageUsage
-from slipstream.shared.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
+from slipstream.shared.storage import (
+    STORES,
+    StorageUnavailable,
+    cannot_write,
+    download_all,
+    free_bytes,
+    list_objects,
+    out_of_space,
+)
 
 Work = TypeVar("Work", bound=Callable[..., Any])
+#: Address by :func:`output_address`: a random name below Flyte's raw output, then the name of the task.
+TASK_OUTPUT = re.compile(r"^\w+://.+/[0-9a-f]{32}/(\w[\w.-]*)$")
 
 
 def section_digest(section: Settings) -> str:
@@ -87,9 +99,45 @@ def map_errors(work: Work) -> Work:
                 from slipstream.shared.machine.torch_versions import warn_if_untested
 
                 warn_if_untested()
-            return work(*arguments, **named)
+            try:
+                return work(*arguments, **named)
+            except UserError as error:
+                if gone := deleted_output(error, named):
+                    raise gone from None
+                raise
 
     return cast(Work, mapped)
+
+
+def deleted_output(error: UserError, inputs: object) -> UserError | None:
+    """Return the error that explains ``error`` if an input, which another task made, was deleted from the store."""
+    for uri in addresses_in(inputs):
+        if not (made := TASK_OUTPUT.search(uri)):
+            continue
+        named = re.search(re.escape(uri) + r"[^\s:;,]*", str(error))
+        with suppress(StorageUnavailable, UserError):
+            if not list_objects(named[0] if named else uri):
+                return UserError(
+                    f"{uri}: this cached output of the task {made[1]} was deleted from the store, but Flyte's cache "
+                    "still names it; expected raw outputs to live longer than cache entries; start again with "
+                    "--overwrite-cache, which makes it again"
+                )
+    return None
+
+
+def addresses_in(value: object) -> Iterator[str]:
+    """Yield the addresses of all artifacts in a task's inputs."""
+    if isinstance(value, FlyteDirectory):
+        yield artifact_uri(value).rstrip("/")
+    elif isinstance(value, str):
+        yield value.rstrip("/")
+    elif dataclasses.is_dataclass(value):
+        yield from addresses_in(vars(value))
+    elif isinstance(value, Mapping):
+        yield from addresses_in(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from addresses_in(each)
 
 
 @contextmanager
@@ -213,4 +261,15 @@ def look_up(store: ArtifactStore, stage: str, key: str) -> Artifact | None:
 
 def result_of(directory: Path, stage: str, started: float, *, reused: bool, usage: StageUsage | None = None) -> Made:
     run = StageRun(stage, round(time.perf_counter() - started, 3), reused, usage)
-    return Made(FlyteDirectory(str(directory.absolute())), run)
+    return Made(output_directory(directory), run)
+
+
+def output_directory(directory: Path) -> FlyteDirectory:
+    """Return a directory as an output of the task; in a pod, flytekit uploads it to :func:`output_address`."""
+    return FlyteDirectory(str(directory.absolute()), remote_directory=output_address() or None)
+
+
+def output_address() -> str:
+    """Return a new address for an output of this pod's task, whose name it ends in; "" in local runs."""
+    task = os.environ.get("FLYTE_INTERNAL_TASK_NAME", "")
+    return FlyteContextManager.current_context().file_access.get_random_remote_path(task) if task else ""

@@ -1,16 +1,22 @@
 """The doctor's questions to a cluster, answered by a kubectl that reads files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipstream.operations.doctor import raw_outputs
 from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.operations.doctor.cluster import check_cluster
 from slipstream.operations.doctor.findings import DoctorReport
+from slipstream.operations.doctor.propeller import propellers
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
+from slipstream.shared.storage import lifecycle_rules
+from slipstream.shared.storage.s3 import client_of
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.wording import same_wording
 
 GPU = {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
@@ -26,16 +32,20 @@ NODES = [
 @pytest.fixture
 def look(healthy: RegistrationArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DoctorReport]:
     def check(
-        change: Callable[[RegistrationArchive], None] = lambda _: None, **lists: list[dict[str, Any]]
+        change: Callable[[RegistrationArchive], None] = lambda _: None,
+        rules: Sequence[dict[str, Any]] = (),
+        **lists: list[dict[str, Any]],
     ) -> DoctorReport:
         answers = {
             "customresourcedefinitions": [fake.definition()],
-            "deployments": [fake.operator(), flyte.binary()],
+            "deployments": [fake.operator(gang="scheduler-plugins-scheduler"), flyte.binary()],
             "configmaps": [flyte.binary_config(inline="propeller:\n  max-workflow-retries: 100000\n")],
             "nodes": NODES,
+            "resourcequotas": [],
             "priorityclasses": [{"metadata": {"name": "system-node-critical"}}],
         }
         monkeypatch.setenv("PATH", fake.install(tmp_path / "bin", **{**answers, **lists}))
+        monkeypatch.setattr(raw_outputs, "lifecycle_rules", lambda uri: rules)
         change(healthy)
         return check_cluster(healthy)
 
@@ -51,8 +61,127 @@ def test_a_cluster_on_which_everything_fits(look: Callable[..., DoctorReport]) -
     assert any("max-workflow-retries, 100000 by the ConfigMaps of deployment" in line for line in report.checked)
 
 
+RETRIES = "propeller:\n  max-workflow-retries: 100000\n"
+BINARY = "deployment flyte/flyte-binary"
+
+
+def settings(**sections: str) -> list[dict[str, Any]]:
+    """flyte-binary's ConfigMap with a longer ``kf-operator.timeout`` or ``max-cache-age``."""
+    texts = {
+        "timeout": "plugins:\n  kf-operator:\n    timeout: {}\n",
+        "age": "catalog-cache:\n  max-cache-age: {}\n",
+    }
+    return [flyte.binary_config(inline=RETRIES + "".join(texts[name].format(text) for name, text in sections.items()))]
+
+
 def whats(report: DoctorReport, where: str = TRAIN) -> list[str]:
     return [finding.what for finding in report.findings if finding.where == where]
+
+
+QUOTA = fake.quota("churn-production", **{"requests.cpu": "8"})
+VOLCANO = [fake.operator(gang="volcano"), flyte.binary()]
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [{"resourcequotas": [QUOTA]}, {"deployments": VOLCANO}, {"resourcequotas": [QUOTA], "deployments": VOLCANO}],
+)
+def test_a_timeout_of_propeller_that_is_shorter_than_a_job_may_wait(
+    look: Callable[..., DoctorReport], lists: dict[str, list[dict[str, Any]]]
+) -> None:
+    report = look(**lists)
+    assert len(report.findings) == len(lists) and {finding.where for finding in report.findings} == {BINARY}
+    for finding in report.findings:
+        same_wording(finding.what)
+        same_wording(finding.fix)
+
+
+@pytest.mark.parametrize("timeout", ["10000m", "200h", "1000000000000000", "199h59m60s"])
+def test_a_timeout_as_long_as_the_package_waits(look: Callable[..., DoctorReport], timeout: str) -> None:
+    report = look(resourcequotas=[QUOTA], deployments=VOLCANO, configmaps=settings(timeout=timeout))
+    assert not report.findings and any("kf-operator.timeout" in line for line in report.checked)
+
+
+@pytest.mark.parametrize(
+    "quota", [fake.quota("kube-system", pods="1"), fake.quota("churn-production", services="1", **{"count/jobs": "2"})]
+)
+def test_a_quota_that_refuses_no_pod_of_flytes(look: Callable[..., DoctorReport], quota: dict[str, Any]) -> None:
+    assert not look(resourcequotas=[quota]).findings
+
+
+def test_a_timeout_that_is_none(look: Callable[..., DoctorReport]) -> None:
+    report = look(resourcequotas=[QUOTA], configmaps=settings(timeout="soon"))
+    assert not report.findings
+    assert report.unchecked == (f"propeller's settings: {BINARY}: plugins.kf-operator.timeout is not a duration",)
+
+
+ALONE = [fake.operator(), flyte.binary()]
+
+
+def test_two_jobs_that_do_not_fit_at_once_without_a_gang_scheduler(look: Callable[..., DoctorReport]) -> None:
+    report = look(deployments=ALONE)
+    (what,) = whats(report)
+    same_wording(what)
+    assert not report.failed
+
+
+def test_two_jobs_that_fit_at_once_without_a_gang_scheduler(look: Callable[..., DoctorReport]) -> None:
+    assert not look(deployments=ALONE, nodes=[*NODES[:1] * 4, *NODES[2:]]).findings
+
+
+MONTH = {"ID": "month", "Status": "Enabled", "Filter": {"Prefix": "data/"}, "Expiration": {"Days": 30}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "age"),
+    [
+        (MONTH, ""),
+        (MONTH, "720h"),
+        ({**MONTH, "Filter": {}}, ""),
+        ({**MONTH, "Filter": {"And": {"Prefix": "da", "Tags": []}}}, ""),
+        ({"Status": "Enabled", "Prefix": "data/kt/", "Expiration": {"Date": "2026-01-01"}}, ""),
+    ],
+)
+def test_a_lifecycle_rule_that_deletes_what_the_cache_names(
+    look: Callable[..., DoctorReport], rule: dict[str, Any], age: str
+) -> None:
+    (finding,) = look(rules=[rule], configmaps=settings(**({"age": age} if age else {}))).findings
+    assert finding.severity == "warning" and finding.where == BINARY
+    same_wording(finding.what)
+    same_wording(finding.fix)
+
+
+@pytest.mark.parametrize(
+    ("rule", "age"),
+    [
+        (MONTH, "480h"),
+        ({**MONTH, "Status": "Disabled"}, ""),
+        ({**MONTH, "Filter": {"Prefix": "metadata/"}}, ""),
+        ({"Status": "Enabled", "Filter": {}, "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}, ""),
+    ],
+)
+def test_a_lifecycle_rule_that_leaves_it(look: Callable[..., DoctorReport], rule: dict[str, Any], age: str) -> None:
+    report = look(rules=[rule], configmaps=settings(**({"age": age} if age else {})))
+    assert not report.findings and any("lifecycle rules of s3://bucket/data" in line for line in report.checked)
+
+
+def test_lifecycle_rules_that_may_not_be_read_were_not_checked(
+    healthy: RegistrationArchive, server: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the real client, from a bucket with a rule, without one, and from none."""
+    for name, value in (bucket := S3Bucket(server.url, "lifetimes")).environment.items():
+        monkeypatch.setenv(name, value)
+    client_of.cache_clear()
+    assert lifecycle_rules(bucket.uri("data")) == []
+    bucket.s3.put_bucket_lifecycle_configuration(Bucket=bucket.name, LifecycleConfiguration={"Rules": [MONTH]})
+    assert [rule["ID"] for rule in lifecycle_rules(bucket.uri("data"))] == ["month"]
+    (propeller,) = propellers(flyte.binary())
+    check = raw_outputs.lifetime_check(healthy.uses())
+    (line,) = check(propeller, [{"propeller": {"rawoutput-prefix": "s3://not-there/data"}}]).unchecked
+    assert "there is no bucket 'not-there'" in line
+    (line,) = check(propeller, [{"propeller": {"rawoutput-prefix": "gs://bucket/data"}}]).unchecked
+    assert line == "lifecycle rules of raw outputs at gs://bucket/data: only those of S3 are read"
+    client_of.cache_clear()
 
 
 def test_without_the_operators_resource_no_job_is_ever_made(look: Callable[..., DoctorReport]) -> None:

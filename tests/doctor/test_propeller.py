@@ -43,7 +43,7 @@ def only(report: DoctorReport) -> str:
     """The one thing that was not checked, of a report that says nothing else."""
     assert not report.findings and not report.checked
     (line,) = report.unchecked
-    assert line.startswith("propeller's max-workflow-retries: ") and "\n" not in line
+    assert line.startswith("propeller's settings: ") and "\n" not in line
     return line
 
 
@@ -200,7 +200,7 @@ def test_secrets_are_not_read(look: Look) -> None:
     extra = ({"secret": {"name": "ours"}},)
     report = look([flyte.binary(extra=extra), flyte.core("data", secrets=("store",))], flyte.binary_config())
     assert len(report.findings) == 1
-    assert f"propeller's max-workflow-retries: Secret ours of {BINARY} may set it, too" in report.unchecked
+    assert f"propeller's settings: Secret ours of {BINARY} may set more" in report.unchecked
 
 
 def test_a_configuration_of_secrets_only(look: Look) -> None:

@@ -57,7 +57,7 @@ def test_a_slow_upload_is_finished_whoever_is_last(last: int, cluster: Cluster, 
 
 
 def out_of_memory(cluster: Cluster, name: str, tmp_path: Path, rank: int, draw: random.Random) -> None:
-    cluster.server.slow = {f"/{name}/0/outputs/error": draw.choice([0.0, 2.0])}
+    cluster.server.slow = {f"/{name}/0/error": draw.choice([0.0, 2.0])}
     code = OUT_OF_MEMORY.format(rank=rank, step=draw.randint(1, 20), seconds=draw.uniform(0, 1))
     variables = python_path(tmp_path, code)
     pods = pods_of_job(cluster, name, processes=2, inputs="endless", variables=[variables, variables])

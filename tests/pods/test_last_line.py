@@ -57,7 +57,7 @@ class Pods:
         values = values_of(self.bucket.uri(f"{place}/inputs.pb"), self.bucket.uri(place))
         environment = {**self.bucket.environment, **container.environment, "FLYTE_INTERNAL_EXECUTION_ID": "f0"}
         command = [*before, *rendered(container.command, values)]
-        return PodProcess.start(place, command, environment, self.workdir / place).finish(), f"{place}/outputs"
+        return PodProcess.start(place, command, environment, self.workdir / place).finish(), place
 
 
 @pytest.fixture(scope="module")

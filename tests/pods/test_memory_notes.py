@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.flyte import memory_notes
 from slipstream.flyte.memory_notes import MemoryNote, noted_memory, place_of_note, read_note, write_note
+from slipstream.operations.proofs.rehearsal.rendering import raw_output
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.out_of_memory import MemoryCounters
 
@@ -19,17 +20,20 @@ GIB = 1 << 30
 class Pod:
     """The attempts of one node of an execution, whose memory is made up."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.directory, self.patch = directory, monkeypatch
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, execution: str = "execution") -> None:
+        self.directory, self.patch, self.execution = directory, monkeypatch, execution
         self.used, self.limit = 0, 4.0 * GIB
-        monkeypatch.setattr(memory_notes, "memory_used", lambda: self.used)
-        monkeypatch.setattr(memory_notes, "memory_limit", lambda: self.limit)
-        monkeypatch.setattr(memory_notes, "LOOK_S", 0.01)
 
     @contextmanager
     def attempt(self, number: int, progress: Callable[[], str] = lambda: "") -> Iterator[None]:
-        prefix = f"{self.directory}/data/k{number}/execution-n0-{number}"
-        self.patch.setattr(memory_notes, "current_context", lambda: SimpleNamespace(raw_output_prefix=prefix))
+        prefixes = SimpleNamespace(
+            output_metadata_prefix=f"{self.directory}/metadata/{self.execution}/n0/data/{number}",
+            raw_output_prefix=raw_output(f"{self.directory}/data", self.execution, "n0", number),
+        )
+        self.patch.setattr(memory_notes, "current_context", lambda: prefixes)
+        self.patch.setattr(memory_notes, "memory_used", lambda: self.used)
+        self.patch.setattr(memory_notes, "memory_limit", lambda: self.limit)
+        self.patch.setattr(memory_notes, "LOOK_S", 0.01)
         self.patch.setenv("FLYTE_ATTEMPT_NUMBER", str(number))
         with noted_memory("export", progress):
             yield
@@ -59,6 +63,23 @@ def test_the_third_refuses_and_says_what_to_raise(pod: Pod) -> None:
     assert [pod.killed(number).times for number in range(2)] == [1, 2]
     line = r"^export: out of memory: the last 2 attempts were killed when they had taken 3\.80 GiB of 4 GiB; raise "
     with pytest.raises(UserError, match=line + r"stages\.export\.memory .*'local'$"), pod.attempt(2):
+        raise AssertionError("began")
+    assert not list(pod.directory.rglob("*.json")), "a refusal that was given stays"
+
+
+def test_executions_with_names_of_63_characters_have_their_own_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Propeller hashes such names in the prefix of raw output."""
+    hungry, healthy = (Pod(tmp_path, monkeypatch, "f" * 62 + last) for last in "ab")
+    healthy.killed(0, used=int(3.7 * GIB))  # with its node
+    assert [hungry.killed(number).times for number in range(2)] == [1, 2]
+    for number in range(1, 3):
+        with healthy.attempt(number):
+            pass
+    assert healthy.note() is None
+    line = r"^export: out of memory"
+    with pytest.raises(UserError, match=line), hungry.attempt(2):
         raise AssertionError("began")
 
 

@@ -183,3 +183,23 @@ def test_who_gets_on_between_two_ends_is_not_refused(cluster: Cluster, groups: l
     said = third.finish()
     assert cluster.verdict("gets-on", 2).recoverable, said
     assert attempts.notes() == []
+
+
+@pytest.mark.prove
+def test_a_long_named_execution_does_not_read_the_note_of_another(
+    cluster: Cluster, groups: list[Path], tmp_path: Path
+) -> None:
+    """Both executions and the raw output's prefix, in which propeller hashes such names, are in one place."""
+    hungry, healthy = ("f" * 62 + last for last in "ab")
+    attempts = Attempts(cluster, hungry, tmp_path)
+    for number, at in enumerate((15, 3)):
+        assert attempts.killed_as_a_whole(groups[number], at, saved=10).times == number + 1
+    second = cluster.pod(1, healthy, attempt=2, inputs="inputs", beside=hungry)
+    put(second.pid, groups[0])
+    said = second.finish()
+    assert cluster.verdict(healthy, 2).succeeded, said
+    third = cluster.pod(1, hungry, attempt=2, inputs="endless")
+    put(third.pid, groups[1])
+    said = third.finish()
+    assert "out of memory: the last 2 attempts were killed" in cluster.verdict(hungry, 2).cause, said
+    assert attempts.notes() == []

@@ -157,8 +157,8 @@ def test_retries_follow_from_the_preemptions() -> None:
         ("[default.affinity]\nnodes = 1", "profile.affinity.nodes: unknown setting; allowed here: nodeAffinity"),
         ("[distributed]\nnodes = 2\nprocesses = 0", "profile.processes: 0 is not allowed; expected a number"),
         (
-            "[stages.train]\nnodes = 2\ntimeout_minutes = 15",
-            "profile.timeout_minutes: 15 is not allowed; expected more",
+            "[stages.train]\nnodes = 2\ntimeout_minutes = 30",
+            "profile.timeout_minutes: 30 is not allowed; expected more",
         ),
     ],
 )

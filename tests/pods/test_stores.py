@@ -80,7 +80,7 @@ def test_a_killed_training_pod_goes_on_where_its_store_is(remote: Remote, templa
     again = start(remote, template, tmp_path, "second", 1)
     said = again.finish()
     assert again.exit_code == 0 and "resumes from step" in said, said
-    assert "second/outputs/error.pb" not in remote.storage.list("second/outputs"), said
-    outputs = LiteralMap.FromString(remote.storage.get("second/outputs/outputs.pb", tmp_path).read_bytes())
+    assert "second/error.pb" not in remote.storage.list("second"), said
+    outputs = LiteralMap.FromString(remote.storage.get("second/outputs.pb", tmp_path).read_bytes())
     made = download_all(outputs.literals["artifact"].scalar.blob.uri, tmp_path / "made")
     assert (made / "best.safetensors").exists()

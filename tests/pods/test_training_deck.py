@@ -20,7 +20,7 @@ live_deck.PERIOD_S, so_far.PERIOD_S, goodput.PERIOD_S = 0.5, 0.2, 0.2
 
 def deck(cluster: Cluster, name: str, attempt: int = 0) -> str:
     """The deck where Flyte's console finds it; empty if there is none."""
-    key = f"{name}/{attempt}/outputs/deck.html"
+    key = f"{name}/{attempt}/deck.html"
     return cluster.bucket.read(key).decode() if cluster.bucket.keys(key) else ""
 
 

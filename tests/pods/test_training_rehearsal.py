@@ -57,9 +57,9 @@ def test_one_of_two_pods_is_killed_and_the_second_attempt_ends_the_same(
     output = survivor.finish()
     # What a cluster does: it takes the job for failed, whatever the other pod says, and starts both again.
     assert survivor.exit_code is not None and not [
-        key for key in cluster.bucket.keys(f"{name}/0/outputs") if key.endswith("outputs.pb")
+        key for key in cluster.bucket.keys(f"{name}/0/") if key.endswith("outputs.pb")
     ], output
-    if f"{name}/0/outputs/error.pb" in cluster.bucket.keys(f"{name}/0/outputs"):
+    if f"{name}/0/error.pb" in cluster.bucket.keys(f"{name}/0/"):
         error = cluster.error(name)
         assert error.kind == error.RECOVERABLE, output
 
@@ -82,7 +82,7 @@ def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster,
     until_saved(cluster, first, "again")
     first.kill()
     first.finish()
-    assert first.exit_code == -signal.SIGKILL and not cluster.bucket.keys("again/0/outputs")
+    assert first.exit_code == -signal.SIGKILL and not cluster.bucket.keys("again/0/")
 
     second = cluster.pod(1, "again", attempt=1)
     output = second.finish()
@@ -233,7 +233,7 @@ def test_a_pod_that_is_told_to_end_saves_and_is_worth_another_attempt(cluster: C
     until_saved(cluster, pod, "told")
     pod.terminate()
     output = pod.finish()
-    assert not [key for key in cluster.bucket.keys("told/0/outputs") if key.endswith("outputs.pb")], "an empty success"
+    assert not [key for key in cluster.bucket.keys("told/0/") if key.endswith("outputs.pb")], "an empty success"
     verdict = cluster.verdict("told")
     assert (verdict.payer, verdict.recoverable) == ("system", True), output
     (key,) = [key for key in cluster.home("told") if "/ledger/" in key]

@@ -206,7 +206,7 @@ def pod(site: Site, image: ImageRoot, task: str, inputs: LiteralMap) -> tuple[En
     arguments = rendered(container.command, values_of(bucket.uri(f"{place}/inputs.pb"), bucket.uri(place)))
     execution = {"FLYTE_INTERNAL_EXECUTION_ID": "f0", "FLYTE_INTERNAL_EXECUTION_PROJECT": "flytesnacks"}
     ended = image.start(arguments, **container.environment, **bucket.environment, **execution)
-    verdict, outputs = read_outcome(bucket, f"{place}/outputs")
+    verdict, outputs = read_outcome(bucket, place)
     assert verdict.succeeded, ended.stdout
     return ended, LiteralMap(literals=outputs)
 

@@ -55,12 +55,19 @@ def definition(
     }
 
 
-def operator(image: str = "kubeflow/training-operator:v1-5170a36") -> dict[str, Any]:
-    container = {"name": "training-operator", "image": image}
+def operator(image: str = "kubeflow/training-operator:v1-5170a36", gang: str = "") -> dict[str, Any]:
+    """The training operator; ``gang`` is its scheduler that starts all pods of a job or none."""
+    container: dict[str, Any] = {"name": "training-operator", "image": image, "command": ["/manager"]}
+    if gang:
+        container["args"] = [f"--gang-scheduler-name={gang}"]
     return {
         "metadata": {"name": "training-operator", "namespace": "kubeflow"},
         "spec": {"template": {"spec": {"containers": [container]}}},
     }
+
+
+def quota(namespace: str, **hard: str) -> dict[str, Any]:
+    return {"metadata": {"name": "ours", "namespace": namespace}, "spec": {"hard": hard}}
 
 
 def node(

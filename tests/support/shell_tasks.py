@@ -57,7 +57,7 @@ class Shell:
 
     def execution(self, bucket: S3Bucket, workdir: Path, name: str = "run", **settings: Any) -> Execution:
         for attempt in range(self.retries + 5):
-            bucket.write(f"{name}/{NODE}/{attempt}/outputs/outputs.pb", LiteralMap().SerializeToString())
+            bucket.write(f"{name}/{NODE}/{attempt}/outputs.pb", LiteralMap().SerializeToString())
         (workdir / name).mkdir()
         record, draw = ExecutionRecord(lambda line: None), random.Random(0)
         return Execution(name, self.package(), bucket, workdir / name, Catalog(), record, draw, **settings)

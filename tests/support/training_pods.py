@@ -127,16 +127,16 @@ class Cluster:
 
     def trained(self, name: str, into: Path, attempt: int = 0) -> Path:
         """Download the trained model that an attempt handed on."""
-        outputs = self.bucket.message(f"{name}/{attempt}/outputs/outputs.pb", LiteralMap)
+        outputs = self.bucket.message(f"{name}/{attempt}/outputs.pb", LiteralMap)
         assert outputs, "no outputs"
         return self.bucket.download(outputs.literals["artifact"].scalar.blob.uri, into)
 
     def verdict(self, name: str, attempt: int = 0) -> AttemptOutcome:
         """What propeller reads of an attempt once its pods have ended well."""
-        return read_outcome(self.bucket, f"{name}/{attempt}/outputs")[0]
+        return read_outcome(self.bucket, f"{name}/{attempt}")[0]
 
     def error(self, name: str, attempt: int = 0) -> ContainerError:
-        document = self.bucket.message(f"{name}/{attempt}/outputs/error.pb", ErrorDocument)
+        document = self.bucket.message(f"{name}/{attempt}/error.pb", ErrorDocument)
         assert document, "no error"
         return document.error
 

@@ -15,11 +15,11 @@ from slipstream.operations.doctor.archive import RegistrationArchive, TaskUse, p
 from slipstream.operations.doctor.findings import DoctorReport, Finding
 from slipstream.operations.doctor.kubectl import Ask, KubectlError, KubeObject, kubectl, list_objects
 from slipstream.operations.doctor.propeller import check_propeller
+from slipstream.operations.doctor.raw_outputs import lifetime_check
+from slipstream.operations.doctor.waiting import GANG_SCHEDULER, gang_scheduler, job_timeout_check, operator_containers
 
 CRD = "pytorchjobs.kubeflow.org"
 TRAINER_V2 = "trainjobs.trainer.kubeflow.org"
-#: Name of the training operator's image; its tag is a version or a commit.
-OPERATOR = "training-operator"
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 REPELS = ("NoSchedule", "NoExecute")
 
@@ -37,12 +37,12 @@ def check_cluster(package: RegistrationArchive, ask: Ask = kubectl) -> DoctorRep
         return DoctorReport(unchecked=(f"the cluster: no current context ({error})",))
     uses = package.uses()
     report = DoctorReport(checked=(f"the cluster of kubectl's context {context}",))
-    for look in (check_operator, check_priorities, check_nodes):
+    for look in (check_operator, check_priorities, check_nodes, check_competing_jobs):
         try:
             report += look(uses, ask)
         except KubectlError as error:
             report += DoctorReport(unchecked=(str(error),))
-    return report + check_propeller(ask)
+    return report + check_propeller(ask, (job_timeout_check(uses, ask), lifetime_check(uses)))
 
 
 # Training operator
@@ -64,12 +64,7 @@ def check_operator(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
     if version == "older than 1.8":
         what = f"the cluster's {CRD} is {version}"
         findings = (Finding("warning", "the cluster", what, "its elastic jobs behave differently", fix),)
-    containers = [
-        container
-        for deployment in list_objects(ask, "deployments", "--all-namespaces")
-        for container in deployment["spec"]["template"]["spec"]["containers"]
-        if OPERATOR in container.get("image", "")
-    ]
+    containers = operator_containers(ask)
     if not containers:
         what = "no deployment runs the training operator"
         findings += (Finding("warning", "the cluster", what, "jobs are created, but their pods never start", fix),)
@@ -139,6 +134,28 @@ def unschedulable(use: TaskUse, nodes: Sequence[KubeObject]) -> Iterator[Finding
         "the others stay Pending until an autoscaler adds a node that fits, or the timeout ends them",
         "check labels, taints and sizes of the node pool, or the profile's node_selector, tolerations and requests",
     )
+
+
+def check_competing_jobs(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
+    """Report jobs that fit on the cluster once but not twice, if two can get some of their pods each."""
+    jobs = [use for use in uses if use.is_job and use.pods > 1 and use.image and not use.pod.get("schedulerName")]
+    if not jobs or gang_scheduler(ask):
+        return DoctorReport()
+    nodes = list_objects(ask, "nodes")
+    return DoctorReport(tuple(finding for use in jobs for finding in competing(use, nodes)))
+
+
+def competing(use: TaskUse, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
+    room = sum(pods_on(use, node) for node in nodes if not scheduling_obstacle(use, node))
+    if use.pods <= room < 2 * use.pods:
+        yield Finding(
+            "warning",
+            use.where,
+            f"the cluster has room for {room} pods, but not for two jobs of {use.pods}, and nothing starts all pods of "
+            "a job or none",
+            "two jobs can get some of their pods each and wait for the others, until one gives up after 15 minutes",
+            f"start the training operator with {GANG_SCHEDULER}, or admit jobs by Kueue",
+        )
 
 
 def scheduling_obstacle(use: TaskUse, node: KubeObject) -> str:

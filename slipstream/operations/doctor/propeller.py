@@ -1,4 +1,4 @@
-"""Propeller's limit on failed rounds per execution, from its configuration on the cluster.
+"""Propeller's configuration on the cluster, and its limit on failed rounds per execution.
 
 Both of Flyte's charts mount ConfigMaps as one directory. Propeller merges the files there that match ``--config``, in
 order of their names. Names of deployments and ConfigMaps depend on the release, but container names are fixed. So the
@@ -8,7 +8,8 @@ deployment with a propeller container determines the ConfigMaps to read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -27,12 +28,13 @@ DEFAULT = 10
 #: About two hours of failed rounds in succession, such as while a store refuses requests.
 ENOUGH = 10_000
 ADVISED = 100_000
-#: Names of propeller's containers in the charts, and the chart values that configure propeller.
-CONTAINERS = {
-    "flyte": "flyte-binary's configuration.inline.propeller",
-    "flytepropeller": "flyte-core's configmap.core.propeller",
-    "flytepropeller-manager": "flyte-core's configmap.core.propeller",
-}
+#: Names of propeller's containers in the charts, and the charts.
+CONTAINERS = {"flyte": "flyte-binary", "flytepropeller": "flyte-core", "flytepropeller-manager": "flyte-core"}
+#: Sections of the configuration, and the files of flyte-core that hold them.
+CORE_FILES = {"propeller": "core", "plugins": "k8s", "catalog-cache": "catalog"}
+#: Units of Go's durations in seconds.
+UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+DURATION = re.compile(rf"(\d+\.?\d*|\.\d+)({'|'.join(sorted(UNITS, key=len, reverse=True))})")
 
 
 class UnreadableConfig(RuntimeError):
@@ -45,8 +47,8 @@ class Propeller:
 
     namespace: str
     deployment: str
-    #: Chart values that configure propeller.
-    values: str
+    #: Chart that wrote the deployment.
+    chart: str
     #: Pattern of the configuration files that propeller reads, such as ``*.yaml``.
     pattern: str
     config_maps: tuple[str, ...]
@@ -56,9 +58,18 @@ class Propeller:
     def where(self) -> str:
         return f"deployment {self.namespace}/{self.deployment}"
 
+    def chart_value(self, section: str, key: str) -> str:
+        """Return the chart's value that sets ``key`` in a section of the configuration."""
+        place = "configuration.inline" if self.chart == "flyte-binary" else f"configmap.{CORE_FILES[section]}"
+        return f"{self.chart}'s {place}.{section}.{key}"
 
-def check_propeller(ask: Ask) -> DoctorReport:
-    """Report every propeller of the cluster that ends executions after few failed rounds."""
+
+#: Check of a propeller's configuration files. Raises ``UnreadableConfig``, ``KubectlError``.
+ConfigCheck = Callable[[Propeller, Sequence[Settings]], DoctorReport]
+
+
+def check_propeller(ask: Ask, others: Sequence[ConfigCheck] = ()) -> DoctorReport:
+    """Report every propeller of the cluster that ends executions after few failed rounds, and what ``others`` find."""
     try:
         deployments = list_objects(ask, "deployments", "--all-namespaces")
     except KubectlError as error:
@@ -66,27 +77,37 @@ def check_propeller(ask: Ask) -> DoctorReport:
     all_propellers = [propeller for deployment in deployments for propeller in propellers(deployment)]
     if not all_propellers:
         return unchecked("no deployment runs propeller as Flyte's charts do")
-    return sum((check_retries(propeller, ask) for propeller in all_propellers), DoctorReport())
+    checks = (check_retries, *others)
+    return sum((check_config(propeller, ask, checks) for propeller in all_propellers), DoctorReport())
 
 
 def unchecked(why: str) -> DoctorReport:
-    return DoctorReport(unchecked=(f"propeller's {RETRIES}: {why}",))
+    return DoctorReport(unchecked=(f"propeller's settings: {why}",))
 
 
-def check_retries(propeller: Propeller, ask: Ask) -> DoctorReport:
+def check_config(propeller: Propeller, ask: Ask, checks: Sequence[ConfigCheck]) -> DoctorReport:
     if not propeller.config_maps:
         return unchecked(f"{propeller.where} has its configuration from no ConfigMap")
     try:
         files = read_files(propeller, ask)
-        retries = node_limit(last_setting(files, "propeller", RETRIES))
     except (KubectlError, UnreadableConfig) as error:
         return unchecked(f"{propeller.where}: {error}")
     if last_setting(files, "flyte", "propeller", "disabled") is True:  # flyte-binary as a control plane
         return unchecked(f"{propeller.where} has propeller disabled")
+    report = DoctorReport()
+    for check in checks:
+        try:
+            report += check(propeller, files)
+        except (KubectlError, UnreadableConfig) as error:
+            report += unchecked(f"{propeller.where}: {error}")
+    return report + unread_secrets(propeller)
+
+
+def check_retries(propeller: Propeller, files: Sequence[Settings]) -> DoctorReport:
+    retries = node_limit(last_setting(files, "propeller", RETRIES))
     findings = () if retries is not None and retries >= ENOUGH else (too_few(propeller, retries),)
     number = f"{DEFAULT}, the default," if retries is None else str(retries)
-    checked = f"propeller's {RETRIES}, {number} by the ConfigMaps of {propeller.where}"
-    return DoctorReport(findings, (checked,)) + unread_secrets(propeller)
+    return DoctorReport(findings, (f"propeller's {RETRIES}, {number} by the ConfigMaps of {propeller.where}",))
 
 
 def too_few(propeller: Propeller, retries: int | None) -> Finding:
@@ -98,17 +119,17 @@ def too_few(propeller: Propeller, retries: int | None) -> Finding:
         f"propeller's {RETRIES} is {is_set}",
         f"failed round {last} of an execution ends it and its pods, even during training and regardless of retries; a "
         "store that refuses for 8 s causes 11",
-        f"set {propeller.values}.{RETRIES} to {ADVISED} in the chart's values",
+        f"set {propeller.chart_value('propeller', RETRIES)} to {ADVISED} in the chart's values",
     )
 
 
 def unread_secrets(propeller: Propeller) -> DoctorReport:
-    """Report Secrets that may also set the limit, because the doctor reads none.
+    """Report Secrets with settings, because the doctor reads none.
 
     Flyte-binary's own Secret holds no settings of propeller.
     """
     others = [name for name in propeller.secrets if name != f"{propeller.deployment}-config-secret"]
-    return unchecked(f"Secret {', '.join(others)} of {propeller.where} may set it, too") if others else DoctorReport()
+    return unchecked(f"Secret {', '.join(others)} of {propeller.where} may set more") if others else DoctorReport()
 
 
 # Relevant ConfigMaps
@@ -125,7 +146,7 @@ def propellers(deployment: KubeObject) -> Iterator[Propeller]:
         yield Propeller(
             namespace=deployment["metadata"]["namespace"],
             deployment=deployment["metadata"]["name"],
-            values=CONTAINERS[container["name"]],
+            chart=CONTAINERS[container["name"]],
             pattern=pattern,
             config_maps=tuple(source["configMap"]["name"] for source in sources if "configMap" in source),
             secrets=tuple(source["secret"]["name"] for source in sources if "secret" in source),
@@ -203,3 +224,15 @@ def node_limit(value: object) -> int | None:
     if not math.isfinite(number):
         raise UnreadableConfig(f"{RETRIES} is not a number")
     return int(number) % 2**32  # kept as uint32, so that -1 is endless
+
+
+def duration_s(name: str, value: object, default: float) -> float:
+    """Return the seconds of a duration as Go reads it: ``1h30m``, or a number of nanoseconds."""
+    if value is None:
+        return default
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return value / 1e9
+    parts = DURATION.findall(value) if isinstance(value, str) else []
+    if value not in ("", "0") and "".join(map("".join, parts)) != value:
+        raise UnreadableConfig(f"{name} is not a duration")
+    return sum((float(number) * UNITS[unit] for number, unit in parts), 0.0)

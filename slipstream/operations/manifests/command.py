@@ -110,6 +110,11 @@ def next_steps(site: ClusterSite, profile: str, files: Sequence[ManifestFile], o
             "then: helm upgrade --install gpu-operator nvidia/gpu-operator --namespace gpu-operator "
             f"--values {shlex.quote(str(out / VALUES))}"
         )
+    if waits := [place.timeout_minutes for place in site.stages.values() if place.nodes > 1]:
+        yield (
+            f"set: plugins.kf-operator.timeout of propeller to {max(waits)}m or more, as a job that waits longer for a "
+            "quota or in Volcano's queue ends its execution (docs/cluster.md)"
+        )
     for pool in static_pools(site):
         yield (
             f"for nodes: kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, as Karpenter does not "

@@ -37,8 +37,8 @@ PLAN = "plan"
 #: Key of the file with the image's libraries.
 VERSIONS = "versions"
 CPU_PROCESSES = 2
-#: Minutes for which the pods of a process group wait for each other.
-JOIN_MINUTES = 15
+#: Maximum minutes for which the pods of a process group wait for each other; a first attempt waits half of them.
+JOIN_MINUTES = 30
 #: Retries for other causes than preemptions: an unavailable store, a lost worker.
 OTHER_CAUSES = 2
 #: Maximum average preemptions of a stage for which retries are derived: beyond it no stage makes progress.

@@ -5,10 +5,11 @@ The path or URI selects the store; only the client of that store is imported.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage.base import (
@@ -61,6 +62,7 @@ __all__ = [
     "disk_time",
     "download_all",
     "free_bytes",
+    "lifecycle_rules",
     "list_names",
     "list_objects",
     "open_below",
@@ -122,6 +124,16 @@ def list_names(uri: str) -> dict[str, ObjectInfo]:
     """
     base = uri.rstrip("/") + "/"
     return {check_name(info.uri.removeprefix(base), uri): info for info in list_objects(base)}
+
+
+def lifecycle_rules(uri: str) -> list[Mapping[str, Any]]:
+    """Return the lifecycle rules of the bucket of an S3 URI as S3 describes them.
+
+    Raises ``UserError``, ``StorageUnavailable``.
+    """
+    from slipstream.shared.storage import s3
+
+    return s3.lifecycle_rules(uri)
 
 
 def store_time(uri: str) -> float:

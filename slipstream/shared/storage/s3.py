@@ -255,6 +255,17 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
         return retry_transient(request, lambda error: isinstance(error, TRANSIENT_ERRORS))
 
 
+def lifecycle_rules(uri: str) -> list[Mapping[str, Any]]:
+    """Return the lifecycle rules of a bucket as S3 describes them."""
+    with explained(uri):
+        try:
+            return list(client().get_bucket_lifecycle_configuration(Bucket=split_uri(uri)[0])["Rules"])
+        except errors.ClientError as error:
+            if error.response.get("Error", {}).get("Code") == "NoSuchLifecycleConfiguration":
+                return []
+            raise
+
+
 def copy_object(source: str, target: str, size: int, sha256: str) -> None:
     """Copy an object; see :func:`slipstream.shared.storage.copy_within_s3`."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)

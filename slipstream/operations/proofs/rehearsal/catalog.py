@@ -56,7 +56,7 @@ class Catalog:
         return self.entries.get(key)
 
     def keep(self, key: str, outputs: dict[str, Literal]) -> None:
-        self.entries.setdefault(key, outputs)
+        self.entries[key] = outputs
 
     def reservation(self, key: str) -> threading.Lock:
         return self.reservations[key]

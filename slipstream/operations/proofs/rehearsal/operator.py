@@ -1,26 +1,74 @@
-"""Propeller's pod plugin and the training operator: watchers of an attempt's pods.
+"""Propeller's pod plugin and the training operator: creation and watchers of an attempt's pods.
 
-Both return the attempt's outcome, or None if its output files decide.
+Both watchers return the attempt's outcome, or None if its output files decide.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome
 from slipstream.operations.proofs.rehearsal.pods import OOM_KILLED, STUCK_S, PodProcess
 
 #: Seconds between two looks at the pods.
 LOOK_S = 0.02
+#: Seconds until a refused pod is tried again at first; every pause is twice the one before (controller-runtime's
+#: workqueue).
+BACK_OFF_S = 0.005
 
 Start = Callable[[int], PodProcess]
 
 
 class Aborted(Exception):
     """Error of a node whose execution ends because another node failed for good."""
+
+
+@dataclass
+class Namespace:
+    """Namespace in which at most ``quota`` pods may exist; others are refused.
+
+    With ``volcano``, a job's PodGroup is pending, and none of its pods is created, until there is room for all.
+    """
+
+    quota: float = math.inf
+    volcano: bool = False
+    pods: list[PodProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def create(self, missing: range, start: Start) -> list[PodProcess]:
+        """Create the ``missing`` pods of an attempt until one is refused, and return those that were created."""
+        with self.lock:
+            free = self.quota - sum(not pod.ended for pod in self.pods)
+            if self.volcano and free < len(missing):
+                return []
+            made = [start(index) for index in missing[: int(min(free, len(missing)))]]
+            self.pods += made
+            return made
+
+
+def create_pods(
+    pods: list[PodProcess], replicas: int, create: Callable[[range], list[PodProcess]], late: Callable[[float], None]
+) -> None:
+    """Append an attempt's pods to ``pods`` until all exist.
+
+    The operator sets a job's ``status.startTime`` only then. Until then ``late`` looks after the pods, and gets the
+    seconds since the job's creation.
+    """
+    since, pause = time.monotonic(), BACK_OFF_S
+    while True:
+        pods += create(range(len(pods), replicas))
+        if len(pods) >= replicas:
+            return
+        again, pause = time.monotonic() + pause, 2 * pause
+        while time.monotonic() < again:
+            late(time.monotonic() - since)
 
 
 def watch_pod(pods: list[PodProcess], aborted: threading.Event) -> AttemptOutcome | None:

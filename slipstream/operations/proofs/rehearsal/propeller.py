@@ -22,12 +22,12 @@ from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.operations.proofs.rehearsal.catalog import Catalog, cache_key
 from slipstream.operations.proofs.rehearsal.kills import Kills
 from slipstream.operations.proofs.rehearsal.nodes import START, decide, needed, resolve_all, upstream
-from slipstream.operations.proofs.rehearsal.operator import Aborted, watch_job, watch_pod
+from slipstream.operations.proofs.rehearsal.operator import Aborted, Namespace, create_pods, look, watch_job, watch_pod
 from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget, read_outcome
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from slipstream.operations.proofs.rehearsal.record import ExecutionRecord, TaskAttempt
 from slipstream.operations.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
-from slipstream.operations.proofs.rehearsal.rounds import RETRIES, PropellerRounds
+from slipstream.operations.proofs.rehearsal.rounds import OPERATOR_TIMEOUT_S, RETRIES, JobNotStarted, PropellerRounds
 from slipstream.shared.artifacts.workspaces import HOMES
 
 Literals = dict[str, Literal]
@@ -55,7 +55,7 @@ class Execution:
     """Execution ``name`` of a workflow of ``package``. ``catalog`` outlives it.
 
     ``admit`` is the scheduler's; the default has room for all pods. ``event`` reports the begin and the end of an
-    attempt to FlyteAdmin, or raises ``AdminUnavailable``.
+    attempt to FlyteAdmin, or raises ``AdminUnavailable``. ``operator_timeout_s`` is ``plugins.kf-operator.timeout``.
     """
 
     name: str
@@ -69,6 +69,9 @@ class Execution:
     admit: Callable[[PodProcess], None] | None = None
     event: Callable[[], None] = lambda: None
     max_workflow_retries: int = RETRIES
+    overwrite_cache: bool = False
+    namespace: Namespace = field(default_factory=Namespace)
+    operator_timeout_s: float = OPERATOR_TIMEOUT_S
 
     def __post_init__(self) -> None:
         self.aborted = threading.Event()
@@ -191,7 +194,7 @@ class Execution:
         key = cache_key(template, inputs)
         turn = self.catalog.reservation(key) if template.metadata.cache_serializable else nullcontext()
         with turn:
-            found = self.catalog.find(key)
+            found = None if self.overwrite_cache else self.catalog.find(key)
             self.record.looked_up(path, template.id.name, found is not None)
             if found is None:
                 inputs_of = f"{self.name}/{path}/inputs.pb"
@@ -265,17 +268,25 @@ class Execution:
             name = f"{attempt.node}-{attempt.number}" + (f"-worker-{replica}" if job else "")
             directory = self.workdir / f"p{next(self.numbers)}"
             command, (*_, grace_s, tolerations) = rendered(container.command, values), container
-            pod = PodProcess.start(name, command, environment, directory, grace_s, tolerations, self.admit)
+            own = {**environment, "HOSTNAME": f"{self.name}-{name}".replace("/", "-")}
+            pod = PodProcess.start(name, command, own, directory, grace_s, tolerations, self.admit)
             self.pods.append(pod)
             attempt.pods.append(pod)
             return pod
 
-        pods = [start(replica) for replica in range(replicas)]
+        def late(seconds: float) -> None:
+            look(pods, self.aborted)
+            if job and seconds > self.operator_timeout_s:
+                what = "kubeflow operator hasn't updated the pytorch custom resource since creation time"
+                self.rounds.fail(JobNotStarted(what))
+
+        pods: list[PodProcess] = []
         written = [place, self.bucket.key_of(raw)]
         if attempt.task in TRAININGS:  # one at a time writes there
             written.append(f"{RAW}/{HOMES}")
         for prefix in written:
             self.kills.watch(f"/{self.bucket.name}/{prefix}/", attempt.node, attempt.number, pods)
+        create_pods(pods, replicas, lambda missing: self.namespace.create(missing, start), late)
         if job:
             outcome = watch_job(pods, start, str(template.custom["runPolicy"]["cleanPodPolicy"]), self.aborted)
             time.sleep(self.draw.uniform(0, LOOK_S))
@@ -283,4 +294,4 @@ class Execution:
             outcome = watch_pod(pods, self.aborted)
         if outcome:
             return outcome, {}
-        return self.rounds.through(lambda: read_outcome(self.bucket, f"{place}/outputs"))
+        return self.rounds.through(lambda: read_outcome(self.bucket, place))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -58,15 +59,25 @@ class Rehearsal:
     catalog: Catalog = field(default_factory=Catalog)
 
     def execution(
-        self, name: str, *, seed: int = 0, say: Callable[[str], None] = lambda line: None, kills: Kills | None = None
+        self,
+        name: str,
+        *,
+        seed: int = 0,
+        say: Callable[[str], None] = lambda line: None,
+        kills: Kills | None = None,
+        **settings: Any,
     ) -> Execution:
-        """Return an execution; ``seed`` decides the order of maps. Only one at a time can have kills."""
+        """Return an execution; ``seed`` decides the order of maps. Only one at a time can have kills.
+
+        ``settings`` are further arguments of :class:`Execution`.
+        """
         kills = kills or Kills()
         workdir = self.workdir / name
         workdir.mkdir()
         self.s3.watcher = kills.asked
         draw = random.Random(seed)
-        return Execution(name, self.package, self.bucket, workdir, self.catalog, ExecutionRecord(say), draw, kills)
+        record = ExecutionRecord(say)
+        return Execution(name, self.package, self.bucket, workdir, self.catalog, record, draw, kills, **settings)
 
     def forget(self) -> None:
         """Empty the cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ TEMPLATE = re.compile(r"\{\{\s*[.$](\w+)\s*\}\}")
 #: Taint of spot nodes, and the toleration that the platform adds to interruptible pods (``interruptible-tolerations``).
 SPOT = "example.com/spot"
 SPOT_TOLERATION: Toleration = {"key": SPOT, "operator": "Exists", "effect": "NoSchedule"}
+#: Propeller's ``task.IDMaxLength``.
+LONGEST_NAME = 50
 
 
 class PrimaryContainer(NamedTuple):
@@ -55,7 +58,7 @@ def values_of(inputs: str, place: str, raw: str = "", previous: str = "") -> dic
     raw = raw or f"{place}/raw"
     return {
         "input": inputs,
-        "outputPrefix": f"{place}/outputs",
+        "outputPrefix": place,
         "rawOutputDataPrefix": raw,
         "checkpointOutputPrefix": f"{raw}/_flytecheckpoints",
         "prevCheckpointPrefix": f"{previous}/_flytecheckpoints" if previous else '""',
@@ -65,11 +68,14 @@ def values_of(inputs: str, place: str, raw: str = "", previous: str = "") -> dic
 def raw_output(base: str, execution: str, node: str, attempt: int) -> str:
     """Return the prefix of an attempt's raw output below ``base``, with a shard drawn from its name.
 
-    As in ``taskexec_context.go: ComputeRawOutputPrefix``.
+    As in ``taskexec_context.go: ComputeRawOutputPrefix``. A long name is hashed
+    (``encoding.go: FixedLengthUniqueIDForParts``).
     """
     name = f"{execution}-{node.replace('/', '-')}-{attempt}"
-    shard = hashlib.sha256(name.encode()).hexdigest()[:2]
-    return f"{base}/{shard}/{name}"
+    digest = hashlib.sha256(name.encode())
+    if len(name) > LONGEST_NAME:
+        name = "f" + base64.b32encode(digest.digest())[:7].decode().lower()
+    return f"{base}/{digest.hexdigest()[:2]}/{name}"
 
 
 def rendered(command: Sequence[str], values: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,8 @@
 """Propeller's rounds of an execution, and failed rounds (``controller/handler.go``).
 
-A refused request to the object store or FlyteAdmin fails the whole round. Propeller repeats it at once and
-never lowers ``status.failedAttempts``. One failed round more than ``max-workflow-retries`` ends the execution.
+A refused request to the object store or FlyteAdmin fails the whole round, and so does a job that the training operator
+has not started within ``plugins.kf-operator.timeout``. Propeller repeats the round at once and never lowers
+``status.failedAttempts``. One failed round more than ``max-workflow-retries`` ends the execution.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ from slipstream.operations.proofs.rehearsal.operator import Aborted
 T = TypeVar("T")
 #: Flyte's default of ``propeller.max-workflow-retries``.
 RETRIES = 10
+#: Flyte's default of ``plugins.kf-operator.timeout`` in seconds.
+OPERATOR_TIMEOUT_S = 60.0
 #: Seconds from a failed round to the next, and from a good round.
 AGAIN_S, ROUND_S = 0.2, 1.0
 
 
 class AdminUnavailable(Exception):
     """Error of a FlyteAdmin that does not accept an event."""
+
+
+class JobNotStarted(Exception):
+    """Error for a job without ``status.startTime`` (``pytorch.go: GetTaskPhase``)."""
 
 
 REFUSALS = (BotoCoreError, ClientError, AdminUnavailable)
