@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 from flytekit import FlyteContextManager
+from flytekit.core.context_manager import ExecutionState
 from flytekit.core.type_engine import TypeEngine, TypeTransformerFailedError
 from flytekit.models.literals import Binary, Literal, LiteralMap, Primitive, Scalar
 from google.protobuf.json_format import MessageToDict, Parse
@@ -96,6 +97,27 @@ def test_a_relaunch_of_the_console_has_the_same_keys() -> None:
     literal = sent(expected, RunConfig)
     again = decoded(as_struct(msgpack.unpackb(literal.scalar.binary.value)))
     assert again == expected and digests(again) == digests(expected)
+
+
+def hashes_of_sections(config: Literal) -> dict[str, str]:
+    """The hashes that stand for the sections of a configuration in the cache keys of the stages."""
+    from tasks.config import read_config
+
+    state = FlyteContextManager.current_context().new_execution_state()
+    local = state.with_params(mode=ExecutionState.Mode.LOCAL_TASK_EXECUTION)
+    context = FlyteContextManager.current_context().with_execution_state(local)
+    with FlyteContextManager.with_context(context) as inside:
+        made = read_config.dispatch_execute(inside, LiteralMap({"config": config}))
+    return {name: literal.hash for name, literal in made.literals.items() if literal.hash}
+
+
+def test_the_first_task_gives_the_same_hashes_to_a_relaunch() -> None:
+    expected = RunConfig.from_dict({**RUN, "compression": {}})
+    literal = sent(expected, RunConfig)
+    found = hashes_of_sections(literal)
+    assert {"model", "training", "export", "collectives", "compression"} <= found.keys()
+    assert hashes_of_sections(as_struct(msgpack.unpackb(literal.scalar.binary.value))) == found
+    assert hashes_of_sections(as_struct(to_dict(expected))) == found
 
 
 def test_the_defaults_have_the_same_keys_in_full_and_left_out(encode: Encode) -> None:
