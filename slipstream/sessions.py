@@ -1,16 +1,19 @@
-"""Closing of HTTP sessions that flytekit leaves open, at the end of the process.
+"""Plugin of flytekit: the type of settings for clients, and the end of open HTTP sessions in pods.
+
+flytekit imports this module wherever it is itself imported, as declared in ``pyproject.toml``. So a client knows the
+type of this project's settings without a workflow: ``pyflyte run remote-launchplan``, or ``FlyteRemote``.
 
 flytekit opens sessions of s3fs, gcsfs and adlfs in its own event loop, where nothing closes them. At the end of a pod
-aiohttp then prints "Unclosed client session", in two lines that Flyte shows as the reason of a failure. flytekit
-imports this module wherever it is itself imported, as a plugin declared in ``pyproject.toml``. This includes the
-process that unpacks registered code and then starts the task's process, and that loads nothing else of this project.
-Outside of this project's pods it does nothing.
+aiohttp then prints "Unclosed client session", in two lines that Flyte shows as the reason of a failure. This includes
+the process that unpacks registered code and then starts the task's process, and that loads nothing else of this
+project.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
 import sys
 import threading
@@ -51,3 +54,5 @@ def close(session: Any) -> None:
 
 if "SLIPSTREAM_STAGE" in os.environ:  # set for the pods of this project's tasks
     atexit.register(close_sessions)
+else:
+    importlib.import_module("slipstream.flyte")

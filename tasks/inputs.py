@@ -6,6 +6,7 @@ placement to find its machine, which is part of the export's cache key, as it de
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -23,7 +24,8 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import measuring_machine
-from slipstream.shared.models.config import BuiltIn, ModelConfig, TeachingConfig
+from slipstream.shared.models.config import BUILT_IN, BuiltIn, ModelConfig, TeachingConfig
+from slipstream.shared.settings import unknown_setting
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.storage import STORES
 from tasks.config import config_sections
@@ -71,14 +73,46 @@ def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
 
 
 def check_model(fitting: BuiltIn, config: RunConfig) -> None:
-    """Raise ``UserError`` for a built-in model that does not fit the data or is too large for export to ONNX."""
-    name = config.model.name_for(fitting)
-    exported = config.compression.method == "none"
-    if exported and (config.model.arguments or config.export.most_parameters < ExportConfig().most_parameters):
+    """Raise ``UserError`` for a model that does not fit the data, has wrong arguments or is too large for its export.
+
+    Everything that is known without the data's content is refused here, before preparation.
+    """
+    model, compression = config.model, config.compression
+    name = model.name_for(fitting)
+    if config.sweep.space:
+        check_space(config, name)
+    students = compression.students if compression.method == "distil" else []
+    if model.arguments or model.factory or students:
         # Importing this takes a second or two.
+        from slipstream.shared.models.factory import check_without_data
+
+        check_without_data(model, name)
+        for student in students:
+            try:
+                check_without_data(replace(model, arguments={**model.arguments, **student}), name)
+            except UserError as error:
+                raise UserError(f"compression.students: {error.message}") from None
+    exported = compression.method == "none"
+    if exported and (model.arguments or config.export.most_parameters < ExportConfig().most_parameters):
         from slipstream.pipeline.export.weights_alone import check_for_any_data
 
-        check_for_any_data(config.model, name, config.export)
+        check_for_any_data(model, name, config.export)
+
+
+def check_space(config: RunConfig, name: str) -> None:
+    """Raise ``UserError`` for a search space with settings that do not exist or values that they refuse."""
+    from slipstream.pipeline.sweep.space import FREE, searched_parameters
+
+    paths = [each.path for each in searched_parameters(config)]
+    if name not in BUILT_IN or "model.name" in paths:
+        return
+    for path in paths:
+        if path.startswith(f"{FREE}."):
+            from slipstream.shared.models.factory import argument_kinds
+
+            names, argument = argument_kinds(name), path.split(".")[2]
+            if argument not in names:
+                raise UserError(f"sweep.space: {unknown_setting(FREE, argument, list(names))}")
 
 
 class ModelInputs(NamedTuple):

@@ -22,7 +22,9 @@ from functools import cache, reduce
 from threading import RLock
 from typing import Annotated, Any, get_args, get_origin
 
+from slipstream.flyte.open_settings import in_a_pod
 from slipstream.shared.errors import UserError
+from slipstream.shared.settings import is_settings
 
 #: Packages of this project. Types, tasks and workflows of others keep flytekit's behaviour.
 OURS = ("slipstream", "tasks", "workflows")
@@ -118,12 +120,18 @@ LAUNCHER = Patch(
 OPTIONS = Patch(
     "flytekit.clis.sdk_in_container.run:to_click_option",
     (FLYTEKIT,),
-    "has no registry for click types, ignores unknown keys of a dataclass, and passes None for a missing option",
+    "has no registry for click types, ignores unknown keys of a dataclass, passes None for a missing option, and "
+    "encodes the default of a launch plan, which it holds as text, as if it were a dataclass",
 )
 BACKEND_ERRORS = Patch(
     "flytekit.clis.sdk_in_container.utils:pretty_print_exception",
     (FLYTEKIT,),
     "prints a traceback when Flyte cannot be reached or refuses a call",
+)
+REMOTE_DEFAULTS = Patch(
+    "flytekit.clis.sdk_in_container.run:DynamicEntityLaunchCommand._get_params",
+    (FLYTEKIT,),
+    "gives the options of remote-workflow no defaults, although the workflow's launch plan has them",
 )
 VERSION = Patch(
     "flytekit.remote:FlyteRemote._version_from_hash",
@@ -154,10 +162,17 @@ def patch_tasks() -> None:
 def patch_command_line() -> None:
     """Apply the patches of ``pyflyte``, once."""
     OPTIONS.apply(refined_options)
+    REMOTE_DEFAULTS.apply(defaults_of_plan)
     BACKEND_ERRORS.apply(explained_backend_errors)
     VERSION.apply(versioned_by_structure)
     WAITING.apply(one_line_of_a_failure)
     NESTED_CONDITIONS.apply(own_state)
+
+
+def patch_loaded_command_line() -> None:
+    """Apply the patches of ``pyflyte`` if it runs a registered entity of this project, for which it loads no module."""
+    if "flytekit.clis.sdk_in_container.run" in sys.modules:
+        patch_command_line()
 
 
 def is_ours(of: Any) -> bool:
@@ -180,7 +195,9 @@ def described_once(original: Any) -> Any:
 
     def describe(transformer: Any, of: Any) -> LiteralType:
         with fast_descriptions():
-            return original(transformer, of)
+            described = original(transformer, of)
+        add_types(described.metadata)
+        return described
 
     remembered = cache(describe)
 
@@ -198,12 +215,12 @@ def described_once(original: Any) -> Any:
     return get_literal_type
 
 
-def in_a_pod() -> bool:
-    from flytekit import FlyteContextManager
-    from flytekit.core.context_manager import ExecutionState
-
-    state = FlyteContextManager.current_context().execution_state
-    return state is not None and state.mode is ExecutionState.Mode.TASK_EXECUTION
+def add_types(schema: Any) -> None:
+    """Add the type of enumerations, which mashumaro leaves out, to a JSON schema of a dataclass."""
+    for node in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        add_types(node)
+    if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
+        schema["type"] = "string"
 
 
 @contextmanager
@@ -296,15 +313,34 @@ def keep_lazy() -> None:
 
 
 def refined_options(original: Any) -> Any:
-    from slipstream.flyte.command_line.options import refine_option
+    from slipstream.flyte.command_line.options import default_text, refine_option
 
-    def to_click_option(context: Any, flyte: Any, name: str, variable: Any, python_type: Any, *more: Any) -> Any:
-        option = original(context, flyte, name, variable, python_type, *more)
-        if in_ours(context.obj.computed_params.module or ""):
+    def to_click_option(
+        context: Any, flyte: Any, name: str, variable: Any, python_type: Any, default: Any, *more: Any
+    ) -> Any:
+        if is_settings(python_type):
+            option = original(context, flyte, name, variable, python_type, None, *more)
+            option.default = default_text(python_type, default)
+        else:
+            option = original(context, flyte, name, variable, python_type, default, *more)
+        if is_settings(python_type) or in_ours(context.obj.computed_params.module or ""):
             refine_option(option, python_type)
         return option
 
     return to_click_option
+
+
+def defaults_of_plan(original: Any) -> Any:
+    """Give the options of a workflow with settings the defaults of its own launch plan."""
+
+    def get_params(command: Any, context: Any, inputs: Any, types: Any, fixed: Any = None, defaults: Any = None) -> Any:
+        if command._launcher == command.WORKFLOW_LAUNCHER and any(map(is_settings, types.values())):
+            name, remote = command._fetch_entity(context).id, context.obj.remote_instance()
+            plan = remote.fetch_launch_plan(name.project, name.domain, name.name, name.version)
+            defaults = plan.default_inputs.parameters
+        return original(command, context, inputs, types, fixed, defaults)
+
+    return get_params
 
 
 def explained_backend_errors(original: Any) -> Any:

@@ -10,6 +10,7 @@ import atexit
 import re
 from typing import TYPE_CHECKING
 
+from flytekit.core.type_engine import TypeTransformerFailedError
 from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.core.execution import WorkflowExecutionPhase
@@ -37,7 +38,12 @@ def message_of(error: Exception, text: str) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the error as one line; if it quotes a worker's traceback, return the worker's error."""
+    """Return the error as one line; if it quotes a worker's traceback, return the worker's error.
+
+    For an input that settings refuse, flytekit's text starts with the literal; the refusal is returned.
+    """
+    if isinstance(error, TypeTransformerFailedError) and isinstance(error.__context__, UserError):
+        error = error.__context__
     text = str(error.args[0] if isinstance(error, FlyteException) and error.args else error)
     if FRAMES in text:
         return one_line(raised_last(text))

@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field as DataclassField
-from dataclasses import asdict, field
+from dataclasses import asdict, field, fields
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeGuard, TypeVar, dataclass_transform, get_args
 
 import pydantic.dataclasses
 import yaml
@@ -30,7 +30,7 @@ from pydantic_core import ArgsKwargs
 from slipstream.shared.errors import UserError
 from slipstream.shared.toml_file import BadToml, read_toml
 
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 Schema = dict[str, Any]
 #: Largest integers: for counts, as in Flyte, Kubernetes and libraries; and for seeds and numbers of bytes, which stay
 #: exact in programs that read JSON's numbers as float64.
@@ -282,6 +282,65 @@ def unknown_setting(section: str, key: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(key, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{path_of(section, [key])}: unknown setting; {hint}allowed here: {', '.join(sorted(names))}"
+
+
+def nested_classes(cls: type[Settings]) -> dict[str, type[Settings]]:
+    """Return the sections of a class by field."""
+    return {name: kind for name, kind in kinds_of(cls).items() if is_settings(kind)}
+
+
+def is_settings(kind: object) -> TypeGuard[type[Settings]]:
+    return isinstance(kind, type) and issubclass(kind, Settings)
+
+
+def kinds_of(cls: type[Settings]) -> dict[str, Any]:
+    """Return the types of a class's fields, without limits."""
+    return {name: field.annotation for name, field in vars(cls)["__pydantic_fields__"].items()}
+
+
+def as_integers(value: object) -> object:
+    """Return a value with integral floats as integers, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: as_integers(item) for name, item in value.items()}
+    return [as_integers(item) for item in value] if isinstance(value, list) else integral_as_integer(value)
+
+
+def takes_integers(kind: object, default: object = None) -> bool:
+    """Return True for the type of a parameter, or without one for a default, of integers or sequences of them."""
+    words = set(re.findall(r"\w+", inspect.formatannotation(kind)))
+    if words & {"int", "float"}:
+        return "float" not in words
+    items = default if isinstance(default, list | tuple) and default else [default]
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+
+
+def with_integers(value: object, kind: object, default: object = None) -> object:
+    """Return ``value`` with integral floats as integers where ``kind``, its type, has integers.
+
+    Without a type that says so, the ``default`` of the parameter decides.
+    """
+    if is_settings(kind) and isinstance(value, Mapping):
+        kinds = kinds_of(kind)
+        return {name: with_integers(item, kinds.get(name)) for name, item in value.items()}
+    return as_integers(value) if takes_integers(kind, default) else value
+
+
+# Literals of Flyte
+
+
+def portable(value: Settings) -> dict[str, Any]:
+    """Return settings as a dictionary, in which those of any type are JSON text."""
+    unrestricted = open_fields(type(value))
+
+    def as_sent(name: str, of: object) -> object:
+        return portable(of) if isinstance(of, Settings) else json.dumps(of) if name in unrestricted else of
+
+    return {each.name: as_sent(each.name, getattr(value, each.name)) for each in fields(value)}
+
+
+def open_fields(cls: type[Settings]) -> set[str]:
+    """Return the fields of a class that take values of any type, such as ``model.arguments``."""
+    return {name for name, kind in kinds_of(cls).items() if not {dict, list}.isdisjoint((kind, *get_args(kind)))}
 
 
 # Allowed values in words

@@ -70,6 +70,39 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
         ],
         r"export\.most_parameters: 5 is too small for tests\.support\.nets:batch_norm, which has \d+ parameters",
     ),
+    "an argument that the images' model does not have, without an export": (
+        None,
+        ["--config", '{"model": {"arguments": {"hidden": [8]}}, "compression": {"method": "prune"}}'],
+        r"model\.arguments\.hidden: unknown setting; allowed here: depth, norm, widths",
+    ),
+    "an argument that the smaller model does not have": (
+        None,
+        ["--config", '{"compression": {"method": "distil", "students": [{"width": [8]}]}}'],
+        r"compression\.students: model\.arguments\.width: unknown setting; did you mean 'widths'\?",
+    ),
+    "an argument that the language's model does not have": (
+        csv("t.txt", "some words\n" * 50),
+        ["--data", "t.txt", "--config", '{"data": {"task": "language"}, "model": {"arguments": {"hidden": 8}}}'],
+        r"model\.arguments\.hidden: unknown setting; .*hidden_size",
+    ),
+    "an argument that the user's model does not have": (
+        csv("t.csv", HEADER + GOOD),
+        [
+            *("--data", "t.csv", "--target", "y", "--config"),
+            '{"model": {"name": "tests.support.nets:batch_norm", "arguments": {"width": 8}}}',
+        ],
+        r"model\.arguments\.width: unknown setting",
+    ),
+    "a search of a setting that there is not": (
+        None,
+        ["--config", '{"sweep": {"space": {"training.epoch": {"low": 1, "high": 3}}}}'],
+        r"sweep\.space: training\.epoch: unknown setting; did you mean 'epochs'\?",
+    ),
+    "a search of an argument that there is not": (
+        None,
+        ["--config", '{"sweep": {"space": {"model.arguments.hidden": {"low": 8, "high": 16}}}}'],
+        r"sweep\.space: model\.arguments\.hidden: unknown setting",
+    ),
     "a type that there is not": (
         None,
         ["--config", '{"data": {"types": {"zip": "zipcode"}}}'],
@@ -124,7 +157,9 @@ def test_bad_input_gets_one_message(case: str, pyflyte_run: Run, tmp_path: Path)
     assert not list(tmp_path.glob(".slipstream/*/.*")), "a workspace was left behind"
 
 
-EARLY = [case for case in CASES if "a model of" in case or "too large for ONNX" in case]
+EARLY = [
+    case for case in CASES if re.match("a model of|an argument|a search|no such factory", case) or "too large" in case
+]
 
 
 @pytest.mark.parametrize("case", EARLY)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from flyteidl.core.errors_pb2 import ErrorDocument
-from flyteidl.core.literals_pb2 import LiteralMap
+from flyteidl.core.literals_pb2 import Literal, LiteralMap
 from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -39,7 +39,7 @@ class Pods:
     workdir: Path
     count: int = field(default=0)
 
-    def run(self, data: str, before: Sequence[str] = ()) -> tuple[str, str]:
+    def run(self, data: str, before: Sequence[str] = (), config: Literal | None = None) -> tuple[str, str]:
         """The log of the pod, and the place of its outputs. ``before`` is the command that starts the task's."""
         self.count += 1
         context, place = FlyteContextManager.current_context(), f"pod-{self.count}"
@@ -52,6 +52,7 @@ class Pods:
             name: TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
             for name, (value, kind) in given.items()
         }
+        literals["config"].CopyFrom(config or literals["config"])
         self.bucket.write(f"{place}/inputs.pb", LiteralMap(literals=literals).SerializeToString())
         container = primary_container(self.template)
         values = values_of(self.bucket.uri(f"{place}/inputs.pb"), self.bucket.uri(place))
@@ -95,6 +96,17 @@ def test_a_pod_that_has_done_its_work_complains_of_nothing(pods: Pods) -> None:
     log, outputs = pods.run("", distribution(pods))
     assert pods.bucket.keys(f"{outputs}/outputs.pb"), log
     assert "ERROR" not in log and "Unclosed" not in log
+
+
+def test_a_setting_that_the_console_sent_is_refused_in_one_line(pods: Pods) -> None:
+    """flytekit's own text starts with the literal, which has thousands of characters."""
+    sent = Literal()
+    sent.scalar.generic.update({"training": {"epochs": 2.7}})
+    log, outputs = pods.run("", config=sent)
+    line = "training.epochs: 2.7 is not allowed; expected an integer"
+    assert log.splitlines()[-1].endswith(f"error: {line}"), log
+    document = pods.bucket.message(f"{outputs}/error.pb", ErrorDocument)
+    assert document and document.error.message.startswith(f"{line}\n\n")
 
 
 BOX = """

@@ -95,6 +95,11 @@ import inspect
 from flytekit.clis.sdk_in_container import utils
 print("requests" not in inspect.getsource(utils.pretty_print_exception))
 """,
+    "REMOTE_DEFAULTS": """
+import inspect
+from flytekit.clis.sdk_in_container.run import DynamicEntityLaunchCommand as Command
+print("self._get_params(ctx, entity.interface.inputs, types)" in inspect.getsource(Command.get_params))
+""",
     "VERSION": """
 import inspect
 from flytekit.remote import FlyteRemote

@@ -22,7 +22,7 @@ from flyteidl.core.execution_pb2 import WorkflowExecution
 from flyteidl.service import admin_pb2_grpc, auth_pb2, auth_pb2_grpc, dataproxy_pb2, dataproxy_pb2_grpc, signal_pb2_grpc
 from google.protobuf.message import Message
 
-from slipstream.operations.doctor.archive import workflow_nodes
+from slipstream.operations.doctor.archive import read_protobufs, workflow_nodes
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
@@ -175,6 +175,26 @@ class FlyteAdmin(
         closure = launch_plan_pb2.LaunchPlanClosure(state=state, expected_inputs=spec.default_inputs)
         return launch_plan_pb2.LaunchPlan(id=request.id, spec=spec, closure=closure)
 
+    def GetActiveLaunchPlan(self, request: Any, context: grpc.ServicerContext) -> Any:
+        active = self.versions({key: key for key in self.launch_plans if key in self.active}, request)
+        if not active:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"No active launch plan could be found: {request.id.name}")
+        return self.GetLaunchPlan(launch_plan_pb2.LaunchPlan(id=active[0]), context)
+
+    def versions(self, kind: dict[Key, Any], request: Any) -> list[identifier_pb2.Identifier]:
+        """The versions of a name, newest first."""
+        asked = (request.id.project, request.id.domain, request.id.name)
+        found = [key for key in reversed(kind) if key[:3] == asked]
+        return [identifier_pb2.Identifier(project=p, domain=d, name=n, version=v) for p, d, n, v in found]
+
+    def ListLaunchPlans(self, request: Any, context: grpc.ServicerContext) -> Any:
+        found = [launch_plan_pb2.LaunchPlan(id=each) for each in self.versions(self.launch_plans, request)]
+        return launch_plan_pb2.LaunchPlanList(launch_plans=found)
+
+    def ListWorkflows(self, request: Any, context: grpc.ServicerContext) -> Any:
+        found = [workflow_pb2.Workflow(id=each) for each in self.versions(self.workflows, request)]
+        return workflow_pb2.WorkflowList(workflows=found)
+
     def CreateExecution(self, request: Any, context: grpc.ServicerContext) -> Any:
         plan = self.find(self.launch_plans, request.spec.launch_plan, context)
         missing = {n for n, p in plan.default_inputs.parameters.items() if p.required} - set(request.inputs.literals)
@@ -256,6 +276,32 @@ def serving(admin: Admin, token: str = "", certificate: tuple[bytes, bytes] | No
         yield admin
     finally:
         server.stop(None).wait()
+
+
+def register_package(admin: FlyteAdmin, archive: Path, version: str = "v1") -> None:
+    """What ``flytectl register files ARCHIVE --archive --version VERSION`` leaves in FlyteAdmin."""
+    for message in read_protobufs(archive):
+        identify(message, version)
+        if isinstance(message, task_pb2.TaskSpec):
+            admin.tasks[key_of(message.template.id)] = message
+        elif isinstance(message, WorkflowSpec):
+            admin.workflows[key_of(message.template.id)] = message
+        else:
+            admin.launch_plans[key_of(message.id)] = message.spec
+
+
+def identify(message: Message, version: str) -> None:
+    """Fill in the project, the domain and the version of all identifiers in a message."""
+    if isinstance(message, identifier_pb2.Identifier):
+        message.project, message.domain, message.version = "flytesnacks", "development", version
+        return
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        is_map = field.message_type.GetOptions().map_entry
+        for each in [value] if isinstance(value, Message) else value.values() if is_map else value:
+            if isinstance(each, Message):
+                identify(each, version)
 
 
 def write_config(path: Path, endpoint: str, **admin: Any) -> Path:

@@ -46,8 +46,6 @@ STEP_MODULES = (
     "slipstream.pipeline.train.loop.objective",
     "slipstream.pipeline.train.loop.optimizer",
     "slipstream.pipeline.train.loop.state",
-    "slipstream.pipeline.train.loop.step",
-    "slipstream.pipeline.train.loop.objective",
     "slipstream.shared.models.arithmetic",
     "slipstream.shared.models.transformer",
     "slipstream.shared.models.tables_and_images",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from flytekit.interaction.click_types import StructuredDatasetParamType
 from flytekit.tools.serialize_helpers import get_registrable_entities
 from google.protobuf.message import Message
 
+from slipstream.flyte.settings_type import from_client
 from slipstream.operations.doctor.archive import workflow_nodes
 from slipstream.shared.errors import UserError
-from slipstream.shared.settings import Settings
+from slipstream.shared.settings import Settings, to_dict
 
 
 class SettingsParam(click.ParamType):
@@ -47,6 +49,21 @@ class DatasetParam(StructuredDatasetParamType):
             option = param.opts[0] if param else "dataset"
             raise UserError(f"{option}: {value!r} does not exist; expected Parquet: a file, a directory or a URI")
         return super().convert(value, param, ctx)
+
+
+def default_text(settings: type[Settings], default: Any) -> Any:
+    """Return the default of an option as the user would write it: JSON.
+
+    ``default`` is that of a Python function, or of a registered launch plan as text. The text of a plan with other
+    settings, of another release, is returned unchanged; it is an error unless the user gives a value.
+    """
+    if not default or isinstance(default, ArtifactQuery):
+        return default
+    try:
+        value = default if isinstance(default, Settings) else from_client(settings, default)
+    except UserError:
+        return default
+    return json.dumps(to_dict(value))
 
 
 def refine_option(option: click.Option, python_type: Any) -> None:

@@ -34,12 +34,15 @@ from slipstream.shared.models.pruning import Retained, prune_model
 from slipstream.shared.models.tables_and_images import MLP, ResNet
 from slipstream.shared.models.token_rows import token_ids
 from slipstream.shared.models.transformer import Transformer
-from slipstream.shared.settings import unknown_setting
+from slipstream.shared.models.transformer_config import TransformerConfig
+from slipstream.shared.settings import kinds_of, unknown_setting
 
 #: Default maximum bytes of all operations' results for an evaluation batch.
 BATCH_BYTES = 256 * 2**20
 #: Maximum rows of an evaluation batch.
 MOST_ROWS = 1024
+#: Built-in models by name.
+FACTORIES: dict[str, type[nn.Module]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
 #: Dtypes of outputs that are too narrow for regression targets.
 HALF = (torch.bfloat16, torch.float16)
 #: Dtypes of stored tokens; the id of a token that is not learned is stored as -1 - id.
@@ -162,8 +165,7 @@ def build_model(
     """
     config = shaped_for(config, signature)
     name = resolve_model_name(config, signature)
-    built_in: dict[str, Callable[..., object]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
-    factory = built_in.get(name) or import_factory(name)
+    factory = factory_of(name)
     check_arguments(name, factory, config.arguments)
     torch.manual_seed(seed)
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.arguments.items()}
@@ -257,13 +259,52 @@ def zero_inputs(signature: Signature, rows: int, device: torch.device | str = "c
     ]
 
 
+def factory_of(name: str) -> Callable[..., object]:
+    """Return the factory of a built-in model, or import the user's own (see :func:`import_factory`)."""
+    return FACTORIES[name] if name in FACTORIES else import_factory(name)
+
+
+def check_without_data(config: ModelConfig, name: str) -> None:
+    """Raise ``UserError`` for arguments that the model ``name`` refuses whatever the data."""
+    if name != "transformer":
+        check_arguments(name, factory_of(name), config.arguments)
+        return
+    given = {key: value for key, value in config.arguments.items() if key != "config"}
+    if config.base or "config" in config.arguments:  # They have the other settings, with which these must agree.
+        given = {key: value for key, value in given.items() if key not in kinds_of(TransformerConfig)}
+    TransformerConfig.from_dict({"vocab_size": 2, **given})
+
+
+def argument_kinds(name: str) -> dict[str, tuple[object, object]]:
+    """Return the types and defaults of a model's arguments, ``None`` where unknown; for "auto" of all built-in models.
+
+    The same name means the same in all of them.
+    """
+    if name == "auto":
+        return {key: kind for each in FACTORIES for key, kind in argument_kinds(each).items()}
+    if name == "transformer":
+        return {key: (kind, None) for key, kind in {"config": str, **kinds_of(TransformerConfig)}.items()}
+    found = parameters_of(factory_of(name)) or []
+    return {each.name: (stated(each.annotation), stated(each.default)) for each in found}
+
+
+def stated(of: object) -> object:
+    return None if of is inspect.Parameter.empty else of
+
+
+def parameters_of(factory: Callable[..., object]) -> list[inspect.Parameter] | None:
+    """Return the parameters of a factory after the first, the signature; ``None`` if the callable has none."""
+    try:
+        return list(inspect.signature(factory).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return None
+
+
 def check_arguments(name: str, factory: Callable[..., object], given: Iterable[str]) -> None:
     """Raise ``UserError`` if an argument is unknown to the factory, or a required argument is missing."""
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())[1:]  # The first is the signature.
-    except (TypeError, ValueError):  # The callable has no signature.
+    parameters, kinds = parameters_of(factory), inspect.Parameter
+    if parameters is None:
         return
-    kinds = inspect.Parameter
     named = {each.name: each for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
     takes_any = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
     if odd := next((key for key in given if key not in named and not takes_any), None):

@@ -29,7 +29,7 @@ from slipstream.shared.artifacts.versions import installed_constraints
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.profiles.placement import Placement
 from slipstream.shared.profiles.profile import CHOICE, RESOLVED, VERSIONS, Profile
-from slipstream.shared.settings import Settings, to_dict
+from slipstream.shared.settings import Settings, portable
 from slipstream.shared.source.config import DataConfig
 
 WORKFLOW = "workflows.training.train_and_export"
@@ -114,7 +114,7 @@ def literal(value: str | Settings) -> Literal:
     if isinstance(value, str):
         made.scalar.primitive.string_value = value
     else:
-        made.scalar.binary.value = msgpack.packb(to_dict(value))
+        made.scalar.binary.value = msgpack.packb(portable(value))
         made.scalar.binary.tag = "msgpack"
     return made
 

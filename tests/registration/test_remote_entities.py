@@ -1,0 +1,190 @@
+"""Registered workflows and launch plans are started by name, from a process that imports none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from subprocess import PIPE, STDOUT
+from typing import Any
+
+import pytest
+from flyteidl.core.literals_pb2 import Literal as LiteralProto
+from flytekit import FlyteContextManager
+from flytekit.configuration import Config
+from flytekit.core.type_engine import TypeEngine
+from flytekit.models.interface import Variable
+from flytekit.models.literals import Literal
+from flytekit.remote import FlyteRemote
+
+from slipstream.config import RunConfig
+from slipstream.flyte.settings_type import TAG
+from slipstream.operations.doctor.archive import RegistrationArchive
+from slipstream.shared.errors import UserError
+from slipstream.shared.settings import Settings, settings_schema, to_dict
+from tests.support import REPOSITORY
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.flyte_admin import FlyteAdmin, flyte_admin, register_package, write_config
+
+PYFLYTE = "from flytekit.clis.sdk_in_container.pyflyte import main; main()"
+Ended = subprocess.CompletedProcess[str]
+PLAN, FINE_TUNING = "retrain_now", "workflows.training.fine_tune"
+WORKFLOW = "workflows.training.train_and_export"
+
+
+@pytest.fixture(scope="module")
+def admin(server: FaultyS3, archive_for: Callable[[str], Path]) -> Iterator[FlyteAdmin]:
+    with flyte_admin(server) as made:
+        register_package(made, archive_for("local"))
+        yield made
+
+
+def started(admin: FlyteAdmin, directory: Path, *arguments: str) -> Ended:
+    """``pyflyte run ARGUMENTS`` in a directory without code, where the project is installed."""
+    directory.mkdir(exist_ok=True)
+    config = write_config(directory / "flyte.yaml", admin.endpoint)
+    command = [sys.executable, "-c", PYFLYTE, "--config", str(config), "run", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "600"}
+    return subprocess.run(command, cwd=directory, env=environment, stdout=PIPE, stderr=STDOUT, text=True, timeout=300)
+
+
+def config_of(admin: FlyteAdmin, name: str = "config") -> Any:
+    """The configuration of the latest execution, as its first task decodes it; ``None`` if the plan's holds."""
+    given = next(reversed(admin.executions.values())).inputs.literals
+    return decoded(given[name]) if name in given else None
+
+
+def decoded(literal: LiteralProto, kind: type[Settings] = RunConfig) -> Any:
+    return TypeEngine.to_python_value(FlyteContextManager.current_context(), Literal.from_flyte_idl(literal), kind)
+
+
+def default_of(admin: FlyteAdmin, plan: str) -> Any:
+    (spec,) = [spec for key, spec in admin.launch_plans.items() if key[2] == plan]
+    return decoded(spec.default_inputs.parameters["config"].default)
+
+
+# Every registered interface
+
+
+def variables(made: RegistrationArchive) -> dict[str, Mapping[str, Any]]:
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, template in {**made.tasks, **made.workflows}.items():
+        found[f"{name} inputs"] = template.interface.inputs.variables
+        found[f"{name} outputs"] = template.interface.outputs.variables
+    return found
+
+
+def test_flytekit_rebuilds_every_registered_interface(package_for: Callable[[str], RegistrationArchive]) -> None:
+    found: set[str] = set()
+    for name, inputs in variables(package_for("local")).items():
+        types = TypeEngine.guess_python_types({key: Variable.from_flyte_idl(each) for key, each in inputs.items()})
+        for key, kind in types.items():
+            tag = inputs[key].type.structure.tag
+            if tag.startswith(TAG):
+                assert issubclass(kind, Settings) and kind.__name__ == tag.removeprefix(TAG), f"{name}.{key}"
+                found.add(kind.__name__)
+    sections = {
+        cls.__name__ for cls in Settings.__subclasses__() if cls.__name__ in settings_schema(RunConfig)["$defs"]
+    }
+    assert {"RunConfig", "DataConfig", "ModelConfig", "TrainingConfig", "CollectivesConfig"} <= found
+    assert found <= {"RunConfig", *sections}
+
+
+def without_type(node: Any, where: str) -> Iterator[str]:
+    """The nodes of a JSON schema that say neither a type nor variants."""
+    if "type" not in node and "anyOf" not in node:
+        yield f"{where}: {node}"
+    for name, child in node.get("properties", {}).items():
+        yield from without_type(child, f"{where}.{name}")
+    for child in node.get("anyOf", []):
+        yield from without_type(child, f"{where} (variant)")
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            yield from without_type(node[key], f"{where}.{key}")
+
+
+def test_every_node_of_every_registered_schema_has_a_type(package_for: Callable[[str], RegistrationArchive]) -> None:
+    seen = 0
+    for name, side in variables(package_for("local")).items():
+        for key, variable in side.items():
+            metadata = Variable.from_flyte_idl(variable).type.metadata
+            if metadata:
+                seen += 1
+                assert not list(without_type(metadata, f"{name}.{key}"))
+    assert seen > 50
+
+
+def test_no_setting_is_left_out_of_the_registered_schema() -> None:
+    def names(node: Any, schema: Any) -> dict[str, Any]:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+        return {key: names(child, schema) for key, child in node.get("properties", {}).items()}
+
+    metadata, schema = TypeEngine.to_literal_type(RunConfig).metadata, settings_schema(RunConfig)
+    assert names(metadata, {}) == names(schema, schema)
+
+
+# Both commands
+
+
+@pytest.mark.parametrize(("command", "name"), [("remote-launchplan", PLAN), ("remote-workflow", WORKFLOW)])
+def test_its_help_shows_the_defaults(admin: FlyteAdmin, tmp_path: Path, command: str, name: str) -> None:
+    ended = started(admin, tmp_path / "client", command, name, "--help")
+    assert ended.returncode == 0, ended.stdout
+    said = " ".join(ended.stdout.replace("│", " ").split())
+    assert '[default: {"data": {"format": "auto"' in said and '"arguments": {}' in said
+
+
+GIVEN = {
+    "default": None,
+    "partial": {"training": {"epochs": 3}, "model": {"arguments": {"widths": [16, 8]}}},
+    "full": to_dict(RunConfig.from_dict({"training": {"accumulation": "auto"}})),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize(("command", "name"), [("remote-launchplan", PLAN), ("remote-workflow", WORKFLOW)])
+def test_it_starts_with_a_configuration(admin: FlyteAdmin, tmp_path: Path, command: str, name: str, given: str) -> None:
+    more = () if GIVEN[given] is None else ("--config", json.dumps(GIVEN[given]))
+    ended = started(admin, tmp_path / "client", command, name, *more)
+    assert ended.returncode == 0, ended.stdout
+    expected = default_of(admin, name) if GIVEN[given] is None else RunConfig.from_dict(GIVEN[given])
+    assert config_of(admin) in (expected, None)
+
+
+def test_a_workflow_starts_with_the_defaults_of_its_plan(admin: FlyteAdmin, tmp_path: Path) -> None:
+    """Not with those of the class: fine-tuning trains adapters."""
+    ended = started(admin, tmp_path / "client", "remote-workflow", FINE_TUNING, "--base", "s3://bucket/base")
+    assert ended.returncode == 0, ended.stdout
+    assert config_of(admin).model.lora.rank == 16
+
+
+@pytest.mark.parametrize("command", ["remote-launchplan", "remote-workflow"])
+def test_a_wrong_setting_is_one_line(admin: FlyteAdmin, tmp_path: Path, command: str) -> None:
+    before = len(admin.executions)
+    ended = started(admin, tmp_path / "client", command, WORKFLOW, "--config", '{"training": {"epoch": 3}}')
+    assert ended.returncode != 0 and "Traceback" not in ended.stdout
+    (said,) = [line.strip("│ ") for line in ended.stdout.splitlines() if line.startswith("│")]
+    assert said.startswith("training.epoch: unknown setting; did you mean 'epochs'?")
+    assert len(admin.executions) == before
+
+
+# FlyteRemote
+
+
+@pytest.fixture
+def remote(admin: FlyteAdmin, tmp_path: Path) -> FlyteRemote:
+    config = Config.auto(str(write_config(tmp_path / "flyte.yaml", admin.endpoint)))
+    return FlyteRemote(config, default_project="flytesnacks", default_domain="development")
+
+
+@pytest.mark.parametrize("given", ["partial", "full"])
+def test_a_client_in_python_gives_a_mapping_or_the_class(admin: FlyteAdmin, remote: FlyteRemote, given: str) -> None:
+    plan, expected = remote.fetch_launch_plan(name=PLAN), RunConfig.from_dict(GIVEN[given])
+    for value in (GIVEN[given], expected, json.dumps(GIVEN[given])):
+        remote.execute(plan, {"config": value})
+        assert config_of(admin) == expected
+    with pytest.raises(UserError, match=r"^trainin: "):
+        remote.execute(plan, {"config": {"trainin": {}}})
