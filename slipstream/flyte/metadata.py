@@ -17,6 +17,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
+from slipstream.shared.artifacts.strict_json import parse_json
 from slipstream.shared.artifacts.versions import (
     ABSENT,
     ROOT,
@@ -141,7 +142,7 @@ def refuse_other_versions() -> None:
     """
     if not (travelled := os.environ.get(VERSIONS)):
         return
-    stage, code, libraries = json.loads(travelled).values()
+    stage, code, libraries = parse_json(travelled.encode()).values()
     here = closure_digest(STAGES[stage].engines)
     if here != code:
         raise UserError(

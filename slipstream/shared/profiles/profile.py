@@ -73,12 +73,14 @@ class Profile:
             return placement
         return replace(placement, processes=int(placement.gpu) or visible_gpus() or CPU_PROCESSES)
 
-    def to_json(self) -> str:
+    def to_tree(self) -> Table:
+        """Return the tables, as JSON holds them."""
         stages = {stage: to_dict(placement) for stage, placement in self.stages.items()}
         plan = {PLAN: to_dict(self.plan)} if self.plan else {}
-        return json.dumps(
-            {"name": self.name, "default": to_dict(self.default), "stages": stages, **plan}, sort_keys=True
-        )
+        return {"name": self.name, "default": to_dict(self.default), "stages": stages, **plan}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_tree(), sort_keys=True)
 
 
 def parse_profile(name: str, data: Table) -> Profile:

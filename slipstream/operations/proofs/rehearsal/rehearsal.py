@@ -98,7 +98,7 @@ def package_workflows(directory: Path, profile: Profile) -> RegistrationArchive:
     """Package the clone's workflows for ``profile`` and return the package."""
     archive, installed = str(directory / "flyte.tgz"), directory / "versions.txt"
     installed.write_text(installed_constraints(), encoding="utf-8")  # the pods are processes of this environment
-    resolved = {**json.loads(profile.to_json()), VERSIONS: profile.versions or str(installed)}
+    resolved = {**profile.to_tree(), VERSIONS: profile.versions or str(installed)}
     variables = {"FLYTE_PLATFORM_URL": NO_FLYTE, CHOICE: profile.name, RESOLVED: json.dumps(resolved)}
     words = ["--pkgs", "workflows", "package", "--image", IMAGE, "--force", "--output", archive]
     run_pyflyte(words, "package", variables)
