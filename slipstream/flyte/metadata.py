@@ -17,7 +17,6 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
-from slipstream.shared.artifacts.strict_json import parse_json
 from slipstream.shared.artifacts.versions import (
     ABSENT,
     ROOT,
@@ -142,7 +141,7 @@ def refuse_other_versions() -> None:
     """
     if not (travelled := os.environ.get(VERSIONS)):
         return
-    stage, code, libraries = parse_json(travelled.encode()).values()
+    stage, code, libraries = json.loads(travelled).values()
     here = closure_digest(STAGES[stage].engines)
     if here != code:
         raise UserError(
