@@ -5,19 +5,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
 def first_few(values: Iterable[Any], kept: int = 1, names: Iterable[str] = ()) -> list[Any]:
-    """Return parameters, those after the first ``kept`` marked for ``make prove``. A tuple holds several arguments."""
-    known = dict(enumerate(names))
-    return [
-        pytest.param(
-            *(value if isinstance(value, tuple) else (value,)),
-            id=known.get(number),
-            marks=[] if number < kept else [pytest.mark.prove],
-        )
-        for number, value in enumerate(values)
-    ]
+    """Return parameters, those after the first ``kept`` marked for ``make prove``.
+
+    A tuple holds several arguments; ``names`` are ids. Parameters with an id or marks keep them.
+    """
+    known, found = dict(enumerate(names)), []
+    for number, value in enumerate(values):
+        marks = [] if number < kept else [pytest.mark.prove]
+        if isinstance(value, ParameterSet):
+            found.append(pytest.param(*value.values, id=value.id, marks=[*value.marks, *marks]))
+        else:
+            arguments = value if isinstance(value, tuple) else (value,)
+            found.append(pytest.param(*arguments, id=known.get(number), marks=marks))
+    return found
 
 
 def diagonal(left: Iterable[Any], right: Iterable[Any]) -> list[Any]:
