@@ -65,6 +65,7 @@ SUBCOMMANDS = {
     ),
     "doctor": Subcommand("slipstream.operations.doctor.command", "Diagnose a package, a cluster or a node."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment.", in_clone=True),
+    "versions": Subcommand("slipstream.versions", "Print the libraries of this image, for a profile."),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),
     "rehearse": Subcommand(
         "slipstream.operations.proofs.rehearsal.command",

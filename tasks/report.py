@@ -58,7 +58,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     others "" and ``None``.
     """
     from slipstream.pipeline.report.engine import build_report
-    from slipstream.pipeline.report.formatting import schedule_figures
+    from slipstream.pipeline.report.figures import schedule_figures
     from slipstream.pipeline.report.stage_results import StageResults
 
     measured = [network for network in networks if network]

@@ -1,7 +1,5 @@
 """Fixtures for all tests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
@@ -15,15 +13,12 @@ from slipstream.shared.storage import retry, s3
 from tests.support import processes, wording
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_string, faulty_azure, faulty_google
+from tests.support.once import shared_place
 
 processes.preload()
 
 #: The directories whose files take minutes. They come first, so that in the end no process waits long for another.
-LONGEST = ("command_line", "registration", "pods", "survival", "benchmarks", "train", "collectives", "export")
-#: The directory whose proofs compare times: nothing else may run at the same time.
-TIMED = "collectives"
-
-
+LONGEST = ("command_line", "registration", "pods", "train", "collectives", "export", "promote")
 #: Variables that tell a process its place in a process group.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -35,9 +30,6 @@ def directory_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wording.note(items, config)
     items.sort(key=lambda item: directory_of(item) not in LONGEST)
-    for item in items:
-        if directory_of(item) == TIMED and item.get_closest_marker("prove"):
-            item.add_marker(pytest.mark.alone)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,8 +60,7 @@ def archive_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     """``archive_for("local")`` is what is packaged for a profile, once for all processes of the tests."""
     from tests.support.package import packaged
 
-    place = tmp_path_factory.getbasetemp()
-    return partial(packaged, place.parent if "PYTEST_XDIST_WORKER" in os.environ else place)
+    return partial(packaged, shared_place(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")

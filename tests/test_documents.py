@@ -1,7 +1,5 @@
 """Documents: generated pages equal their source, no promise gets lost, and every page is short."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import tomllib
@@ -42,6 +40,12 @@ def test_a_promise_has_an_id_of_its_own_one_sentence_or_more_and_a_test() -> Non
 def test_every_promise_has_a_test_in_make_test_or_a_reason() -> None:
     rows = [promise for area in promises.read_promises().values() for promise in area]
     assert not [promise.id for promise in rows if ("make test" in promise.commands) == bool(promise.only_proved)]
+
+
+def test_every_long_test_guards_a_promise() -> None:
+    rows = [promise for area in promises.read_promises().values() for promise in area]
+    guarded = promises.long_tests(rows)
+    assert len(guarded) > 100 and not [path for path, found in guarded.items() if not found]
 
 
 def test_no_promise_gets_lost() -> None:

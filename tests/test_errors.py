@@ -1,7 +1,5 @@
 """Messages are one line that a terminal can show, with any text quoted in them."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

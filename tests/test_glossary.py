@@ -1,7 +1,5 @@
 """The glossary's words are used, and what it replaces is gone from names, messages and documents."""
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize

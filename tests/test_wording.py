@@ -1,7 +1,5 @@
 """The wording of messages is kept in golden files: what tests compare, and all that the sources can say."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import json

@@ -64,10 +64,11 @@ from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.workspaces import Holder
-from slipstream.shared.distributed.child_processes import group_stands
+from slipstream.shared.distributed.leaving import group_stands
 from slipstream.shared.distributed.names import names_of_this_machine
 from slipstream.shared.errors import Interrupted, Preempted, UserError
 from slipstream.shared.logs import logger
+from slipstream.shared.machine.gpus import bf16_gpus, visible_gpus
 from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.profiles.profile import Placement, Profile, current_profile
 from slipstream.shared.stages import StageRun
@@ -336,9 +337,13 @@ class DistributedTask(PytorchElasticFunctionTask):
             Artifact.open(directory, config.stage)
             return reused
 
-        made = run_stage(
-            config.stage, {**self._deciding(inputs), "world": [placement.nodes, placement.processes]}, make
-        )
+        from slipstream.shared.models.arithmetic import choose_precision
+
+        surroundings = {
+            "world": [placement.nodes, placement.processes],
+            "auto_precision": choose_precision("auto", gpu=visible_gpus() > 0, bf16=bf16_gpus()),
+        }
+        made = run_stage(config.stage, {**self._deciding(inputs), **surroundings}, make)
         return config.returns(made)
 
     def _deciding(self, inputs: TaskInputs) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from flytekit import current_context
 
 from slipstream.shared.artifacts.records import LARGEST_RECORD, decode_record, to_json
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import size_text
 from slipstream.shared.logs import logger
 from slipstream.shared.machine.limits import memory_limit, memory_used
-from slipstream.shared.machine.out_of_memory import GIB, memory_counters, what_was_killed
+from slipstream.shared.machine.out_of_memory import memory_counters, what_was_killed
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import MissingObject, StorageUnavailable, open_reader, storage_for
 
@@ -63,7 +64,7 @@ class MemoryNote:
             return self.killed
         return (
             f"out of memory: the last {self.times} attempts were killed when they had taken "
-            f"{self.used / GIB:.3g} of {self.limit / GIB:.3g} GiB"
+            f"{size_text(self.used)} of {size_text(self.limit)}"
         )
 
 
@@ -96,7 +97,7 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
         while not ended.wait(LOOK_S):
             if (used := memory_used()) >= NEARLY * limit:
                 noted.set()
-                LOG.warning("memory is nearly full: %.3g of %.3g GiB", used / GIB, limit / GIB)
+                LOG.warning("memory is nearly full: %s of %s", size_text(used), size_text(limit))
                 with suppress(StorageUnavailable, UserError):
                     kept = progress()
                     again = earlier and earlier.repeated_by(attempt, limit, kept)

@@ -8,14 +8,24 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeAlias
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 from flytekit import Cache, PodTemplate, Resources
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
-from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.artifacts.versions import (
+    ABSENT,
+    ROOT,
+    closure_digest,
+    code_version,
+    installed_releases,
+    pinned_releases,
+    version_of,
+)
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.limits import CPU, MEMORY
 from slipstream.shared.machine.out_of_memory import memory_counters, what_was_killed
@@ -54,7 +64,8 @@ def stage_metadata(stage: str, besides: tuple[str, ...] = (), *, cached: bool = 
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
         # Serialised: a second execution waits for the result of the first.
-        metadata["cache"] = Cache(version=cache_version(stage), serialize=True, ignored_inputs=besides)
+        metadata["cache"] = Cache(version=registered_version(stage), serialize=True, ignored_inputs=besides)
+        metadata["environment"][VERSIONS] = json.dumps(registered_versions(stage)._asdict())
     if placement.accelerator:
         metadata["accelerator"] = pod_accelerator(placement)
     if placement.shared_memory:
@@ -62,12 +73,88 @@ def stage_metadata(stage: str, besides: tuple[str, ...] = (), *, cached: bool = 
     return metadata
 
 
-def cache_version(stage: str) -> str:
-    """Return the stage's cache version: its code version, and its hardware if its results are timings."""
+#: Environment variable with the :class:`Versions` of a cached task, as JSON; unset in local runs.
+VERSIONS = "SLIPSTREAM_VERSIONS"
+#: File of the project with the releases that its images install.
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+class Versions(NamedTuple):
+    """Digest of a stage's code, and the releases of its libraries."""
+
+    stage: str
+    code: str
+    libraries: dict[str, str]
+
+
+def registered_version(stage: str) -> str:
+    """Return the stage's version for Flyte's cache: code, libraries, and what else of the profile changes results.
+
+    That is the hardware of timings, and of a training the process group and the precision "auto".
+    """
+    _, code, libraries = registered_versions(stage)
+    placement = current_profile().asked(stage)
+    parts = [version_of(code, libraries), *hardware_part(stage)]
+    if STAGES[stage].distributed:
+        parts.append(f"{placement.nodes}x{placement.processes}-{placement.auto_precision}")
+    return "-".join(parts)
+
+
+def installed_stage_version(stage: str) -> str:
+    """Return the stage's version for keys of this machine: code and installed libraries, and hardware of timings."""
+    return "-".join([code_version(stage), *hardware_part(stage)])
+
+
+def hardware_part(stage: str) -> list[str]:
     if not STAGES[stage].measured:
-        return code_version(stage)
+        return []
     hardware = json.dumps(current_profile().asked(stage).hardware, sort_keys=True)
-    return f"{code_version(stage)}-{hashlib.sha256(hardware.encode()).hexdigest()[:8]}"
+    return [hashlib.sha256(hardware.encode()).hexdigest()[:8]]
+
+
+def registered_versions(stage: str) -> Versions:
+    """Return the versions that pods must have, from the code here and the releases pinned for the images.
+
+    Those are in the file that the profile names, else in ``constraints.txt``. A project without either registers what
+    is installed. Raises ``UserError`` if the profile's file cannot be read.
+    """
+    libraries = STAGES[stage].libraries
+    named = current_profile().versions
+    try:
+        text = Path(named or CONSTRAINTS).read_text(encoding="utf-8")
+        releases = pinned_releases(libraries, text)
+    except (OSError, ValueError) as error:
+        if named:
+            raise UserError(
+                f"profile {current_profile().name}.versions: {named} cannot be read: {error}; expected the output of "
+                "slipstream versions in the image"
+            ) from None
+        releases = installed_releases(libraries)
+    return Versions(stage, closure_digest(STAGES[stage].engines), releases)
+
+
+@cache
+def refuse_other_versions() -> None:
+    """Raise ``UserError`` in a pod whose code or libraries differ from the registered ones.
+
+    Its result would be cached under a version that is not its own. A library that a pod lacks changes no result.
+    """
+    if not (travelled := os.environ.get(VERSIONS)):
+        return
+    stage, code, libraries = json.loads(travelled).values()
+    here = closure_digest(STAGES[stage].engines)
+    if here != code:
+        raise UserError(
+            f"{stage}: the code in this pod has the version {here}, but {code} was registered; build the image again "
+            "from the registered code and register it, or register with --copy all"
+        )
+    for library, release in installed_releases(libraries).items():
+        if release not in (ABSENT, libraries[library]):
+            raise UserError(
+                f"{stage}: this pod has {library} {release}, but {libraries[library]} was registered; build the image "
+                "again with constraints.txt, or name the output of slipstream versions in the image as versions in "
+                "the profile, and register again"
+            )
 
 
 def pod_environment(profile: Profile, placement: Placement) -> dict[str, str]:

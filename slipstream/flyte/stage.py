@@ -22,7 +22,7 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.flyte.artifact_types import Made, artifact_fingerprint, artifact_uri
 from slipstream.flyte.memory_notes import noted_memory
-from slipstream.flyte.metadata import cache_version, named_out_of_memory
+from slipstream.flyte.metadata import installed_stage_version, named_out_of_memory, refuse_other_versions
 from slipstream.flyte.watching.telemetry import stage_sampled
 from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore, content_key
@@ -86,7 +86,7 @@ def mapped_errors() -> Iterator[None]:
 
 
 def map_errors(work: Work) -> Work:
-    """Wrap a task function in :func:`mapped_errors`, and warn of an untested torch version.
+    """Wrap a task function in :func:`mapped_errors`; refuse other versions than registered, warn of an untested torch.
 
     All task functions are wrapped; the Elastic task wraps its agent instead.
     """
@@ -94,6 +94,7 @@ def map_errors(work: Work) -> Work:
     @functools.wraps(work)
     def mapped(*arguments: Any, **named: Any) -> Any:
         with importable(work.__module__), mapped_errors():
+            refuse_other_versions()
             if "torch" in sys.modules:  # Other tasks' pods load it later, or not at all.
                 from slipstream.shared.machine.torch_versions import warn_if_untested
 
@@ -203,7 +204,7 @@ def result_key(stage: str, inputs: Mapping[str, object]) -> str:
     described = {name: describe_input(value) for name, value in inputs.items()}
     if STAGES[stage].measured:
         described["machine"] = measuring_machine()
-    return content_key(stage, cache_version(stage), described)
+    return content_key(stage, installed_stage_version(stage), described)
 
 
 def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, str], object]) -> Made:

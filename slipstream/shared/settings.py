@@ -28,6 +28,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from pydantic_core import ArgsKwargs
 
 from slipstream.shared.errors import UserError
+from slipstream.shared.toml_file import BadToml, read_toml
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Schema = dict[str, Any]
@@ -158,6 +159,18 @@ class Settings:
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from None
 
+    @classmethod
+    def from_toml(cls, path: Path) -> Self:
+        """Read a TOML file. Raises ``UserError`` with the paths of file and setting."""
+        try:
+            return cls.from_dict(read_toml(path))
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; expected a TOML file") from None
+        except (OSError, BadToml) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error.message}") from None
+
 
 def integral_as_integer(value: object) -> object:
     """Return an integral float as an integer, also in a list; fields of type float accept integers.
@@ -246,6 +259,8 @@ def explain(cls: type[Settings], error: ValidationError) -> UserError:
     if is_unknown:
         return UserError(unknown_setting(path, str(first["loc"][-1]), list(node.get("properties", {}))))
     expected = limits_of(node) if first["type"].startswith(("greater_than", "less_than")) else kind_of(node)
+    if first["type"] == "missing":
+        return UserError(f"{path}: is missing; expected {expected}")
     if first["type"] in ("finite_number", "dataclass_exact_type") or not expected:
         expected = message.removeprefix("Input should be ")
     return wrong(path or "config", first["input"], expected)

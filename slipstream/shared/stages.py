@@ -92,7 +92,7 @@ STAGES = {
         Stage(
             "export",
             ("slipstream.pipeline.export.engine",),
-            (*JUDGED, *TEXT, "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "pyarrow"),
+            (*JUDGED, *TEXT, "onnx", "onnxruntime", "onnxscript", "pyarrow"),
             measured=True,
         ),
         Stage("promote"),

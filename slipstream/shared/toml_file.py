@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ class BadToml(ValueError):
     """Error for a file that is not TOML or exceeds a limit of this module; its text gives the reason."""
 
 
-def read_toml(path: Path, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a file.
 
     Integers have at most 64 bits, and nesting has at most :data:`DEEPEST` levels. Raises ``BadToml`` or, if reading
@@ -37,15 +36,13 @@ def read_toml(path: Path, parse_float: Callable[[str], Any] = float) -> dict[str
         text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
         if DEEP_KEY.search(text):
             raise BadToml(TOO_DEEP)
-        tables = tomllib.loads(text, parse_float=parse_float)
+        tables = tomllib.loads(text)
     except RecursionError:
         raise BadToml(TOO_DEEP) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, BadToml) as error:
         raise BadToml(str(error)) from None
     except ValueError:  # Python limits the digits that it converts
         raise BadToml(TOO_LONG) from None
-    except ArithmeticError:  # Decimal limits the exponent
-        raise BadToml("holds a number whose exponent is too large; expected a smaller one") from None
     check_values(tables)
     return tables
 

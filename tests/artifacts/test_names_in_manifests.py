@@ -1,7 +1,5 @@
 """Untrusted manifests name no file outside of their artifact, neither when it is opened nor when it is fetched."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

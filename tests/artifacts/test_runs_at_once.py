@@ -1,7 +1,5 @@
 """Several runs in one directory at once: every stage runs once, and every run has its own report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The modules in ``SEAMS`` do not affect results: test doubles in their place change nothing."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -82,8 +80,8 @@ def doubles(counted: Counted) -> dict[str, Any]:
         return counted.returning(seam, value)
 
     return {
-        "slipstream.shared.text_table.size_text": none("slipstream.shared.text_table", ""),
-        "slipstream.shared.text_table.aligned_table": none("slipstream.shared.text_table", ""),
+        "slipstream.shared.formatting.size_text": none("slipstream.shared.formatting", ""),
+        "slipstream.shared.formatting.aligned_table": none("slipstream.shared.formatting", ""),
         f"{telemetry}.node.read_facts": none(telemetry),
         f"{telemetry}.preflight.memory_of_gpu": none(telemetry),
         f"{telemetry}.preflight.refuse_if_too_small": none(telemetry),

@@ -1,7 +1,5 @@
 """Local artifact store: keys follow the contents, and kills damage nothing."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

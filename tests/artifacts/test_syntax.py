@@ -1,7 +1,5 @@
 """Digests of source code: which changes count, and how digests are cached."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

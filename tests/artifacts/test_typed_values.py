@@ -1,7 +1,5 @@
 """Typed values are read back bit for bit; all other input is rejected."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Untrusted artifacts: their names lead to no other file that is read, mapped, linked or copied."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Removal of workspaces by their owners, and by others once the owner has ended."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Shared code of the benchmarks."""
 
-from __future__ import annotations
-
 from harness.table import Column, Table
 from slipstream.operations.proofs.turns import in_turns, medians, settled
 

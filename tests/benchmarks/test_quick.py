@@ -3,8 +3,6 @@
 All but one in the process of the test, which has loaded what they need, and so has its fork server.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Simulated sweeps of the benchmark."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.sweeps.problem import GIVEN, RATE, Problem

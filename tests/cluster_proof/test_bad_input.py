@@ -1,7 +1,5 @@
 """Unusable clusters and Flyte sites, failures and interrupts: one line of error, and everything is cleaned up."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The whole proof passes against stand-ins that run every pod, and every pod loss really happens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

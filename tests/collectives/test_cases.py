@@ -1,7 +1,5 @@
 """Collective operations return the right result for every type; a single wrong element is found."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,9 @@ from slipstream.pipeline.collectives.operations.feasibility import unsupported_r
 from slipstream.pipeline.collectives.operations.reference_data import DTYPES
 from slipstream.shared.distributed.user_errors import AgreedUserError
 from tests.support.worker_groups import in_group
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 CPU = torch.device("cpu")
 MOVING = [operation for operation in OPERATIONS if operation != "barrier"]

@@ -1,7 +1,5 @@
 """``slipstream collectives``, alone and under torchrun: errors in one line, and output by rank 0 only."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -15,6 +13,10 @@ from slipstream.subcommands import slipstream
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, run_process
 from tests.support.fake_nvml import see_four_gpus
+from tests.support.proving import first_few
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 ALONE = [sys.executable, "-m", "slipstream", "collectives"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "slipstream", "collectives"]
@@ -69,17 +71,23 @@ def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "environment", "said"),
-    [
-        (
-            "dtypes: [int32], reductions: [avg]",
-            {},
-            "Error: collectives.reductions: all_reduce by avg in int32 cannot",
-        ),
-        ("", {"GLOO_SOCKET_IFNAME": "nowhere0"}, "Error: rank 0: GLOO_SOCKET_IFNAME=nowhere0: this machine has no"),
-        ("history: run.yaml/x", {}, "Error: run.yaml/x/"),
-        ("dtypes: [gossip]", {}, "Error: "),
-        ("", {"RANK": "0"}, "Error: WORLD_SIZE and LOCAL_RANK and MASTER_ADDR and MASTER_PORT: not in the environment"),
-    ],
+    first_few(
+        [
+            (
+                "dtypes: [int32], reductions: [avg]",
+                {},
+                "Error: collectives.reductions: all_reduce by avg in int32 cannot",
+            ),
+            ("", {"GLOO_SOCKET_IFNAME": "nowhere0"}, "Error: rank 0: GLOO_SOCKET_IFNAME=nowhere0: this machine has no"),
+            ("history: run.yaml/x", {}, "Error: run.yaml/x/"),
+            ("dtypes: [gossip]", {}, "Error: "),
+            (
+                "",
+                {"RANK": "0"},
+                "Error: WORLD_SIZE and LOCAL_RANK and MASTER_ADDR and MASTER_PORT: not in the environment",
+            ),
+        ]
+    ),
 )
 def test_a_mistake_is_one_line(tmp_path: Path, settings: str, environment: dict[str, str], said: str) -> None:
     ended = here(tmp_path, settings, **environment)

@@ -1,7 +1,5 @@
 """Comparison of profiles on simulated launches with a known truth: slower, unchanged or not significant."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +13,9 @@ from slipstream.pipeline.collectives.compare import Answer, HistoryComparison, b
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tests.support.network_profiles import publish
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 LINK = ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)")
 #: An address of one's own is reached over loopback, too, whichever interface has it.

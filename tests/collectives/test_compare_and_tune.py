@@ -1,7 +1,5 @@
 """The commands ``compare`` and ``tune``, with and without Flyte."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,6 +8,9 @@ from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
 from slipstream.subcommands import slipstream
 from tests.support.command_line import REPOSITORY, Ended, invoke
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 SMALL = {
     "operations": ["all_reduce"],

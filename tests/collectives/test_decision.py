@@ -1,7 +1,5 @@
 """Decisions of the tuner on measurements with a known truth, with "no change" where nothing differs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Grades of networks with made-up bandwidths."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.pipeline.collectives.findings import PUBLISHED, grade_bandwidth

@@ -1,7 +1,5 @@
 """Feasible measurements: limits of backends, of a single process and of memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Slow ranks, slow links and CPU contention are told apart; noise causes no finding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ Whatever compares two times belongs to `make prove`, which runs alone: other wor
 never faster than its rate.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess
@@ -34,6 +32,9 @@ from slipstream.shared.interconnect.topology import network_interfaces
 from slipstream.shared.interconnect.tuning import DdpSettings
 from tests.support.link_profiles import profile_of_this_launch, profile_over, worker_context
 from tests.support.links import linked
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 MB = 1 << 20
 

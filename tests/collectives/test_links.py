@@ -1,7 +1,5 @@
 """Links have the stated rates; a machine without links says why."""
 
-from __future__ import annotations
-
 import statistics
 import time
 
@@ -11,6 +9,9 @@ import torch.distributed as dist
 
 from harness.links import PAYLOAD
 from tests.support.links import linked
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 SIZE = 4 << 20
 

@@ -1,7 +1,5 @@
 """Workflow and task that only measure the interconnect, in a real Elastic process group on this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -18,6 +16,9 @@ from slipstream.shared.profiles.profile import current_profile
 from tests.support import REPOSITORY
 from tests.support.command_line import invoke
 from tests.support.quick_config import NETWORK
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 
 def test_its_result_is_a_table_to_read_and_a_page(tmp_path: Path) -> None:

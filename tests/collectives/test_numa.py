@@ -1,7 +1,5 @@
 """Gain of NUMA binding: where it is measured, and that ranks are really bound."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,9 @@ from slipstream.pipeline.collectives.launch.measurements import (
 from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 from slipstream.pipeline.collectives.output import results_table
 from tests.support.network_profiles import network_profile
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 CPU = torch.device("cpu")
 

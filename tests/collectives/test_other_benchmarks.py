@@ -1,7 +1,5 @@
 """Installed benchmarks: parsers of their output, and errors of binaries that fail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

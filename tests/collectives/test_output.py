@@ -1,7 +1,5 @@
 """Profiles as text in the columns of nccl-tests, as CSV and as JSON."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

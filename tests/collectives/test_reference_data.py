@@ -1,7 +1,5 @@
 """Reference data of results: distinguishes ranks and positions, and every type holds its sums exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

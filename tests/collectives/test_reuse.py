@@ -1,7 +1,5 @@
 """Reuse of measured profiles: recent ones with the same settings."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Timing of iterations: no resets in between, the slowest rank counts, and it ends once the median is known."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any
@@ -18,6 +16,9 @@ from slipstream.pipeline.collectives.launch.worker import WorkerContext
 from slipstream.pipeline.collectives.operations.cases import OperationCase, OperationKind, prepare_case
 from slipstream.shared.interconnect.profile import Launch, Mode
 from tests.support.worker_groups import in_group
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 CPU = torch.device("cpu")
 
@@ -108,6 +109,7 @@ def test_it_ends_when_the_time_is_over_and_says_so() -> None:
     assert timing.FEWEST <= count <= 15 and not narrow
 
 
+@pytest.mark.prove
 def test_a_steady_case_ends_before_the_time_is_over() -> None:
     count, narrow = in_group(2, stopped, 20.0)
     assert narrow and timing.BELIEVED <= count < 500

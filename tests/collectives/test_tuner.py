@@ -35,6 +35,9 @@ from tests.support.link_profiles import worker_context
 from tests.support.links import linked
 from tests.support.worker_groups import in_group
 
+#: It compares times.
+pytestmark = pytest.mark.alone
+
 MB = 1 << 20
 HALF = DdpSettings(hook="fp16")
 
@@ -249,6 +252,7 @@ class SlowToMake(SyntheticModel):
         return super().build()
 
 
+@pytest.mark.prove
 def test_the_time_of_a_candidate_has_its_preparation_in_it() -> None:
     # A second of turns would be ten of them.
     in_use, _ = in_group(2, time_alternately, SlowToMake(1), DdpSettings(), DdpSettings(), 1.0)
@@ -288,7 +292,7 @@ def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channel
     header, *rows = plugin_csv(Tuning(nccl, "a model", DdpSettings(), chosen)).splitlines()
     table = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
     assert {row["collective_type"] for row in table} == {
-        *("allreduce", "broadcast", "reduce", "allgather", "reducescatter"),
+        *("allreduce", "broadcast", "reduce", "allgather", "reducescatter")
     }
     for row in table:
         assert row["min_bytes"] == "0" and int(row["max_bytes"]) > 1 << 40 and row["channels"] == "8"

@@ -1,7 +1,5 @@
 """Fresh process groups: dead, hanging and missing workers are named in time, and no process is left over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -16,6 +14,9 @@ from slipstream.pipeline.collectives.launch.worker import WorkerContext, WorkerO
 from slipstream.pipeline.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
 from slipstream.shared.errors import Interrupted, UserError
 from tests.support import alone
+
+#: It compares times.
+pytestmark = pytest.mark.alone
 
 
 def who(worker: WorkerContext) -> dict[str, object]:
@@ -56,6 +57,7 @@ def trouble_while_peers_wait(worker: WorkerContext) -> None:
     raise KeyError("no such thing")
 
 
+@pytest.mark.prove
 def test_the_cause_is_there_at_once_though_the_group_cannot_be_taken_down() -> None:
     workers, started = WorkerGroup.local(2, 20), time.monotonic()
     with pytest.raises(RuntimeError, match=r"(?s)rank 0 .*KeyError"):
@@ -76,8 +78,10 @@ def test_some_of_the_ranks_are_a_group_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("kind", "error", "said"),
     [
-        ("refuse", UserError, "^largest: too much$"),
-        ("bug", RuntimeError, "rank 2 failed during the part that fails: .*KeyError"),
+        pytest.param("refuse", UserError, "^largest: too much$", marks=pytest.mark.prove),
+        pytest.param(
+            "bug", RuntimeError, "rank 2 failed during the part that fails: .*KeyError", marks=pytest.mark.prove
+        ),
         ("die", Interrupted, "^rank 2 died .SIGKILL.* during the part that fails$"),
         pytest.param(
             "hang",

@@ -1,7 +1,5 @@
 """Absurd input is refused in one line, as fast as any other mistake: no endless work, full memory or traceback."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tarfile
@@ -60,11 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("lines", "prices", "said"),
     [
-        (
-            [*HOURS, "2206-11-02T00:00,1"],
-            "",
-            "covers 65,743 days, from 2026-11-02 to 2206-11-02; expected 3,660",
-        ),
+        ([*HOURS, "2206-11-02T00:00,1"], "", "covers 65,743 days, from 2026-11-02 to 2206-11-02; expected 3,660"),
         (HOURS, PRICES.replace("= 3", "= 999999999999999999999"), MANY_DIGITS),
         *more(
             (
@@ -80,7 +74,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
             (
                 HOURS,
                 f'{PRICES}[accelerators]\nnvidia-l4 = ["mine"]\n',
-                "accelerators.nvidia-l4: there is no instance ['mi",
+                'accelerators.nvidia-l4: ["mi',
             ),
             (
                 ["0001-01-01T00:00+05:00,1", *(f"{each}" for each in HOURS)],
@@ -96,16 +90,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
             (
                 HOURS,
                 PRICES.replace("= 3", "= 999999999999999999"),
-                "cores: 999999999999999999; expected a whole number",
+                "cores: 999999999999999999 is not allowed; expected at least 1",
             ),
-            (HOURS, PRICES.replace("0.3", "1e400"), "on_demand: 1E+400; expected dollars per hour from 0.000001 to"),
-            (HOURS, PRICES.replace("0.3", "1e9999999999999999999"), "holds a number whose exponent is too large"),
+            (HOURS, PRICES.replace("0.3", "1e400"), "on_demand: Infinity is not allowed; expected a finite number"),
+            (HOURS, PRICES.replace("0.3", "1e9999999999999999999"), "on_demand: Infinity is not allowed"),
             (
                 HOURS,
                 PRICES.replace('source = "mine"', 'source = ["mine"]'),
-                "source: ['mine']; expected text in quotes",
+                'source: ["mine"] is not allowed; expected a text',
             ),
-            (HOURS, PRICES.replace('region = "here"', "region = [1]"), "mine: region: [1]; expected text in quotes"),
+            (
+                HOURS,
+                PRICES.replace('region = "here"', "region = [1]"),
+                "mine.region: [1] is not allowed; expected a text",
+            ),
             (HOURS, DIGITS + PRICES, MANY_DIGITS),
             (HOURS, BRACKETS + PRICES, DEEP),
         ),
@@ -171,11 +169,7 @@ def test_schedules(tmp_path: Path, text: str, said: str) -> None:
         (["--length", "16"], 2**31 - 1, "model.arguments.num_hidden_layers: 2147483647 is not allowed; expected at le"),
         (["--length", 2**31 - 1], 2, "--length 2147483647: expected a whole number from 1 to 1,048,576"),
         (["--length", "9" * 5000], 2, "--length"),
-        (
-            ["--length", "16", "--devices", 2**31 - 1],
-            2,
-            "--devices 2147483647: expected a whole number from 1 to 100,",
-        ),
+        (["--length", "16", "--devices", 2**31 - 1], 2, "--devices 2147483647: expected a whole number from 1 to 100,"),
         (["--length", "16", "--memory", "9" * 400 + "GiB"], 2, "expected a device's memory, such as 24GiB or 80GB"),
     ],
 )

@@ -1,7 +1,5 @@
 """Columns of any Arrow type and any values on the command line."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``prune`` and ``distil``: a trained model is compressed, then reused; impossible requests end in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -51,6 +49,7 @@ def test_units_are_removed_and_then_reused(model: tuple[str, str], pyflyte_run: 
     assert second.returncode == 0 and "train        reused" in second.stdout, second.stdout
 
 
+@pytest.mark.prove
 def test_a_network_of_the_users_own_is_pruned_if_the_configuration_names_it(
     model: tuple[str, str], pyflyte_run: Run, tmp_path: Path
 ) -> None:

@@ -1,7 +1,5 @@
 """Tables from a user's own task: a DataFrame, a StructuredDataset, or a Parquet file."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fine-tuning of a base from one command to its report; errors are one line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 At each name under which a file is opened for writing, one after the other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -17,10 +15,7 @@ from tests.support.small_disk import on_a_small_disk, small_disks
 
 __all__ = ["small_disks"]
 #: Of each stage one of the files that have to be written.
-WRITTEN = {
-    ".slipstream/prepare/.#.work/manifest.json.partial",
-    ".slipstream/train/.#.work/best.safetensors",
-}
+WRITTEN = {".slipstream/prepare/.#.work/manifest.json.partial", ".slipstream/train/.#.work/best.safetensors"}
 
 
 @pytest.mark.prove

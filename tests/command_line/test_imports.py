@@ -1,7 +1,5 @@
 """Cost of imports: a workflow's module loads flytekit and the needs of the Elastic plugin, but no engine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -96,6 +94,7 @@ def test_a_pod_loads_no_library_before_its_work_and_describes_no_dataclass() -> 
         assert not loaded & unwanted, room
 
 
+@pytest.mark.prove
 def test_torch_beside_flytekit_loads_no_pandas_before_it_is_used() -> None:
     then = (
         "print(not {'pandas._libs', 'pyarrow.lib'} & set(sys.modules))\n"
@@ -104,7 +103,7 @@ def test_torch_beside_flytekit_loads_no_pandas_before_it_is_used() -> None:
     assert as_a_pod("tasks.train", "slipstream.pipeline.train.run", then=then)[-2:] == ["True", "(1, 1)"]
 
 
-@pytest.mark.parametrize("engine", ["data_engine", "engine"])
+@pytest.mark.parametrize("engine", ["engine"])
 def test_a_report_loads_nothing_that_draws_before_it_draws(engine: str) -> None:
     (loaded,) = loaded_by(f"slipstream.pipeline.report.{engine}")
     assert "jinja2" in loaded and not loaded & {"torch", "matplotlib", "scipy"}

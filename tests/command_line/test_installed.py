@@ -1,7 +1,5 @@
 """The installed wheel in an empty folder: it lists the commands that work there, and has the files that they need."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

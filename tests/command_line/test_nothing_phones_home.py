@@ -1,7 +1,5 @@
 """No library reports its use: only inputs and outputs cause network traffic."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Images and texts run through the same stages as tables, without a target or a setting of their kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``prepare`` on the command line: data card, prepared data and closing summary."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

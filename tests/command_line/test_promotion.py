@@ -1,7 +1,5 @@
 """``train_and_promote``: the first model is promoted; a worse one is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 from html import unescape
 from pathlib import Path

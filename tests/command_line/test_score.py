@@ -1,7 +1,5 @@
 """``pyflyte run workflows/scoring.py`` and ``slipstream score`` on the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command ``slipstream``: list, help, completion, and one line of error if a dependency is missing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

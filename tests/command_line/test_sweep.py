@@ -1,7 +1,5 @@
 """``pyflyte run workflows/sweep.py sweep``: search, training of the best settings, and resumption."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -79,6 +77,7 @@ FORGED = {
 EVIL = "open('ran', 'w').close()\ndef make(signature): raise SystemExit\n"
 
 
+@pytest.mark.prove
 def test_records_that_somebody_else_wrote_set_nothing(tmp_path: Path) -> None:
     """The record of the settings as given is cut, and a trial that sets everything claims to be the best."""
     (tmp_path / "table.csv").write_text(table_text(600))

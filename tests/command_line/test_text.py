@@ -1,7 +1,5 @@
 """Text from documents and conversations to the report; errors are one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

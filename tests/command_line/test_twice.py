@@ -1,7 +1,5 @@
 """The main job, started twice at once in one directory."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bins: every row is in exactly one, and equal values share one everywhere."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,12 +1,10 @@
 """Bits per byte with an interval over documents: it covers the truth as often as stated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from slipstream.pipeline.evaluate.language import bits_per_byte, bits_per_byte_gain
-from slipstream.shared.artifacts.results.export import NO_LIMIT
+from slipstream.shared.formatting import NO_LIMIT
 
 
 def test_it_is_the_ratio_of_the_sums_and_positive_if_fewer_bits_are_needed() -> None:

@@ -1,7 +1,5 @@
 """The gate: bounds of losses, and the choice from measured figures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -161,12 +159,7 @@ def test_a_budget_that_only_a_variant_meets() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"budget_ms": 0.1},
-        {"budget_mb": 0.00001},
-        {"budget_ms": 9.0, "budget_percentile": "p99"},
-    ],
+    "settings", [{"budget_ms": 0.1}, {"budget_mb": 0.00001}, {"budget_ms": 9.0, "budget_percentile": "p99"}]
 )
 def test_a_budget_that_nobody_meets(settings: dict[str, Any]) -> None:
     with refuses(UserError):

@@ -1,7 +1,5 @@
 """Latencies: random order, several loads, intervals, and no percentile from too few calls."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Intervals of a loss of RMSE on simulated errors with a known truth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

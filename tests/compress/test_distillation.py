@@ -1,7 +1,5 @@
 """Distillation: the loss on any number of ranks, kills and resumption, refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -75,9 +73,9 @@ def taught(prepared: Path, teacher: Path, tmp_path_factory: pytest.TempPathFacto
     return trained(prepared, tmp_path_factory.mktemp("taught") / "x", 1, SHORT, teacher=teacher)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
-    ("world", "accumulation"),
-    [(2, 3), *(pytest.param(*each, marks=pytest.mark.prove) for each in ((2, 1), (1, 3)))],
+    ("world", "accumulation"), [(2, 3), *(pytest.param(*each, marks=pytest.mark.prove) for each in ((2, 1), (1, 3)))]
 )
 def test_ranks_and_pieces_change_nothing_but_rounding(
     prepared: Path, teacher: Path, taught: Path, tmp_path: Path, world: int, accumulation: int
@@ -123,6 +121,7 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
     assert bool(TrainedModel.open(killed.output).architecture.retained) is pruned
 
 
+@pytest.mark.prove
 def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it(
     prepared: Path, teacher: Path, tmp_path: Path
 ) -> None:
@@ -153,6 +152,7 @@ def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, 
     assert found.taken == "hidden 8, dropout 0.2" and model.config.arguments["dropout"] == 0.2
 
 
+@pytest.mark.prove
 def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: Path, tmp_path: Path) -> None:
     sharded = dataclasses.replace(SHORT, parallel=ParallelConfig(shard="weights"))
     trained(prepared, tmp_path / "sharded", 2, sharded, teacher=teacher)

@@ -1,7 +1,5 @@
 """Pruning: groups of units, the choice of the units to keep, and a result like any other trained model."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
 from pathlib import Path
@@ -28,9 +26,7 @@ from tests.support.wording import refuses
 
 NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
 MIXED = dataclasses.replace(
-    NUMBERS,
-    inputs=(*NUMBERS.inputs, TensorSpec("categorical", "int32", (2,))),
-    cardinalities=(4, 9),
+    NUMBERS, inputs=(*NUMBERS.inputs, TensorSpec("categorical", "int32", (2,))), cardinalities=(4, 9)
 )
 IMAGES = Signature(
     (TensorSpec("image", "uint8", (1, 8, 8)),),

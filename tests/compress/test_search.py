@@ -1,7 +1,5 @@
 """Search for the smallest model: the next candidate, the sizes of students, refusals."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.pipeline.compress.config import ROUNDS, CompressionConfig
@@ -55,9 +53,7 @@ def test_when_the_time_is_over_no_other_network_is_proposed() -> None:
 
 def test_students_are_narrower_the_largest_first() -> None:
     narrower = student_configs(ModelConfig("mlp", {"hidden": [64, 16]}), NUMBERS, CompressionConfig())
-    assert [student.arguments["hidden"] for student in narrower] == [
-        *([48, 16], [32, 8], [24, 8], [16, 8], [8, 8]),
-    ]
+    assert [student.arguments["hidden"] for student in narrower] == [*([48, 16], [32, 8], [24, 8], [16, 8], [8, 8])]
     named = CompressionConfig(students=[{"hidden": [8]}, {"hidden": [32, 8]}])
     found = student_configs(ModelConfig("mlp", {"hidden": [64, 16], "dropout": 0.1}), NUMBERS, named)
     assert [student.arguments for student in found] == [

@@ -1,7 +1,5 @@
 """Compression of transformers: pruned feed-forward layers or a shallower student."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ def made(work: CompressionRun, directory: Path) -> TrainedModel:
     return TrainedModel.open(directory)
 
 
+@pytest.mark.prove
 def test_feed_forward_units_are_pruned_and_taught_again(
     data: PreparedData, whole: TrainedModel, tmp_path: Path
 ) -> None:

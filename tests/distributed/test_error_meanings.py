@@ -1,7 +1,5 @@
 """Errors of CUDA, HIP, NCCL and gloo become one line of error or another attempt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from slipstream.shared.errors import Interrupted, UserError
 from slipstream.shared.models.factory import Predictor
 from slipstream.shared.models.tables_and_images import MLP
 from tests.support import training
+from tests.support.proving import first_few
 from tests.support.training import refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
 
@@ -103,7 +102,7 @@ def rank_without_room_for_its_state(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
-@pytest.mark.parametrize("body", [rank_without_room_for_the_model, rank_without_room_for_its_state])
+@pytest.mark.parametrize("body", first_few([rank_without_room_for_the_model, rank_without_room_for_its_state]))
 def test_ranks_agree_that_one_has_too_little_memory(body: Callable[..., None], tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     trained(prepared, tmp_path / "x", 2, TrainingConfig(epochs=1, batch_size=64), body=body)

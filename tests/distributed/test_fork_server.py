@@ -1,7 +1,5 @@
 """Forked processes have the environment, directory and output of spawned ones, and end with their parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -60,6 +58,7 @@ def ranked(variables: dict[str, str], function: fork_server.ForkedCall) -> None:
     function("e")
 
 
+@pytest.mark.prove
 def test_variables_that_are_set_in_it_count_more_than_those_of_its_start(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

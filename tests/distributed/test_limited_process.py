@@ -1,7 +1,5 @@
 """A limited child process contains failures, crashes, endless work, memory and output of a library."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource
@@ -88,13 +86,7 @@ def test_a_failure_is_text_and_the_child_goes_on(
     assert library.call(LIMITS, Library.process_id) == child
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        Library.exit,
-        Library.crash,
-    ],
-)
+@pytest.mark.parametrize("function", [Library.exit, Library.crash])
 def test_an_end_is_named_and_the_next_call_starts_again(
     function: Callable[[Library], None], library: LimitedProcess[Library]
 ) -> None:

@@ -1,7 +1,5 @@
 """Connections on one machine need no name server; all other names are looked up as usual."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

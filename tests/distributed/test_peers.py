@@ -1,7 +1,5 @@
 """Requests between ranks from background threads."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Worker processes: their imports and their number of threads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

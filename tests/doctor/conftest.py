@@ -1,7 +1,5 @@
 """Package that the tests of the doctor damage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Archives that unpack to more than a package holds are refused before they are unpacked."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 from collections.abc import Iterable
@@ -12,7 +10,8 @@ import pytest
 from slipstream.operations.doctor.archive import read_package
 from slipstream.shared.errors import UserError
 from tests.support.limited import limited
-from tests.support.mutations import binary_size
+from tests.support.mutations import size_text
+from tests.support.proving import diagonal
 from tests.support.small_package import small_package
 
 
@@ -25,7 +24,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 def negative(size: int) -> bytes:
     """A header whose size is below 0, which tarfile follows backwards."""
     whole = bytearray(header("a", 0))
-    whole[124:136] = binary_size(size)
+    whole[124:136] = size_text(size)
     whole[148:156] = b" " * 8
     whole[148:156] = b"%06o\0 " % sum(whole)
     return bytes(whole)
@@ -46,8 +45,7 @@ ARCHIVES: dict[str, tuple[Iterable[bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
-@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize(("packed", "name"), diagonal([True, False], ARCHIVES))
 def test_what_is_no_package_is_one_line(tmp_path: Path, name: str, packed: bool) -> None:
     parts, said = ARCHIVES[name]
     content = b"".join(parts)

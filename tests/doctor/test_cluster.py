@@ -1,7 +1,5 @@
 """The doctor's questions to a cluster, answered by a kubectl that reads files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``slipstream doctor``: output, exit codes, and one line for unusable input."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

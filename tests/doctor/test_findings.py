@@ -1,7 +1,5 @@
 """Counts and layout of findings."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.operations.doctor.findings import DoctorReport, Finding, NodeReading, readings_text

@@ -1,7 +1,5 @@
 """The doctor's findings in manifests: none in those of ``slipstream manifests``, and one for every flaw."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -339,7 +337,7 @@ def doctor(*arguments: object) -> Result:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    write_manifests(list(files(PROFILE)), tmp_path / "cluster", PROFILE)
+    write_manifests(list(files(PROFILE)), tmp_path / "cluster")
     return tmp_path / "cluster"
 
 

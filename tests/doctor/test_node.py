@@ -1,7 +1,5 @@
 """Checks of a node on copies of other machines' /proc and /sys, with a made-up NVML."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator
@@ -63,7 +61,7 @@ def test_a_free_gpu_and_one_that_another_process_holds(
     monkeypatch.setattr(torch.version, "cuda", build)
     driver, free = node.nvidia_readings(tmp_path, Nvml(0, []), "12.4")
     assert driver.found == "550.54.15, CUDA up to 12.4" and not driver.problem
-    assert free == NodeReading("GPU 0", "NVIDIA A100-SXM4-80GB, 80.0 GiB of 80.0 GiB free, held by no process")
+    assert free == NodeReading("GPU 0", "NVIDIA A100-SXM4-80GB, 80 GiB of 80 GiB free, held by no process")
     root = write(tmp_path, {"proc/7/comm": "python\n"})
     holders = [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
     _, held = node.nvidia_readings(root, Nvml(20 * GIB, holders), "12.4")
@@ -170,7 +168,7 @@ def test_memory_numa_and_interfaces(tmp_path: Path) -> None:
     )
     (root / "sys/class/infiniband/rdmap1s0/device").mkdir()
     (root / "sys/class/infiniband/rdmap1s0/device/driver").symlink_to(root / "sys/bus/drivers/efa")
-    assert [r.found for r in node.memory_readings(root)] == ["0.5 GiB of 1.0 GiB available, cgroup limit 0.5 GiB"]
+    assert [r.found for r in node.memory_readings(root)] == ["512 MiB of 1 GiB available, cgroup limit 512 MiB"]
     assert [r.found for r in node.numa_readings(root)] == ["2 nodes: node0 has CPUs 0-47; node1 has CPUs 48-95"]
     assert [r.found for r in node.interface_readings(root)] == ["up, MTU 9001, 100000 Mbit/s"]
     down, efa = node.fabric_readings(root)

@@ -1,7 +1,5 @@
 """Every finding both ways: a healthy package has none, and every damage is found where it was done."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The check of nodes as a Flyte task: placement, deck and result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Kneser-Ney model of text: probabilities, the published formulas, and the gain of more context."""
 
-from __future__ import annotations
-
 import json.decoder
 import math
 from itertools import pairwise

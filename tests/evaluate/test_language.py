@@ -1,7 +1,5 @@
 """Language models are evaluated on whole held-out documents against a model without weights, and they learn."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from unittest import mock
@@ -21,7 +19,7 @@ from slipstream.pipeline.evaluate.language import (
 )
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.prepared.token_rows import Document, read_documents
+from slipstream.shared.artifacts.prepared.documents import Document, read_documents
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model

@@ -1,7 +1,5 @@
 """Metrics against values computed by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

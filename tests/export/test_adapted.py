@@ -1,7 +1,5 @@
 """Export of a fine-tuned transformer: adapters that peft loads, and the whole model with merged adapters."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The ONNX file: dynamic batch size, equal to torch, independent of the exporting machine."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +29,7 @@ from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.predict import model_function, record_inputs
 from slipstream.shared.models.tables_and_images import ResNet
+from tests.support.proving import first_few
 from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses
 
@@ -47,7 +46,7 @@ class Exported:
         return record_inputs(self.data.signature, self.data.split("test")[:rows])
 
 
-@pytest.fixture(scope="module", params=["table", "image", pytest.param("regression", marks=pytest.mark.prove)])
+@pytest.fixture(scope="module", params=first_few(["image", "table", "regression"]))
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     directory = tmp_path_factory.mktemp(request.param)
     makers = {
@@ -154,13 +153,7 @@ class DependsOnValues(nn.Module):
         return numeric[:, :2] * 2 if numeric.sum() > 0 else numeric[:, :2]
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        DependsOnBatch(),
-        DependsOnValues(),
-    ],
-)
+@pytest.mark.parametrize("model", first_few([DependsOnBatch(), DependsOnValues()]))
 def test_a_model_that_cannot_be_exported_is_refused_in_one_silent_line(
     model: nn.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,7 +165,7 @@ def test_a_model_that_cannot_be_exported_is_refused_in_one_silent_line(
     assert "".join(capfd.readouterr()) == ""
 
 
-@pytest.mark.parametrize(("norm", "left"), [("batch", False), ("group", True)])
+@pytest.mark.parametrize(("norm", "left"), first_few([("batch", False), ("group", True)]))
 def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Path) -> None:
     data = images(tmp_path / "data")
     model = ResNet(data.signature, widths=(8, 16), norm=norm)
@@ -189,15 +182,13 @@ def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Pat
     assert bool(operators & {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}) is left
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"norm": "layer"}, {"norm": "batch", "widths": (4,) * 5}],
-)
+@pytest.mark.parametrize("arguments", [{"norm": "layer"}, {"norm": "batch", "widths": (4,) * 5}])
 def test_a_norm_that_cannot_be_is_refused(arguments: Any, tmp_path: Path) -> None:
     with refuses(UserError):
         build_model(ModelConfig("resnet", arguments), images(tmp_path / "data").signature, seed=0)
 
 
+@pytest.mark.prove
 def test_a_transformer_whose_heads_share_keys_can_be_quantised(tmp_path: Path) -> None:
     """torch's exporter writes axes for it as numbers, on which the inference of shapes fails."""
     signature = Signature((TensorSpec("tokens", "int32", (8,)),), "next token", "next token", buckets=20)

@@ -1,7 +1,5 @@
 """INT8: calibrated on training rows only, quantised where it pays, without overflow on the CPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

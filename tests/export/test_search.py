@@ -1,7 +1,5 @@
 """The fastest of many candidates is found despite noisy short measurements."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

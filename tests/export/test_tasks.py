@@ -1,7 +1,5 @@
 """Evaluation and export as Flyte tasks: outputs, and reuse of results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Export of transformers: the gate over tokens, and a directory that Hugging Face's library loads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

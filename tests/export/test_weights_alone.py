@@ -1,7 +1,5 @@
 """A model too large for ONNX variants is exported as Hugging Face files; commands that need ONNX say so in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -142,6 +140,7 @@ def test_whoever_would_run_it_says_that_there_is_no_onnx_model(exported: Path, t
         TensorPredictor.of(ServedModel(exported))
 
 
+@pytest.mark.prove
 def test_the_first_is_promoted_and_no_other_is_compared_with_it(
     exported: Path, trained: TrainedModel, data: PreparedData, tmp_path: Path
 ) -> None:

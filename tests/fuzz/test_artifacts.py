@@ -6,8 +6,6 @@ ones as fit into :data:`.SECONDS`, which begin at the time of day, so that no tw
 its number.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ accepted, or refused in one line, within 5 s of CPU time and 1 GiB.
 Cases and times are those of ``test_artifacts.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.operations.doctor.archive import Limits, read_limits, read_package
+from slipstream.operations.doctor.archive import Limits, LimitsFile, read_package
 from slipstream.operations.doctor.package import SaveTime, check_package
 from slipstream.operations.manifests.command import main as manifests
 from slipstream.operations.plan.command import main as plan
@@ -153,7 +151,7 @@ def tables(place: Path) -> None:
 
 def read_tables(place: Path) -> None:
     read_schedules(str(place / "schedules.toml"))
-    read_limits(place / "limits.toml")
+    LimitsFile.from_toml(place / "limits.toml")
 
 
 def shape(place: Path) -> None:

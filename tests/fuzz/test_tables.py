@@ -1,7 +1,5 @@
 """Property tests of ``tests/prepare`` on new examples for minutes."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

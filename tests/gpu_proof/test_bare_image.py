@@ -1,7 +1,5 @@
 """`make gpu` needs the packages that docs/gpu.md lists, and no others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -40,6 +38,7 @@ def test_clients_of_stores_and_of_flyte_are_hidden(image: Path) -> None:
         assert f"No module named '{name}'" in run_python(f"import {name}").stderr
 
 
+@pytest.mark.prove
 def test_every_check_and_the_command_line_are_imported(image: Path) -> None:
     modules = [
         *CHECK_MODULES,

@@ -1,7 +1,5 @@
 """The command that checks a GPU, rehearsed on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -75,8 +73,7 @@ def faulty(name: str, limit_s: float = 60) -> GpuCheck:
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "reason"),
-    [("fails", "failed", "AssertionError: two lines"), ("lacks", NOT_RUN, "needs 2 GPUs")],
+    ("name", "state", "reason"), [("fails", "failed", "AssertionError: two lines"), ("lacks", NOT_RUN, "needs 2 GPUs")]
 )
 def test_how_a_check_ended_is_one_line(name: str, state: str, reason: str, tmp_path: Path) -> None:
     found = run_check(faulty(name), context_for(tmp_path, tmp_path, quick=True))

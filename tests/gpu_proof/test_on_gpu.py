@@ -1,7 +1,5 @@
 """Single tests of `make gpu`: on a GPU, and as far as possible on the CPU."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

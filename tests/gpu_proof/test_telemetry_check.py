@@ -1,8 +1,6 @@
 """The check of telemetry on a GPU can fail: with a fake NVML and nvidia-smi, wrong readings and marks, and causes that
 were not provoked."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -56,6 +54,7 @@ def compared(directory: Path) -> dict[str, float | str]:
     return {figure.name: figure.value for figure in figures}
 
 
+@pytest.mark.prove
 def test_readings_like_the_tools_hold(tmp_path: Path, tool: Callable[..., None]) -> None:
     tool(*RIGHT)
     found = compared(tmp_path)
@@ -148,6 +147,7 @@ def test_readings_of_the_host_that_are_wrong_fail(
         list(telemetry.beside_proc(tmp_path))
 
 
+@pytest.mark.prove
 def test_causes_that_were_not_made_are_not_named(place: CheckContext) -> None:
     with (
         mock.patch.object(telemetry, "provocations", lambda cause: ()),

@@ -1,7 +1,5 @@
 """Promises of the images, read from their Dockerfiles; a fake pip records their installing steps."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

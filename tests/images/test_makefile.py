@@ -1,7 +1,5 @@
 """Arguments that ``make`` passes to pip, recorded by a fake Python."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

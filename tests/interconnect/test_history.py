@@ -1,7 +1,5 @@
 """Profiles by fingerprint, published atomically: damaged ones and those of other hardware are named and skipped."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

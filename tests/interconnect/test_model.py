@@ -1,7 +1,5 @@
 """Models of message sizes and of collective operations on times with a known truth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Network profile: percentiles, bandwidths and intervals from raw times, and a JSON round trip."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

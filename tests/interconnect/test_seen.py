@@ -1,7 +1,5 @@
 """Parsers of the logs and tables that NVIDIA, AMD and AWS publish."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

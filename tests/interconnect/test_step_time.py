@@ -1,7 +1,5 @@
 """The predicted step time in cases that can be worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.shared.interconnect.model.hockney import (

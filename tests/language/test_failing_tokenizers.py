@@ -1,7 +1,5 @@
 """Tokenizers that panic, hang or exhaust memory end in one line, in workers too."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -17,6 +15,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.language import engine
 from slipstream.shared.language.tokenizer import SETTINGS, TEMPLATE, Tokenizer, TokenizerFiles, bytes_tokenizer
 from tests.support.corpora import prepare_language, story, write_lines, write_stories
+from tests.support.proving import first_few
 from tests.support.wording import refuses
 
 LINE = "data.tokenizer: tokenizer.json: the library tokenizers fails with it: "
@@ -62,8 +61,9 @@ def test_the_library_panics(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        *((name, 1) for name in PANICS),
-        *(pytest.param(name, 2, marks=[] if name == "an empty pattern" else pytest.mark.prove) for name in PANICS),
+        pytest.param(name, workers, marks=[] if name == "an empty pattern" else pytest.mark.prove)
+        for workers in (1, 2)
+        for name in PANICS
     ],
 )
 def test_a_panic_is_one_line(
@@ -79,7 +79,7 @@ def test_a_panic_is_one_line(
     assert not (tmp_path / "data" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", first_few([1, 2]))
 def test_an_overlap_of_the_whole_length_is_no_panic(workers: int, tmp_path: Path) -> None:
     truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 4}
     files, stories = tokenizer(truncation=truncation), corpus_at(tmp_path / "stories")
@@ -90,6 +90,7 @@ def test_an_overlap_of_the_whole_length_is_no_panic(workers: int, tmp_path: Path
     assert data.card["tokens"] == plain.card["tokens"]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.prove), 2])
 def test_a_panic_in_conversations_is_one_line(workers: int, tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -117,6 +118,7 @@ def test_a_panic_in_decoding_is_one_line(capfd: pytest.CaptureFixture[str]) -> N
 SLOW = ("a" * 19 + "b") * 2000
 
 
+@pytest.mark.prove
 def test_an_expression_that_takes_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "SECONDS", 1)
     found = Tokenizer(tokenizer(pre_tokenizer=BACKTRACKS))

@@ -1,7 +1,5 @@
 """Stop tokens of a model: its tokenizer's end, and for chat models also the end of a turn."""
 
-from __future__ import annotations
-
 import json
 
 from slipstream.shared.language.chat_template import OWN_TEMPLATE, stop_token_ids

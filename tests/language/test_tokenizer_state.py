@@ -1,7 +1,5 @@
 """Truncation, padding and dropout in a tokenizer.json do not change a document's ids."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import Tokenizer, TokenizerFiles, train_tokenizer
 from slipstream.shared.models.hugging_face.command import main as hugging_face
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
+from tests.support.proving import first_few
 from tests.support.tokens import small_transformer, token_data, word_tokenizer
 from tests.support.wording import refuses
 
@@ -101,7 +100,7 @@ def test_conversations_do_not_depend_on_it(name: str, clean: TokenizerFiles) -> 
     assert (found >= 0).any() and (found < 0).any()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", first_few([1, 2]))
 def test_prepared_data_has_every_token_once(
     workers: int, clean: TokenizerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """Untrusted tokenizer files: no other file is read or copied through them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

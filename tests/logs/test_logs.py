@@ -1,7 +1,5 @@
 """One line per message on stderr, from the chosen level on, with any other handlers."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -41,10 +39,7 @@ UNKNOWN = "logs         warning: SLIPSTREAM_LOG=loud: expected debug, info, warn
         (None, [TWO, THREE, FOUR]),
         ("debug", ["train        one", TWO, THREE, FOUR]),
         ("WARNING", [THREE, FOUR]),
-        (
-            "loud",
-            [UNKNOWN, TWO, THREE, FOUR],
-        ),
+        ("loud", [UNKNOWN, TWO, THREE, FOUR]),
     ],
 )
 def test_each_message_is_one_line_from_the_level_on(level: str | None, expected: list[str]) -> None:

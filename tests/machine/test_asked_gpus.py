@@ -1,7 +1,5 @@
 """A pod that requested GPUs and sees none is refused in one line with the likely cause."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -28,11 +26,7 @@ from tests.support.wording import refuses
     ],
 )
 def test_what_most_likely_hides_them(
-    build: str | None,
-    environment: dict[str, str],
-    mounted: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    build: str | None, environment: dict[str, str], mounted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = tmp_path / "lib64"
     monkeypatch.setattr(gpus, "GKE_DRIVER", driver)

@@ -1,7 +1,5 @@
 """A hanging driver is reported, and not taken for a machine without GPUs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """The number of GPUs of a pod, from a made-up /sys that refuses the same reads as the kernel."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

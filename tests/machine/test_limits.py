@@ -1,7 +1,5 @@
 """Limits of a process on its machine: cores, memory, and the resulting number of workers."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

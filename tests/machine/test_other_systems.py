@@ -1,7 +1,5 @@
 """The project works without the features that only Linux has."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The kernel's counters of memory that ran out, from samples and for real."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Devices are recognised by their names; similar names are not."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.shared.machine.gpus import data_sheet_peak

@@ -1,7 +1,5 @@
 """The supported range of torch, and its differences by the names that older and newer versions have."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -50,6 +48,7 @@ def test_an_older_version_is_refused(version: str) -> None:
         check_torch(version)
 
 
+@pytest.mark.prove
 def test_without_network_the_tests_on_the_oldest_torch_are_not_run(tmp_path: Path) -> None:
     command = ["make", "--no-print-directory", "test-torch-oldest", f"OLDEST={tmp_path / 'oldest'}"]
     environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
@@ -69,6 +68,7 @@ def stderr_of(command: str, rank: str, tmp_path: Path) -> str:
     return ended.stderr
 
 
+@pytest.mark.prove
 def test_a_command_warns_once_and_only_on_rank_0(tmp_path: Path) -> None:
     assert stderr_of("train", "0", tmp_path).count("torch 2.99.0: is newer") == 1
     assert stderr_of("train", "1", tmp_path) == ""

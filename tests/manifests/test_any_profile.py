@@ -1,7 +1,5 @@
 """Manifests of any profile are valid, and the doctor finds nothing in them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,14 +1,12 @@
 """``slipstream manifests``: atomic output directory, messages, and one line of error."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.operations.manifests import write
 from slipstream.operations.manifests.command import main
 from slipstream.operations.manifests.documents import MARK
 from tests.support import REPOSITORY
@@ -92,8 +90,8 @@ def test_names_of_the_cluster_are_the_users(tmp_path: Path) -> None:
         "gs://m",
     )
     text = b"".join(contents(tmp_path / "out").values()).decode()
-    assert "namespace: churn-production" in text and "flytesnacks" not in text
-    assert "role: KarpenterNodeRole-prod-1" in text and "--model-repository=gs://m" in text
+    assert 'namespace: "churn-production"' in text and "flytesnacks" not in text
+    assert 'role: "KarpenterNodeRole-prod-1"' in text and "--model-repository=gs://m" in text
 
 
 def test_a_directory_with_others_files_is_refused_and_stays(tmp_path: Path) -> None:
@@ -126,15 +124,15 @@ def test_a_disk_that_is_full_in_the_middle_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called("a100-spot", "--out", tmp_path / "out")
-    before, rendered, asked = contents(tmp_path / "out"), write.render_file, []
+    before, write_text, asked = contents(tmp_path / "out"), Path.write_text, list[Path]()
 
-    def full(*arguments: object) -> str:
-        asked.append(arguments)
+    def full(path: Path, *arguments: Any, **named: Any) -> int:
+        asked.append(path)
         if len(asked) == 4:
             raise OSError(28, os.strerror(28))
-        return rendered(*arguments)  # type: ignore[arg-type]
+        return write_text(path, *arguments, **named)
 
-    monkeypatch.setattr(write, "render_file", full)
+    monkeypatch.setattr(Path, "write_text", full)
     same_wording(refused("mi300x", "--out", tmp_path / "out"))
     assert contents(tmp_path / "out") == before and len(asked) == 4
     asked.clear()

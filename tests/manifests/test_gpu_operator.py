@@ -1,7 +1,5 @@
 """Sharing and partitioning of GPUs, and the operator's settings, follow from the profile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,10 +24,7 @@ def operator(profile: str) -> dict[str, Any]:
 
 def test_the_operators_pods_tolerate_what_nodes_are_tainted_with() -> None:
     values = operator("a100-spot")
-    for tolerations in (
-        values["daemonsets"]["tolerations"],
-        values["node-feature-discovery"]["worker"]["tolerations"],
-    ):
+    for tolerations in (values["daemonsets"]["tolerations"], values["node-feature-discovery"]["worker"]["tolerations"]):
         assert {"nvidia.com/gpu", "slipstream/spot"} <= {each["key"] for each in tolerations}
 
 

@@ -1,7 +1,5 @@
 """Node pools follow from the profile: pods tolerate them, and their machines have the requested resources."""
 
-from __future__ import annotations
-
 from email import message_from_string
 
 import pytest

@@ -1,7 +1,5 @@
 """Queues and quotas cover the profile's requests, and production has priority."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.operations.manifests.build import build_manifests
@@ -70,7 +68,7 @@ def test_a_queue_of_a_namespace_leads_to_the_one_of_its_name() -> None:
 def test_production_goes_first_and_research_pays_for_no_capacity_on_demand() -> None:
     priorities = {t["metadata"]["name"]: t["value"] for t in objects("a100-spot") if t["kind"] == "PriorityClass"}
     assert sorted(priorities, key=priorities.__getitem__) == [
-        *("slipstream-research", "slipstream-production", "slipstream-serving"),
+        *("slipstream-research", "slipstream-production", "slipstream-serving")
     ]
     for queue, gpus in (("production", "16"), ("research", "0")):
         (group,) = named("a100-spot", "ClusterQueue", f"slipstream-{queue}")["spec"]["resourceGroups"]

@@ -1,7 +1,5 @@
 """Every manifest fits its schema, and fails with any misspelt key or without any required one."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from slipstream.operations.manifests.documents import render_file
 from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core, keys, mutated
 from tests.support.written_manifests import PROFILES, files, objects, trees
 
@@ -23,16 +20,10 @@ OTHERS = {"ClusterQueue", "EC2NodeClass", "LocalQueue", "NodePool", "Queue", "Re
 OWN = {"ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Namespace", "PodDisruptionBudget", "PriorityClass"}
 
 
-def written(profile: str, keda: bool) -> list[dict[str, Any]]:
-    """What kubectl reads of the files, the charts' values aside."""
-    texts = [render_file(file, profile) for file in files(profile, keda) if not file.path.startswith("helm/")]
-    return [tree for text in texts for tree in yaml.safe_load_all(text)]
-
-
 @pytest.mark.parametrize("keda", [False, True])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_kubernetes_takes_its_own_objects(profile: str, keda: bool) -> None:
-    found = [tree for tree in written(profile, keda) if is_core(tree["apiVersion"])]
+    found = [tree for tree in objects(profile, keda) if is_core(tree["apiVersion"])]
     assert len({tree["kind"] for tree in found}) >= 7
     assert not [(tree["kind"], error) for tree in found for error in errors_by_version(json.dumps(tree))]
 
@@ -40,7 +31,7 @@ def test_kubernetes_takes_its_own_objects(profile: str, keda: bool) -> None:
 @needs_definitions
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_definitions_take_the_others(profile: str) -> None:
-    found = [tree for tree in written(profile, True) if not is_core(tree["apiVersion"])]
+    found = [tree for tree in objects(profile, True) if not is_core(tree["apiVersion"])]
     assert {tree["kind"] for tree in found} >= {"ClusterQueue", "LocalQueue", "Queue", "ResourceFlavor", "ScaledObject"}
     assert not [(tree["kind"], tree["metadata"]["name"], error) for tree in found for error in errors(tree)]
 

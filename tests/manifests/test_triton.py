@@ -1,7 +1,5 @@
 """A model is served by pods like those that timed it, and scaled by a meaningful metric."""
 
-from __future__ import annotations
-
 import yaml
 
 from slipstream.operations.manifests.build import build_manifests

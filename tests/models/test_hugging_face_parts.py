@@ -1,7 +1,5 @@
 """Weights in several files that transformers loads, written without a copy of the model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rotary tables are computed once, and never from a traced pass."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +14,7 @@ from slipstream.operations.proofs.gpu.layouts import LENGTH, SIGNATURE, SIZES, t
 from slipstream.shared.models import transformer
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
+from tests.support.proving import first_few
 
 #: What only the tables need.
 TABLES = {"arange", "cos", "sin"}
@@ -91,7 +90,7 @@ def test_after_a_pass_for_inference_alone_there_is_one_to_train_by(model: Predic
     model(tokens).sum().backward()
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", first_few([False, True]))
 def test_a_pass_that_is_only_traced_leaves_and_takes_nothing(model: Predictor, tokens: Tensor, warm: bool) -> None:
     expected = model(tokens)
     entries = int(warm)

@@ -1,7 +1,5 @@
 """Shared key and value heads reach a fused kernel on every GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -34,11 +32,7 @@ VOLTA, AMPERE, MI300X = 7, 8, 9
     ],
 )
 def test_on_a_gpu_heads_are_shared_in_16_bits_from_ampere_on(
-    capability: int,
-    autocast: torch.dtype | None,
-    dtype: torch.dtype,
-    shares: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    capability: int, autocast: torch.dtype | None, dtype: torch.dtype, shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(major=capability))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda" and autocast is not None)

@@ -1,7 +1,5 @@
 """Token rows are stored once: a row's target is the row itself, one token later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

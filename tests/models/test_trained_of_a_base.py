@@ -1,7 +1,5 @@
 """Record of a fine-tuned model about its base, and which of its fields are trusted."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """transformers' own causal models: their blocks are found, and the documented factory trains them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trusted factories: only the user's configuration chooses the code of a model, never a trained model's file."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights written tensor by tensor equal the files of safetensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load, save

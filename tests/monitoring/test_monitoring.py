@@ -1,7 +1,5 @@
 """Rules and dashboard query only exported metrics; every rule fires when it should, and only then."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -162,7 +160,7 @@ def test_prometheus_takes_the_rules_and_each_fires_as_it_should() -> None:
         pytest.param(rule["alert"], broken, id=f"{rule['alert']}, {name}", marks=[] if kept else pytest.mark.prove)
         for number, rule in enumerate(rules())
         for other, (name, broken) in enumerate({"never": "vector(1) < 0", "always": "vector(1)"}.items())
-        for kept in [number % 2 == other]
+        for kept in [number < 4 and number % 2 == other]
     ],
 )
 def test_a_rule_that_never_fires_or_always_does_is_found(alert: str, broken: str, tmp_path: Path) -> None:
@@ -179,7 +177,7 @@ def test_a_rule_that_never_fires_or_always_does_is_found(alert: str, broken: str
 @pytest.mark.parametrize(
     "alert",
     [
-        pytest.param(rule["alert"], marks=[] if number < 3 else pytest.mark.prove)
+        pytest.param(rule["alert"], marks=[] if number < 1 else pytest.mark.prove)
         for number, rule in enumerate(rule for rule in rules() if "for" in rule)
     ],
 )

@@ -1,7 +1,5 @@
 """Spot capacity over time, from ledgers, files and profiles."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training time on other GPUs: measured, or by the ratio of rooflines."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

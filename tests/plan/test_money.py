@@ -1,7 +1,5 @@
 """Closed forms of cost against the simulation, and the choice between spot and on demand by both."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Simulated trainings: Flyte's retry rule, preemption notices, endless trainings and bursty capacity."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cost of preemptions against closed forms for exponential times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -70,13 +68,7 @@ def test_the_table_marks_what_the_profile_does_and_says_which_retries_suffice() 
     assert "▸ resumes from the last save" in slow and "price" not in slow
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["local", "--storm"],
-        ["a100-spot", "--storm", "--hours", "0"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["local", "--storm"], ["a100-spot", "--storm", "--hours", "0"]])
 def test_what_cannot_be_told_is_one_line(arguments: list[str]) -> None:
     ran = CliRunner().invoke(main, arguments)
     assert ran.exit_code == 1

@@ -1,7 +1,5 @@
 """Real steps of 16 models and batches on this machine's CPU, every one predicted from the others."""
 
-from __future__ import annotations
-
 import math
 import time
 from itertools import pairwise, product

@@ -1,7 +1,5 @@
 """Attempts at a task that loses pods: charged retry budget, overlapping pods, and the node of the last attempt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The rehearsed cluster on pods that end, are lost or are deleted; small shell scripts stand in for pods."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -162,10 +160,7 @@ def test_a_plain_pod_out_of_memory_is_the_users_failure_whatever_its_exit_code(
     ("how", "verdict"),
     [
         ("OOMKilled 0", None),
-        (
-            "OOMKilled 137",
-            AttemptOutcome("user", f"{JOB_FAILED}: worker 0 ended by exit code 137"),
-        ),
+        ("OOMKilled 137", AttemptOutcome("user", f"{JOB_FAILED}: worker 0 ended by exit code 137")),
     ],
 )
 def test_of_a_job_out_of_memory_only_the_exit_code_counts(

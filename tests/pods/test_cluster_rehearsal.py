@@ -1,7 +1,5 @@
 """A table prepared by several pods on a rehearsed cluster: the packaged workflow, step by step through S3."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

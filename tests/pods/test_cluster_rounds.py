@@ -1,7 +1,5 @@
 """Propeller's failed rounds (``status.failedAttempts``): eleven end an execution, with any number of task retries."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

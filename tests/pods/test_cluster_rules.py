@@ -1,7 +1,5 @@
 """The rehearsed cluster's rules for inputs, cached results, retry budgets and conditions."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Room for fewer pods than there are: which run, and which wait until another has ended."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

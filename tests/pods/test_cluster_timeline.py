@@ -1,7 +1,5 @@
 """The page of a rehearsal names failed attempts, their causes and budgets, and loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole pods of a PyTorchJob, ended like the operator ends them: no result and no cause is lost."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

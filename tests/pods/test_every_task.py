@@ -1,7 +1,5 @@
 """Properties of every task, in all modules."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """Choice of a pod's failure: that of the worker at fault, whichever torch saw first."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The packaged fine-tuning on a rehearsed cluster: base and text are in a store, and lost pods change no bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Charts in pods need no fonts of the system, so no library looks for any."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import pytest
 
 from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.operations.proofs.rehearsal.rendering import primary_container
+from tests.support.proving import first_few
 
 #: As in an image that has fontconfig's programs but not its configuration.
 FC_LIST = '#!/bin/sh\necho >> "$ASKED"\necho "Fontconfig error: Cannot load default config file" >&2\n'
@@ -22,7 +21,7 @@ print(roc_curve(SimpleNamespace(fpr=[0, 1], tpr=[0, 1]), "yes"))
 """
 
 
-@pytest.mark.parametrize("in_a_pod", [True, False])
+@pytest.mark.parametrize("in_a_pod", first_few([True, False]))
 def test_a_pod_asks_for_no_fonts(
     in_a_pod: bool, package_for: Callable[[str], RegistrationArchive], tmp_path: Path
 ) -> None:

@@ -1,7 +1,5 @@
 """The last line of a pod's log: the cause of a failure, and never a library's complaint about open sessions."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable, Sequence
@@ -81,8 +79,7 @@ def distribution(pods: Pods) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "registered",
-    [pytest.param(False, id="packaged", marks=pytest.mark.prove), pytest.param(True, id="registered")],
+    "registered", [pytest.param(False, id="packaged", marks=pytest.mark.prove), pytest.param(True, id="registered")]
 )
 def test_a_failed_pod_ends_with_its_cause(pods: Pods, registered: bool) -> None:
     log, outputs = pods.run("/no/such.csv", distribution(pods) if registered else ())
@@ -93,6 +90,7 @@ def test_a_failed_pod_ends_with_its_cause(pods: Pods, registered: bool) -> None:
     assert "tasks/prepare.py" in document.error.message
 
 
+@pytest.mark.prove
 def test_a_pod_that_has_done_its_work_complains_of_nothing(pods: Pods) -> None:
     log, outputs = pods.run("", distribution(pods))
     assert pods.bucket.keys(f"{outputs}/outputs.pb"), log

@@ -1,7 +1,5 @@
 """Live decks: their pages, and that no failure of a deck reaches the task."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Pods of an incomplete job: they log which pods they wait for, and an optional stage is given up."""
 
-from __future__ import annotations
-
 import re
 import socket
 import time

@@ -1,7 +1,5 @@
 """Pods whose memory is really small: whichever process the kernel kills, the failure has one name and is final."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -165,7 +163,7 @@ def test_the_third_attempt_knows_why_two_were_killed(cluster: Cluster, groups: l
     verdict = cluster.verdict("unnoted", 2)
     assert verdict.payer == "user" and not verdict.recoverable, said
     assert re.search(
-        r"train: out of memory: the last 2 attempts were killed when they had taken 1\.\d+ of 1\.17 GiB; raise "
+        r"train: out of memory: the last 2 attempts were killed when they had taken 1\.\d+ GiB of 1\.17 GiB; raise "
         r"stages\.train\.memory in the profile",
         verdict.cause,
     )

@@ -1,7 +1,5 @@
 """Settings of a packaged workflow: resources, spot, retries, caching, timeouts, the shape of the PyTorchJobs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -122,9 +120,7 @@ def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(
     assert "machine" not in export.metadata.cache_ignore_input_vars
 
 
-def test_a_main_job_has_seven_pods_and_three_the_second_time(
-    package_for: Callable[[str], RegistrationArchive],
-) -> None:
+def test_a_main_job_has_seven_pods_and_three_the_second_time(package_for: Callable[[str], RegistrationArchive]) -> None:
     """Counted in what is registered; ``tests/pods/test_whole_workflow.py`` counts the pods that run."""
     made = package_for("local")
     names = [
@@ -138,6 +134,7 @@ def test_a_main_job_has_seven_pods_and_three_the_second_time(
     assert sorted(short(name) for name in names if not made.tasks[name].metadata.discoverable) == never
 
 
+@pytest.mark.prove
 def test_the_machine_that_registers_is_not_asked_for_its_gpus(
     tmp_path: Path, package_for: Callable[[str], RegistrationArchive], monkeypatch: pytest.MonkeyPatch
 ) -> None:

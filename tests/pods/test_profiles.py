@@ -1,7 +1,5 @@
 """Profiles reach the tasks' metadata; a pod of another shape refuses to start."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Reads of prepared data: pods of the stages after training request from S3 only the files that they read."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The packaged scoring on a rehearsed cluster: several pods, some of them lost, publish the bytes of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

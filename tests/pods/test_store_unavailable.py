@@ -1,7 +1,5 @@
 """An unavailable store: every task asks Flyte to retry, and tells a user at the terminal how to continue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,10 +36,7 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "list_data": lambda: (list_data, {"data": ELSEWHERE, "target": "y", "config": RunConfig()}),
     "resolve_inputs": lambda: (resolve_inputs, {"data": ELSEWHERE, "target": "y", "config": RunConfig()}),
     "prepare": lambda: (prepare, {**inputs("listing"), "target": "y", "config": DataConfig(), "source": "0"}),
-    "train": lambda: (
-        train,
-        {**inputs("prepared"), "model": ModelConfig(), "training": TrainingConfig(), "code": ""},
-    ),
+    "train": lambda: (train, {**inputs("prepared"), "model": ModelConfig(), "training": TrainingConfig(), "code": ""}),
     "evaluate": lambda: (evaluate, inputs("trained", "prepared")),
     "export": lambda: (export, {**inputs("trained", "prepared"), "config": ExportConfig()}),
     "report": lambda: (

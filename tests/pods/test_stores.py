@@ -4,8 +4,6 @@ The packaged command of the training task runs as a pod, is killed once it has s
 attempt.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A sweep of two pods on a rehearsed cluster: the packaged workflow, lost pods, and the result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The deck of training in pods: shown during training, lists earlier attempts, and does not slow training down."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A rehearsal of the cluster: the packaged container command and environment of the training task, run as pods."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -255,6 +253,7 @@ def test_what_another_attempt_cannot_help_is_not_retried(cluster: Cluster, tmp_p
     assert output.splitlines()[-1].endswith("error: ZeroDivisionError: a bug in the step"), output
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("nodes", "variables", "message"),
     [

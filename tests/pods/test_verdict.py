@@ -5,8 +5,6 @@ The pods here are processes without torch's agent: two workers of each end by :m
 and the pod leaves by :func:`one_verdict`, against S3. ``test_departure.py`` runs whole pods.
 """
 
-from __future__ import annotations
-
 import atexit
 import random
 import signal
@@ -77,7 +75,7 @@ def verdict_of(
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[] if seed in (0, 3) else pytest.mark.prove) for seed in range(20)]
+    "seed", [pytest.param(seed, marks=[] if seed == 0 else pytest.mark.prove) for seed in range(20)]
 )
 def test_out_of_memory_on_any_rank_in_any_order_is_final(
     seed: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path
@@ -114,6 +112,7 @@ def test_in_a_step_it_is_worth_another_attempt_with_word_of_it(
     assert (verdict.payer, verdict.recoverable) == ("user", True) and str(SMALLER) in verdict.cause
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -129,6 +128,7 @@ def test_without_a_cause_the_attempt_is_repeated(
     assert (verdict.payer, verdict.recoverable) == ("user", True) and message in verdict.cause
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("last", [0, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_pod_that_is_done_waits_for_the_result(
     last: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path

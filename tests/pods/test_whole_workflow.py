@@ -1,7 +1,5 @@
 """The packaged main workflow on a rehearsed cluster: cached stages hit, and kills do not change the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Small tables written to disk and prepared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Columns of any Arrow type are prepared, skipped with a warning, or refused in one line."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The data card describes the data and warns of properties that would make a model useless."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A chat template that hangs or takes memory ends the preparation with a line that names row and template."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +56,7 @@ def test_a_row_at_which_it_hangs_ends_the_preparation(tmp_path: Path, monkeypatc
     assert template_process()._process is None
 
 
+@pytest.mark.prove
 def test_in_workers_too_and_nothing_of_them_is_left(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     table = pa.Table.from_pylist(rows(60, at_31="Take!"))

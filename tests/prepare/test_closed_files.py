@@ -1,7 +1,5 @@
 """Unreadable files are one line of error, in every place; none is skipped."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

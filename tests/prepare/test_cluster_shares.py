@@ -1,7 +1,5 @@
 """A table prepared by several machines equals that of a single machine, byte for byte."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
@@ -27,6 +25,7 @@ from slipstream.shared.artifacts.typed_values import encode_value
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig, SplitConfig
 from slipstream.shared.source.files import list_source
+from tests.support.proving import diagonal
 from tests.support.shares import CONFIG, MADE_BY, on_several
 from tests.support.wording import refuses, same_wording
 
@@ -57,8 +56,7 @@ def write_text(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("number", [1, 3, 50])
-@pytest.mark.parametrize("write", [write_parquet, write_text])
+@pytest.mark.parametrize(("write", "number"), diagonal([write_parquet, write_text], [3, 50, 1]))
 def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write: Callable[[Path], Path], number: int) -> None:
     (tmp_path / "data").mkdir()
     data = str(write(tmp_path / "data"))
@@ -70,6 +68,7 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write: Callab
     assert len(list((tmp_path / "pods").glob("opened/shares/*"))) == min(number, 8 if write is write_parquet else 5)
 
 
+@pytest.mark.prove
 def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
@@ -78,6 +77,7 @@ def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypat
     assert len({each.fingerprint for each in output}) == 1 and "train-00000_00006.rows" in output[0].files
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.prove)])
 def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     for module in (shuffle, merge_partitions):
@@ -99,6 +99,7 @@ def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.Monk
     assert sum(path.stat().st_size for runs in given for path in runs) == sum(sizes)
 
 
+@pytest.mark.prove
 def test_files_of_text_are_parsed_in_shares_of_about_the_same_size(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for number, rows in enumerate([10, 10, 3000, 10, 500, 500, 500, 0]):
@@ -136,6 +137,7 @@ def test_text_that_is_split_by_time_is_parsed_in_shares_too(tmp_path: Path, sett
     assert not list((tmp_path / "pods").glob("opened/spools/*")), "it was read again"
 
 
+@pytest.mark.prove
 def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     data = write_text(tmp_path / "data")

@@ -1,7 +1,5 @@
 """Conversations to rows of tokens: only answers are learned, none is cut, and invalid rows are named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.pipeline.prepare.language import corpus
-from slipstream.shared.artifacts.prepared.token_rows import read_documents
+from slipstream.shared.artifacts.prepared.documents import read_documents
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.chat_template import (
     CannotRender,

@@ -1,7 +1,5 @@
 """A CSV file cut into chunks has the same rows as with Python's csv module, wherever the borders fall."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

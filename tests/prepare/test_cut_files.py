@@ -1,7 +1,5 @@
 """A file that is cut during reading is one line of error; no signal ends the process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Declared properties of the data (types, separators, quotes) are applied; undeclared ones cause a warning."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,14 +92,7 @@ class TestTypes:
         assert len(data.signature.classes) == 30
 
     @pytest.mark.parametrize(
-        "types",
-        [
-            {"zap": "text"},
-            {"zip": "string"},
-            {"zip": 3},
-            {"tags": "number"},
-            {"zip": "date"},
-        ],
+        "types", [{"zap": "text"}, {"zip": "string"}, {"zip": 3}, {"tags": "number"}, {"zip": "date"}]
     )
     def test_what_cannot_be_is_refused(self, prepared: Prepare, types: dict[str, Any]) -> None:
         table = pa.table({"zip": np.arange(60), "tags": [[1]] * 60, "y": np.arange(60) % 2})

@@ -1,7 +1,5 @@
 """Texts: class folders of text files, or a column of a table, as hashed words that a model embeds and ONNX runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Drift: none in random splits, and a shift of half a standard deviation is found."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Every type in exchanged files and in records of finished work is read back bit for bit."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing
@@ -90,7 +88,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", [*EXCHANGED, *(typing.get_type_hints(work)["return"] for work in UNITS_OF_WORK)])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_it_comes_back_to_the_bit(kind: Any, data: st.DataObject) -> None:
     value = data.draw(values(kind))

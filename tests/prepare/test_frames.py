@@ -1,7 +1,5 @@
 """A DataFrame in Python is the same data as its file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Any bytes give a result with consistent counts, or one line of error, without a traceback or a hang."""
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile
@@ -118,6 +116,7 @@ MARKED = st.one_of(
 )
 
 
+@pytest.mark.prove
 @FUZZ
 @given(marks=MARKS, cells=st.lists(st.lists(MARKED, min_size=2, max_size=5), max_size=10))
 def test_any_marks_and_declared_types(marks: dict[str, Any], cells: list[list[str]]) -> None:
@@ -161,6 +160,7 @@ def test_cut_and_flipped_parquet(cut: int, flips: list[tuple[int, int]]) -> None
     list(prepare_bytes("t.parquet", bytes(raw[: max(0, len(raw) - cut)] if cut > 2000 else raw)))
 
 
+@pytest.mark.prove
 @FEW
 @given(flips=st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 7)), min_size=1, max_size=3))
 @pytest.mark.parametrize("name", ["t.arrow", "t.feather"])

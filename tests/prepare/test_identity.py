@@ -1,7 +1,5 @@
 """Equal values in any storage type or spelling are one value: equal rows share a split."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Images in class folders and in arrays: the same prepared format, hostile files quarantined, splits by content."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

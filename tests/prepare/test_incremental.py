@@ -1,7 +1,5 @@
 """New files after an earlier preparation: statistics and rows stay, and only new files are processed."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from pathlib import Path
@@ -213,16 +211,7 @@ def test_other_bytes_are_found_though_nobody_named_a_fingerprint(sales: Path, tm
 
 @pytest.mark.parametrize(
     "what",
-    [
-        "changed",
-        "grown",
-        "another seed",
-        "another target",
-        "a class more",
-        "a column more",
-        "damaged",
-        "no such set",
-    ],
+    ["changed", "grown", "another seed", "another target", "a class more", "a column more", "damaged", "no such set"],
 )
 def test_what_does_not_fit_is_said(what: str, sales: Path, january: PreparedData, tmp_path: Path) -> None:
     earlier, settings = january.artifact.directory, {}
@@ -303,10 +292,7 @@ def test_several_pods_verify_a_base_set_where_they_put_the_data_together(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"types": {"number": "text"}},
-            r"data\.types\.number:",
-        ),
+        ({"types": {"number": "text"}}, r"data\.types\.number:"),
         ({"types": {"number": "category"}}, r"data\.types\.number:"),
         ({"types": {"city": "number"}}, r"data\.types\.city:"),
         ({"types": {"city": "document"}}, r"data\.types\.city:"),
@@ -369,11 +355,5 @@ def test_settings_that_came_from_json_are_kept_like_those_made_in_python() -> No
     assert (
         setting_value(constructed, "split")
         == setting_value(read, "split")
-        == {
-            "validation": 0.15,
-            "test": 0.15,
-            "seed": 3,
-            "validation_from": "",
-            "test_from": "",
-        }
+        == {"validation": 0.15, "test": 0.15, "seed": 3, "validation_from": "", "test_from": ""}
     )

@@ -1,7 +1,5 @@
 """Documents to rows of tokens: files and tables, splits, packing, tokenizers; the same on any number of workers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import pairwise
@@ -16,7 +14,7 @@ import pytest
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.pipeline.prepare.language import corpus, encode
 from slipstream.shared.artifacts.format import Artifact
-from slipstream.shared.artifacts.prepared.token_rows import read_documents
+from slipstream.shared.artifacts.prepared.documents import read_documents
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import Tokenizer, train_tokenizer
 from slipstream.shared.source import quarantine

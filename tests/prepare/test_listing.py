@@ -1,7 +1,5 @@
 """The source is listed once: the fingerprinted files are read, and changes meanwhile are errors."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable
@@ -228,10 +226,7 @@ def test_a_listing_survives_being_handed_on(folder: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_s3_is_listed_once_and_every_read_is_of_the_listed_version(
-    store: FaultyS3,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    suffix: str,
+    store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     path = tmp_path / f"t.{suffix}"
 

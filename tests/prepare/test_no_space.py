@@ -3,8 +3,6 @@
 The disk is a small tmpfs, mounted in a namespace of the test's own.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -92,9 +90,11 @@ def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "where",
     [
-        "encode by workers",
         "manifest",
-        *(pytest.param(name, marks=pytest.mark.prove) for name in ("open", "encode", "merge", "card")),
+        *(
+            pytest.param(name, marks=pytest.mark.prove)
+            for name in ("encode by workers", "open", "encode", "merge", "card")
+        ),
     ],
 )
 def test_a_full_disk_is_said_and_then_forgotten(tmp_path: Path, where: str) -> None:

@@ -1,7 +1,5 @@
 """Unusual files, names and values: read correctly, or refused in one line with a remedy."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
@@ -72,25 +70,13 @@ class TestBrackets:
         ("t.json", b'[{"a": 1}]', "is JSON: if there is one object on each line, set data.format to json; if"),
         ("t.csv", b"PK\x03\x04", "is a spreadsheet or an archive; save the sheet as CSV, or unpack it"),
         ("t.csv", b"\xd0\xcf\x11\xe0", "is a spreadsheet; save the sheet as CSV"),
-        (
-            "t.csv",
-            gzip.compress(table_text(50).encode()),
-            "is compressed, but its name has no extension",
-        ),
+        ("t.csv", gzip.compress(table_text(50).encode()), "is compressed, but its name has no extension"),
         ("t.csv", table_text(50).encode("utf-16"), 'is UTF-16; set data.encoding to "utf-16"'),
         ("t.csv", table_text(50).encode("utf-16-le"), 'the header has bytes that are 0, .* "utf-16-le" or'),
-        (
-            "t.csv",
-            bytes(1 << 20),
-            "the header has bytes that are 0, which text does not have; if it .* expected a CSV",
-        ),
+        ("t.csv", bytes(1 << 20), "the header has bytes that are 0, which text does not have; if it .* expected a CSV"),
         ("t.csv", b"PAR1" + bytes(50), "is Parquet; rename it to .parquet, or set data.format to parquet"),
         ("t.parquet", b"ARROW1" + bytes(50), "is an Arrow file; rename it to .arrow, or set data.format to arrow"),
-        (
-            "t.feather",
-            b"FEA1" + bytes(50),
-            "is Feather of version 1; write it again with pyarrow",
-        ),
+        ("t.feather", b"FEA1" + bytes(50), "is Feather of version 1; write it again with pyarrow"),
         ("t.arrow", b"\xff\xff\xff\xff" + bytes(50), "is an Arrow stream; write it as an Arrow file"),
     ],
 )

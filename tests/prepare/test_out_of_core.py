@@ -1,7 +1,5 @@
 """A table larger than the memory limit of the process is prepared."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Raw data is resolved once and passed to all preparing processes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An S3 that stalls, denies or loses raw data during reading: retried if possible, else one line of error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from slipstream.shared.source.config import DataConfig
 from slipstream.shared.storage import StorageUnavailable, retry, s3
 from tasks.prepare import list_data
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.proving import diagonal, first_few
 from tests.support.tables import table_text
 from tests.support.wording import refuses
 
@@ -57,7 +56,8 @@ def requests_of(store: FaultyS3, address: str, tmp_path: Path) -> list[str]:
     return [line for line in store.requests if line.startswith("GET")]
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.prove
+@pytest.mark.parametrize("format", first_few(FORMATS))
 def test_bodies_that_stall_are_asked_for_again(away: FaultyS3, tmp_path: Path, format: str) -> None:
     address = put(tmp_path / f"t.{format}")
     requests = requests_of(away, address, tmp_path)
@@ -74,7 +74,7 @@ def test_bodies_that_stall_are_asked_for_again(away: FaultyS3, tmp_path: Path, f
     [
         ("csv", "first"),
         pytest.param("parquet", "first", marks=pytest.mark.prove),
-        ("parquet", "last"),
+        pytest.param("parquet", "last", marks=pytest.mark.prove),
         pytest.param("npz", "last", marks=pytest.mark.prove),
     ],
 )
@@ -88,13 +88,9 @@ def test_a_store_that_stalls_for_ever_is_said(away: FaultyS3, tmp_path: Path, fo
     assert not list((tmp_path / "made").iterdir())
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("position", ["first", "last"])
+@pytest.mark.parametrize(("position", "format"), diagonal(["first", "last"], FORMATS))
 def test_what_is_denied_in_the_midst_is_not_called_damaged(
-    store: FaultyS3,
-    tmp_path: Path,
-    format: str,
-    position: str,
+    store: FaultyS3, tmp_path: Path, format: str, position: str
 ) -> None:
     address = put(tmp_path / f"t.{format}")
     requests = requests_of(store, address, tmp_path)
@@ -107,10 +103,7 @@ def test_what_is_denied_in_the_midst_is_not_called_damaged(
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_gone_after_it_was_listed_is_named(
-    store: FaultyS3,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    format: str,
+    store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     from slipstream.shared.source import files
 

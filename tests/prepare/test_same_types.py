@@ -1,7 +1,5 @@
 """Columns get the types of their values in every format."""
 
-from __future__ import annotations
-
 import csv
 import io
 import tempfile
@@ -85,7 +83,7 @@ def outcome(directory: Path, path: Path) -> Any:
     return with_types(data), data.signature, [data.split(name).tobytes() for name in SPLITS], data.card["warnings"]
 
 
-@settings(max_examples=25, derandomize=True, deadline=20_000, phases=PHASES, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, derandomize=True, deadline=20_000, phases=PHASES, suppress_health_check=list(HealthCheck))
 @given(both=tables())
 def test_csv_and_parquet_with_types_and_without(both: tuple[pa.Table, pa.Table]) -> None:
     typed, texts = both

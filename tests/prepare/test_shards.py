@@ -1,7 +1,5 @@
 """Rows of many runs are stored once each, in the order of their keys, for any cuts and merges."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A row's split depends on its id or its content and on nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

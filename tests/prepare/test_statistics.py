@@ -1,7 +1,5 @@
 """Vectorised statistics equal those of single values, for every storage type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,6 +1,4 @@
-"""Raw data and base sets in Google's and Azure's stores give what the same files give locally."""
-
-from __future__ import annotations
+"""Raw data and base sets in the stores of three clouds give what the same files give locally."""
 
 from pathlib import Path
 
@@ -14,11 +12,12 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import list_source
 from slipstream.shared.source.resolved import fingerprint_source
-from tests.support.faulty_stores import Remote
+from tests.support.faulty_stores import REMOTE, Remote
+from tests.support.proving import first_few
 from tests.support.tables import table_text
 from tests.support.wording import refuses
 
-pytestmark = pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
+pytestmark = pytest.mark.parametrize("remote", REMOTE, indirect=True)
 
 
 def make(path: Path, seed: int) -> None:
@@ -35,7 +34,7 @@ def upload(remote: Remote, directory: Path) -> None:
         remote.storage.put(path.relative_to(directory).as_posix(), path.read_bytes())
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", first_few(["csv", "parquet"]))
 def test_files_give_the_same_rows_as_local_ones(remote: Remote, tmp_path: Path, suffix: str) -> None:
     for day in range(3):
         make(tmp_path / f"in/day={day}/part.{suffix}", day)
@@ -55,6 +54,7 @@ def test_a_file_that_changes_after_it_was_listed_is_one_line(remote: Remote, tmp
     listing = list_source(remote.base)
     before = fingerprint_source(listing, "y")
     assert fingerprint_source(list_source(remote.base), "y") == before
+    make(tmp_path / "in/t.csv", int(remote.base.startswith("s3:")))  # for S3 the same bytes are the same object
     upload(remote, tmp_path / "in")
     with refuses(UserError, match=rf"^{remote.base}/t\.csv:"):
         prepare(tmp_path / "made", listing, "y", DataConfig(), {})

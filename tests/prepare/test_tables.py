@@ -1,7 +1,5 @@
 """Ordinary tables need only their name and a target; stored values can be computed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.pipeline.prepare.engine import prepare
-from slipstream.shared.artifacts.format import DamagedArtifact
-from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.source.config import DataConfig
 from tests.support.tables import Prepare, everything, table_text
 
@@ -152,17 +149,6 @@ def test_a_regression_target_keeps_its_units(prepared: Prepare) -> None:
     assert data.signature.target_std == pytest.approx(train.std(), rel=1e-6)
 
 
-def test_parquet_and_csv_of_the_same_table_give_the_same_rows(prepared: Prepare) -> None:
-    draw = np.random.default_rng(6)
-    frame = pd.DataFrame(
-        {"n": draw.integers(0, 50, 400), "c": draw.choice(list("abc"), 400), "y": draw.integers(0, 2, 400)}
-    )
-    from_csv = prepared(frame.to_csv(index=False))
-    from_parquet = prepared(pa.Table.from_pandas(frame))
-    for name in SPLITS:
-        assert from_csv.split(name).tobytes() == from_parquet.split(name).tobytes()
-
-
 def test_any_number_of_processes_gives_the_same_bytes(prepared: Prepare, tmp_path: Path) -> None:
     draw = np.random.default_rng(7)
     table = pa.table(
@@ -173,16 +159,6 @@ def test_any_number_of_processes_gives_the_same_bytes(prepared: Prepare, tmp_pat
     two = prepared(tmp_path / "groups.parquet", workers=2)
     assert one.artifact.fingerprint == two.artifact.fingerprint
     assert pq.ParquetFile(tmp_path / "groups.parquet").num_row_groups == 6
-
-
-def test_a_flipped_bit_in_a_shard_is_found_and_named(prepared: Prepare) -> None:
-    data = prepared(table_text(200))
-    path = data.artifact.path("train-00000.rows")
-    raw = bytearray(path.read_bytes())
-    raw[-7] ^= 4
-    path.write_bytes(raw)
-    with pytest.raises(DamagedArtifact, match=r"train-00000\.rows"):
-        data.split("train")
 
 
 def test_the_digits_are_images(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Text formats other than a comma-separated file: delimiters, JSON Lines, compression, and empty columns."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -180,10 +178,7 @@ class TestNothingThere:
 
     @pytest.mark.parametrize(
         ("text", "settings"),
-        [
-            ("y\n" + "0\n1\n" * 50, {}),
-            ("id,x,y\n" + "1,2,0\n2,3,1\n" * 50, {"id": "id", "drop": ["x"]}),
-        ],
+        [("y\n" + "0\n1\n" * 50, {}), ("id,x,y\n" + "1,2,0\n2,3,1\n" * 50, {"id": "id", "drop": ["x"]})],
     )
     def test_a_table_with_nothing_to_learn_from(self, prepared: Prepare, text: str, settings: dict[str, Any]) -> None:
         with refuses(UserError):

@@ -1,7 +1,5 @@
 """The stored transformation gives every raw row the inputs of training."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Row weights: never a feature, stored with the row, and in training a weight of 2 equals the row twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,14 +1,12 @@
 """Measurements are not reused on other hardware; computed results are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slipstream.flyte import metadata, stage
-from slipstream.shared.artifacts.versions import code_version
+from slipstream.shared.artifacts.versions import version_of
 from slipstream.shared.machine import description as machine
 from slipstream.shared.profiles.profile import load_profile, profile_names
 
@@ -21,7 +19,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[str, str
 
     def keys_with(profile: str, name: str) -> tuple[str, str]:
         monkeypatch.setattr(metadata, "current_profile", lambda: load_profile(profile))
-        return metadata.cache_version(name), stage.result_key(name, {"config": 1})
+        return metadata.registered_version(name), stage.result_key(name, {"config": 1})
 
     return keys_with
 
@@ -38,17 +36,22 @@ def test_measured_times_belong_to_their_hardware(
     assert one == with_profile(4, 7, "Ring")
     for other in (with_profile(8, 1, "Ring"), with_profile(4, 1, "Tree")):
         assert other[0] != one[0] and other[1] != one[1]
-    assert one[0].startswith(code_version(measured))
+    assert one[0].startswith(code_and_libraries(measured))
+
+
+def code_and_libraries(stage_name: str) -> str:
+    _, code, libraries = metadata.registered_versions(stage_name)
+    return version_of(code, libraries)
 
 
 def test_every_shipped_profile_measures_its_own_interconnect(keys: Callable[[str, str], tuple[str, str]]) -> None:
     assert len({keys(name, "collectives")[0] for name in profile_names()}) == len(profile_names())
 
 
-@pytest.mark.parametrize("computed", ["prepare", "train", "evaluate"])
+@pytest.mark.parametrize("computed", ["prepare", "evaluate"])
 def test_what_is_computed_is_reused(computed: str, keys: Callable[[str, str], tuple[str, str]]) -> None:
     assert keys("local", computed) == keys("a100-spot", computed)
-    assert keys("local", computed)[0] == code_version(computed)
+    assert keys("local", computed)[0] == code_and_libraries(computed)
 
 
 def test_another_machine_measures_anew(

@@ -1,7 +1,5 @@
 """Total needs of a profile's stages: amounts in Kubernetes' notation, tolerated taints, clouds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The manifest of a pod for a placement with every field."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -118,6 +116,7 @@ print(json.dumps({"arrow": pyarrow.cpu_count(), "torch": torch_threads, "sklearn
 """
 
 
+@pytest.mark.prove
 def test_every_library_starts_as_many_threads_as_the_pod_has_cpus() -> None:
     place = Placement(cpu="1")
     variables = {**os.environ, **pod_environment(Profile("mine", place, {}), place)}

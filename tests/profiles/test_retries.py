@@ -1,7 +1,5 @@
 """The number of retries for the expected preemptions of a stage."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import poisson

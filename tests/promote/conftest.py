@@ -1,18 +1,17 @@
 """Registries with promoted models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from slipstream.pipeline.promote.store import Registry
+from tests.support.once import shared_place
 from tests.support.promotions import Models, put
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("models"))
+    return Models(shared_place(tmp_path_factory) / "models")
 
 
 @pytest.fixture(params=["directory", "s3"])

@@ -1,7 +1,5 @@
 """Concurrent, killed and full-disk promotions: one whole model is in service."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

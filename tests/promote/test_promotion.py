@@ -1,7 +1,5 @@
 """The model in service is replaced only by a model that is shown to be as good; a refusal has a reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -44,6 +42,7 @@ def test_too_few_rows_keep_what_is_there_or_not(models: Models, tmp_path: Path) 
     assert taken.passed and "taken anyway: promotion.when_in_doubt" in taken.why
 
 
+@pytest.mark.prove
 def test_regressions_are_compared_by_their_rmse(tmp_path: Path) -> None:
     data = PreparedData.open(mixed_table(tmp_path / "data", "regression"))
     registry = Registry(str(tmp_path / "registry"))

@@ -1,7 +1,5 @@
 """Promotion of models that predict tokens: both run on the same test rows and are compared by row."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

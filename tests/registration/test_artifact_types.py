@@ -1,7 +1,5 @@
 """Tasks accept only artifacts of their kind, checked by the backend at registration and by tasks in every call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

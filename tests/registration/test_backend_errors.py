@@ -1,7 +1,5 @@
 """Unreachable Flyte, TLS errors and refused logins: one line, and exit code 1."""
 
-from __future__ import annotations
-
 import datetime
 import socket
 import time
@@ -95,15 +93,18 @@ def test_an_endpoint_that_never_answers_is_given_up_within_a_minute(tmp_path: Pa
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.prove
 def test_a_certificate_that_nobody_trusts(behind_tls: FlyteAdmin, tmp_path: Path) -> None:
     said = one_line(run_remote(tmp_path, behind_tls.endpoint, insecure=False))
     assert "has a certificate that is not trusted" in said and "`admin.caCertFilePath`" in said
 
 
+@pytest.mark.prove
 def test_tls_where_none_is_expected(behind_tls: FlyteAdmin, tmp_path: Path) -> None:
     assert "remove `admin.insecure` if it speaks TLS" in one_line(run_remote(tmp_path, behind_tls.endpoint))
 
 
+@pytest.mark.prove
 def test_no_tls_where_it_is_expected(plain: FlyteAdmin, tmp_path: Path) -> None:
     said = one_line(run_remote(tmp_path, plain.endpoint, insecure=False))
     assert "does not speak TLS" in said and "`admin.insecure: true`" in said
@@ -122,6 +123,7 @@ def test_a_token_that_is_accepted(with_login: FlyteAdmin, tmp_path: Path) -> Non
     assert accepted.returncode == 0 and len(with_login.executions) == 1, accepted.stdout
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("command", [pytest.param("false", marks=pytest.mark.prove), "no-such-program"])
 def test_a_login_that_cannot_be_made(with_login: FlyteAdmin, tmp_path: Path, command: str) -> None:
     said = one_line(run_remote(tmp_path, with_login.endpoint, authType="ExternalCommand", command=[command]))
@@ -137,6 +139,7 @@ def test_a_store_that_cannot_be_reached_from_here(plain: FlyteAdmin, server: Fau
     assert f"the upload to {server.url}/flyte/" in said and "Signature" not in said
 
 
+@pytest.mark.prove
 def test_what_the_backend_refuses_is_told_in_its_words(plain: FlyteAdmin, tmp_path: Path) -> None:
     plain.largest_cpu = 1
     said = one_line(run_remote(tmp_path, plain.endpoint))

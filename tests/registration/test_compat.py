@@ -1,7 +1,5 @@
 """Every patch is for the installed versions, is needed by them, and leaves the types and tasks of others alone."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -17,6 +15,7 @@ from packaging.requirements import Requirement
 from slipstream.flyte import compat
 from slipstream.flyte.compat import Patch
 from tests.support import REPOSITORY
+from tests.support.proving import first_few
 
 PATCHES = {name: value for name, value in vars(compat).items() if isinstance(value, Patch)}
 
@@ -156,6 +155,7 @@ def test_there_is_a_proof_for_every_patch() -> None:
     assert NEEDS.keys() == PATCHES.keys()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", NEEDS)
 def test_upstream_still_needs_it(name: str, tmp_path: Path) -> None:
     assert plainly(NEEDS[name], tmp_path / "alone.py") == "True", (
@@ -163,6 +163,7 @@ def test_upstream_still_needs_it(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.prove
 def test_torch_still_loads_lazy_modules(tmp_path: Path) -> None:
     code = "import sys, flytekit, torch; print('pandas._libs' in sys.modules)"
     assert plainly(code, tmp_path / "alone.py") == "True"
@@ -231,8 +232,8 @@ print(json.dumps([interface.hex(), literal.SerializeToString(deterministic=True)
 )
 
 
-@pytest.mark.parametrize("imported", [("slipstream",), ("slipstream.flyte.elastic",), ("tasks.export",)], ids=str)
-def test_types_and_errors_of_others_are_flytekits(imported: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("imported", first_few(["tasks.export", "slipstream", "slipstream.flyte.elastic"]))
+def test_types_and_errors_of_others_are_flytekits(imported: str, tmp_path: Path) -> None:
     script = tmp_path / "stranger.py"
     script.write_text(STRANGER)
 
@@ -240,4 +241,4 @@ def test_types_and_errors_of_others_are_flytekits(imported: tuple[str, ...], tmp
         command, environment = [sys.executable, str(script), *modules], {**os.environ, "PYTHONPATH": path}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert said(*imported, path=str(REPOSITORY)) == said(path="")
+    assert said(imported, path=str(REPOSITORY)) == said(path="")

@@ -1,7 +1,5 @@
 """Rules of the FlyteAdmin on loopback, on which all other tests of registration rely."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import grpc

@@ -1,7 +1,5 @@
 """The README's commands against a FlyteAdmin on loopback; registered entities run like on a cluster."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex
@@ -128,6 +126,7 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
     assert destinations == {"."}
 
 
+@pytest.mark.prove
 def test_run_remote_gives_another_profile_another_version_and_the_same_none(site: Site, tmp_path: Path) -> None:
     """The profile is a file outside of the code, which a user may edit between two runs."""
     mine = tmp_path / "mine.toml"
@@ -159,6 +158,7 @@ def test_register_gives_another_profile_and_other_schedules_another_version(site
         assert version not in {key[3] for key in first}
 
 
+@pytest.mark.prove
 def test_a_version_that_is_given_twice_with_another_profile_is_one_line(site: Site) -> None:
     words = ["workflows/collectives.py" if word == "workflows" else word for word in COMMANDS["register"]]
     words += ["--version", "v1"]

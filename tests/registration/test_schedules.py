@@ -1,7 +1,5 @@
 """Schedules: parsing, accepted cron expressions, and launch plans."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -162,10 +160,7 @@ def test_every_environment_has_the_three_schedules(environment: str) -> None:
         ("[links]\nkind = 'collectives'\ndata = 's3://b'\n", "[links]: data: unknown setting"),
         ("[nightly]\nkind = 'training'\nconfig.training.epochs = 0\n", "training.epochs: 0 is not allowed"),
         ("[nightly]\nkind = 'training'\nnotify.on = ['late']\n", 'notify.on[0]: "late" is not allowed'),
-        (
-            "[nightly]\nkind = 'training'\ncron = '0 2 31 2 *'\n",
-            'cron: "0 2 31 2 *" is not allowed; it never',
-        ),
+        ("[nightly]\nkind = 'training'\ncron = '0 2 31 2 *'\n", 'cron: "0 2 31 2 *" is not allowed; it never'),
         ("[nightly\n", "the schedules cannot be read"),
     ],
 )

@@ -1,7 +1,5 @@
 """Charts are drawn once for equal figures: drawing takes a hundred times as long as the rest of a page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 

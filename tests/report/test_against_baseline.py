@@ -1,13 +1,11 @@
 """The first line of the report: better, worse, or not significant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 
 import pytest
 
-from slipstream.pipeline.report.against_plan import against_baseline
+from slipstream.pipeline.report.against_baseline import against_baseline
 from slipstream.shared.artifacts.results.evaluation import (
     BaselineScores,
     Evaluation,

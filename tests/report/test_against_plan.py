@@ -1,7 +1,5 @@
 """Comparison of a plan with the training's measured results."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Charts: positions of points, labels of axes, and robustness to odd values and labels."""
 
-from __future__ import annotations
-
 import re
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """The data card's page: escaped text, low cost of many columns, and a width that fits a phone."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Devices of a run: utilisation, diagnosis and cost, on the page and in the terminal."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.operations.plan.measured import figures_of_run
-from slipstream.pipeline.report.against_plan import against_interconnect, expected_exchange
+from slipstream.pipeline.report.against_interconnect import against_interconnect, expected_exchange
 from slipstream.pipeline.report.costs import TOTAL, stage_costs
 from slipstream.pipeline.report.engine import build_report, run_summary
 from slipstream.pipeline.report.pages import device_charts
@@ -126,10 +124,7 @@ def test_a_device_that_did_not_answer_leaves_a_gap() -> None:
     assert device_charts.memory(replace(DEVICES, pods=[], attempts=DEVICES.attempts[:1]))
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [{"busy": [0.5]}, {"memory": []}, {"busy": [1e9] * 60}, {"busy": [-1.0] * 60}],
-)
+@pytest.mark.parametrize("spoilt", [{"busy": [0.5]}, {"memory": []}, {"busy": [1e9] * 60}, {"busy": [-1.0] * 60}])
 def test_series_that_are_not_of_their_times_are_refused(spoilt: dict[str, list[float]]) -> None:
     one: PodSeries = DEVICES.pods[0]
     with refuses(ValueError):

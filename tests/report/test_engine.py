@@ -1,7 +1,5 @@
 """A run's directory is complete or absent."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import stat

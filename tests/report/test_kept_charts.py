@@ -1,7 +1,5 @@
 """Charts are drawn once for their data: a report of reused stages loads no plotting library."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

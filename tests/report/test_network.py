@@ -1,7 +1,5 @@
 """Charts of a network profile and the page of a measurement: positions of points and texts."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.network_engine import build_network, build_tuning
 from slipstream.pipeline.report.pages.inline_svg import SERIES
 from slipstream.pipeline.report.pages.network_charts import LINES, network_charts
@@ -157,15 +154,6 @@ def test_the_course_of_the_history_is_drawn_by_day() -> None:
     assert network_charts(network_profile(), days[:1])["course"] is None
 
 
-def test_how_old_a_profile_is() -> None:
-    from datetime import UTC, datetime
-
-    now = datetime.now(UTC).timestamp()
-    assert fmt.age(now - 60) == ""
-    assert fmt.age(now - 3 * 3600) == "3.0 hours"
-    assert fmt.age(now - 3.2 * 86400) == "3.2 days"
-
-
 TRIALS = (
     TuningTrial("bucket_cap_mb=50", "no change", 1.01, 0.98, 1.04, 20, unseen=0.06),
     TuningTrial("gradient_as_bucket_view=False", "taken", 1.10, 1.07, 1.13, 20),
@@ -208,6 +196,7 @@ def test_a_tuning_of_which_nothing_could_be_measured_has_no_chart(tmp_path: Path
     assert "<svg" not in page and "No change." in page and "rank 0: &lt;no&gt; interface" in page
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the width of a page is what a browser makes of it")
 def test_the_page_of_a_tuning_is_not_wider_than_the_screen(tmp_path: Path) -> None:
     long = TuningTrial("NCCL_MIN_CTAS=32, NCCL_MAX_CTAS=32", "may change numbers", 1.2, 0.2, 9.0, 5)

@@ -1,7 +1,5 @@
 """The report of a scheduled run: later runs that were skipped because it was still running."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.pipeline.report.engine import build_report
-from slipstream.pipeline.report.formatting import schedule_figures, skipped_runs
+from slipstream.pipeline.report.figures import schedule_figures, skipped_runs
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
 
@@ -17,8 +15,7 @@ KICKOFF = datetime(2026, 11, 22, 2, 0, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("hours", "days"),
-    [(0.0, []), (3.5, []), (23.99, []), (24.0, [23]), (47.99, [23]), (50.0, [23, 24])],
+    ("hours", "days"), [(0.0, []), (3.5, []), (23.99, []), (24.0, [23]), (47.99, [23]), (50.0, [23, 24])]
 )
 def test_every_later_time_until_the_end_was_skipped(hours: float, days: list[int]) -> None:
     skipped = skipped_runs("0 2 * * *", KICKOFF, KICKOFF + timedelta(hours=hours))

@@ -1,7 +1,5 @@
 """The report as a Flyte task, and its summary's way through Flyte."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The deck of a training: its content over time, without scripts and with everything escaped."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Models in service, made once."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.pipeline.promote.store import Registry

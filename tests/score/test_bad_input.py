@@ -1,7 +1,5 @@
 """Bad input is one line with problem, place and remedy; nothing is published."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -168,6 +166,7 @@ def vouched(model: Path, *names: str) -> None:
     (model / "manifest.sha256").write_text(digest_line((model / "manifest.json").read_bytes()))
 
 
+@pytest.mark.prove
 def test_a_table_for_a_model_of_images_and_images_for_one_of_a_table(
     served: Registry, of_images: Registry, tmp_path: Path
 ) -> None:

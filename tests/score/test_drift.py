@@ -1,7 +1,5 @@
 """Drift: rows like the training's raise no alarm, and a shift of one standard deviation in one column does."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS, DriftFigures
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.config import DataConfig
+from tests.support.proving import diagonal
 from tests.support.scoring import KEEP, manifest_of, rows
 from tests.support.wording import line_with, same_wording
 
@@ -70,6 +69,7 @@ def false_alarms(training: Training, of_each: int, threshold: float) -> float:
     return float(np.mean([bool(training.drift(chosen, threshold).alarms) for chosen in drawn]))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "of_each", [60, pytest.param(300, marks=pytest.mark.prove), pytest.param(1000, marks=pytest.mark.prove)]
 )
@@ -77,6 +77,7 @@ def test_one_of_twenty_draws_of_the_training_rows_raises_an_alarm_at_most(traini
     assert false_alarms(training, of_each, THRESHOLD) <= 0.05
 
 
+@pytest.mark.prove
 def test_the_number_of_rows_is_weighed_and_not_the_threshold_alone(training: Training) -> None:
     """With a threshold that few rows are above by chance, most draws would raise an alarm."""
     low = 0.05
@@ -89,8 +90,7 @@ def test_the_number_of_rows_is_weighed_and_not_the_threshold_alone(training: Tra
     assert np.mean(above) > 0.5
 
 
-@pytest.mark.parametrize("column", ["age", "income", "visits", "when"])
-@pytest.mark.parametrize("of_each", [200, pytest.param(1000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize(("column", "of_each"), diagonal(["age", "income", "visits", "when"], [200, 1000]))
 def test_a_shift_of_one_deviation_in_one_column_is_always_found(training: Training, column: str, of_each: int) -> None:
     draw = np.random.default_rng(2)
     for _ in range(50):

@@ -1,7 +1,5 @@
 """A scoring that is killed at every step publishes one table with the bytes of an undisturbed one."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

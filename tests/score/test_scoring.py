@@ -1,7 +1,5 @@
 """Published scores equal the model's outputs for every row, in any storage format and by any number of pods."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -100,6 +98,7 @@ def test_the_format_makes_no_difference(served: Registry, frame: pd.DataFrame, t
     assert close < (1e-5 if suffix == ".jsonl" else 1e-6)  # pandas writes 15 digits into JSON
 
 
+@pytest.mark.prove
 def test_a_regression_has_values(regression: Registry, frame: pd.DataFrame, tmp_path: Path) -> None:
     table = scored(regression, write(frame, tmp_path / "in", ".csv"), tmp_path / "out")
     assert table.column_names == ["id", "value", "model_version"]
@@ -137,6 +136,7 @@ def test_images_are_scored_file_by_file(of_images: Registry, tmp_path: Path) -> 
     assert table.column_names[:3] == ["file", "row", "label"]
 
 
+@pytest.mark.prove
 def test_one_two_and_four_pods_write_the_same_bytes(
     served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +221,7 @@ def test_the_quarantine_reads_what_was_set_aside(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "aside.parquet")["raw"].to_pylist() == ["z" * quarantine.RAW_CHARACTERS]
 
 
+@pytest.mark.prove
 def test_texts_are_scored_file_by_file_without_class_folders(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     words = {"cats": ["purr", "fur", "whiskers"], "cars": ["wheel", "brake", "engine"]}
@@ -296,6 +297,7 @@ def test_a_model_that_is_signed_is_scored_with_by_its_signers_key_alone(served: 
     assert (new, again) == (True, False), "the key that was looked at changes nothing of the table"
 
 
+@pytest.mark.prove
 def test_in_a_store_it_is_the_same_table(served: Registry, tmp_path: Path, store: FaultyS3) -> None:
     data = write_files(tmp_path / "in", files=2, of_each=200)
     for path in [*data.iterdir(), *Path(served.uri).rglob("*")]:

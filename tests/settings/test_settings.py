@@ -1,7 +1,5 @@
 """Wrong settings are named by their path, value and allowed values, from every source."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle
@@ -170,12 +168,7 @@ class Parallel(Settings):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        '{"kind": "fsdp", "shards": 1}',
-        '{"kind": "fsdp", "shard": 4}',
-        '{"kind": "ddp", "shards": 4}',
-        '{"kind": "tp"}',
-    ],
+    ['{"kind": "fsdp", "shards": 1}', '{"kind": "fsdp", "shard": 4}', '{"kind": "ddp", "shards": 4}', '{"kind": "tp"}'],
 )
 def test_a_section_that_is_one_of_several_kinds(text: str) -> None:
     chosen = Parallel.from_json('{"parallel": {"kind": "fsdp", "shards": 4.0}}')

@@ -1,9 +1,6 @@
 """TOML files are read as `tomllib` reads them, or refused in one line: too long, too deep, too large numbers."""
 
-from __future__ import annotations
-
 import tomllib
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ def test_what_is_within_the_limits_is_read(tmp_path: Path) -> None:
     nested = "[" * (DEEPEST - 2) + "1" + "]" * (DEEPEST - 2)
     text = f'a = {LARGEST_INTEGER}\nb = {nested}\n"c.d"."e\\"" = [{"0.5, " * 99}]\r\n'
     (tmp_path / "t.toml").write_bytes(text.encode())
-    assert read_toml(tmp_path / "t.toml", Decimal) == tomllib.loads(text, parse_float=Decimal)
+    assert read_toml(tmp_path / "t.toml") == tomllib.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -39,17 +36,16 @@ def test_what_is_within_the_limits_is_read(tmp_path: Path) -> None:
         f"{'.'.join('a' * 32_000)} = 1",
         f"[{' . '.join(['a']) + ' . b' * 99}]",
         '"a\\"".' * 99 + "b = 1",
-        f"a = 1e{'9' * 30}",
         "a = [",
         "a = \udcff",
         "#" * (LARGEST_BYTES + 1),
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_what_is_beyond_them_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.toml").write_bytes(text.encode(errors="surrogateescape"))
     with refuses(BadToml):
-        read_toml(tmp_path / "t.toml", Decimal)
+        read_toml(tmp_path / "t.toml")
 
 
 def test_nothing_else_reads_toml() -> None:

@@ -1,7 +1,5 @@
 """Delimited text in chunks: pickled data, and unusual spellings of numbers."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import pickle

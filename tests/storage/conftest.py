@@ -1,7 +1,5 @@
 """Stores, and clients that were made for other settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

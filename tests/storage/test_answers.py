@@ -1,7 +1,5 @@
 """Meaning of every answer of a store: retry, conflict, or an error that a person has to fix."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

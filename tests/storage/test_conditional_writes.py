@@ -1,7 +1,5 @@
 """Stores that ignore conditional writes: work that needs exactly one writer is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

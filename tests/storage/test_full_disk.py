@@ -1,7 +1,5 @@
 """Full disks and quotas are recognised by the error of any write, and named with their place."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Requests with deadlines: one for all attempts together, and a fresh connection for every attempt."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,6 +9,7 @@ from slipstream.shared.storage import Storage, StorageUnavailable, azure, call_w
 from slipstream.shared.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, current_limit
 from tests.support.faulty_s3 import CREDENTIALS
 from tests.support.faulty_stores import REMOTE, Remote, connection_string
+from tests.support.proving import first_few
 from tests.support.silent_endpoint import SilentEndpoint, silent_endpoint
 from tests.support.wording import refuses
 
@@ -73,7 +72,7 @@ def test_all_tries_end_at_an_endpoint_that_never_answers(silent: SilentEndpoint,
     assert all(received.count(b" HTTP/1.1\r\n") == 1 for received in silent.connections), "a connection was used again"
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@pytest.mark.parametrize("kind", first_few(REMOTE))
 def test_an_answer_that_trickles_is_not_waited_for(trickling: SilentEndpoint, kind: str) -> None:
     """Each byte of it renews the timeout of a socket."""
     call_within(60, CLIENTS[kind])

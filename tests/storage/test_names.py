@@ -1,7 +1,5 @@
 """Any name leads to a path below its directory, or is refused in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from tests.support.wording import refuses, same_wording
 
 __all__ = ["memory"]
 #: Fixtures that hold nothing between the examples.
-SHARED = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GOOD = (
     "a",
     "a/b.json",

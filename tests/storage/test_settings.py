@@ -1,7 +1,5 @@
 """Account settings of a client: where they are found, and the error without any."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The contract of all stores: objects, ranges, listings, and one winner of several writers."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """Files of untrusted directories are opened only if they are regular files inside of it, on any path."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

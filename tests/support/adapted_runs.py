@@ -1,7 +1,5 @@
 """Gradients of adapters under a layout, on real processes, and on one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Small transformers with adapters that add something."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Real CPU memory of a block: by the profiler's allocation events, and by malloc's own count."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections.abc import Callable, Mapping, Sequence

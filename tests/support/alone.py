@@ -1,7 +1,5 @@
 """Process groups with a single failing rank, where a shutdown waits for the peers, as with NCCL."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

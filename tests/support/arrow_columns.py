@@ -1,7 +1,5 @@
 """Columns of any Arrow type and any values, for property tests."""
 
-from __future__ import annotations
-
 import tempfile
 import typing
 from collections.abc import Callable

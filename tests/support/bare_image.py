@@ -1,7 +1,5 @@
 """Environments that have some of the installed packages, and no others, such as those that docs/gpu.md lists."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires

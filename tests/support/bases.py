@@ -1,7 +1,5 @@
 """Tiny bases to fine-tune, as transformers writes them, with a tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

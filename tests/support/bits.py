@@ -1,7 +1,5 @@
 """Equality to the bit."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import fields, is_dataclass
 from typing import Any

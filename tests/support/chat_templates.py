@@ -1,7 +1,5 @@
 """Chat templates with every feature of transformers, and in the style of the four families of bases."""
 
-from __future__ import annotations
-
 TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
 ASKED = "{% if add_generation_prompt %}assistant: {% endif %}"
 

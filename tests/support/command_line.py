@@ -4,8 +4,6 @@ Most of a short ``pyflyte run`` is the start of an interpreter and the imports o
 in the process of the tests, shut off from it, and only what needs a process of its own gets one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

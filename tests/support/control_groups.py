@@ -1,7 +1,5 @@
 """Control groups: made-up files, and real groups with little memory, like a container's."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterator

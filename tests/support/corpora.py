@@ -1,7 +1,5 @@
 """Small corpora: words that follow each other by a rule, as files, tables and conversations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

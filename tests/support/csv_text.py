@@ -1,7 +1,5 @@
 """CSV text whose records are hard to separate, and the rows that Python's csv module reads from it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import random

@@ -1,7 +1,5 @@
 """Damage to records, from cut files to forged content, and the readers that must survive it."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

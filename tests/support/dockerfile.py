@@ -1,7 +1,5 @@
 """Parser of Dockerfiles for questions about the order of instructions."""
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatch
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A FlyteAdmin that runs executions with the rehearsal's propeller, and a ``kubectl`` that shows its pods."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """Made-up exported models with the files that a plan of serving reads."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A ``kubectl`` for PATH that answers from files, in the shape in which a cluster answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``python -m tests.support.fake_nvml N`` prints N readings of all devices, as one line of JSON each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

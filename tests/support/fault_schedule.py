@@ -1,7 +1,5 @@
 """Faults by name, damage to stored data, and seeded schedules of both."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Checks of a GPU that end badly."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Google's and Azure's stores on loopback, their emulators behind the same proxy as :mod:`tests.support.faulty_s3`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -6,8 +6,6 @@ workflow's tasks and a launch plan's workflow come first; a launch plan is born 
 version is active; code and inputs are uploaded to a signed URL of the store.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -21,14 +19,7 @@ from flyteidl.admin import execution_pb2, launch_plan_pb2, node_execution_pb2, t
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flyteidl.core import identifier_pb2, tasks_pb2
 from flyteidl.core.execution_pb2 import WorkflowExecution
-from flyteidl.service import (
-    admin_pb2_grpc,
-    auth_pb2,
-    auth_pb2_grpc,
-    dataproxy_pb2,
-    dataproxy_pb2_grpc,
-    signal_pb2_grpc,
-)
+from flyteidl.service import admin_pb2_grpc, auth_pb2, auth_pb2_grpc, dataproxy_pb2, dataproxy_pb2_grpc, signal_pb2_grpc
 from google.protobuf.message import Message
 
 from slipstream.operations.doctor.archive import workflow_nodes

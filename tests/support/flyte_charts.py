@@ -1,7 +1,5 @@
 """Manifests of propeller and its configuration in Flyte's charts, as Helm renders v1.16.8 of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # flyte-binary: files of one ConfigMap, ``configuration.inline`` the last of them

@@ -1,7 +1,5 @@
 """Real memory of a training's processes, and their traced memory."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Bodies of forked processes in tests: report themselves, or wait."""
 
-from __future__ import annotations
-
 import gc
 import os
 import time

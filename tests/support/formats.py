@@ -1,7 +1,5 @@
 """The same table in every supported format, and the split of every row."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@ in each run, until a run ends well.
 A script, run by ``tests/command_line/test_full_disk.py``, which prints a line of JSON for each run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

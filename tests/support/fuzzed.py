@@ -1,7 +1,5 @@
 """Inputs that are changed at random: a case is a number, the seed of its changes."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -20,18 +18,14 @@ from tests.support.mutations import changed_archive, changed_bytes, changed_json
 #: Of each kind in ``make prove``; with ``tests/fuzz/test_tables.py`` they take an hour.
 SECONDS = 150.0
 #: Of each kind in ``make test``.
-CASES = 25
+CASES = 10
 #: How each kind is made, and how it is read.
 Kinds = Mapping[str, tuple[Callable[[Path], None], Callable[[Path], None]]]
 #: Other libraries read them, and need not see what was changed if the manifest vouches for it. Nor does a training: who
 #: writes to the home of its checkpoints is trusted.
 BINARY = {".onnx", ".parquet", ".npz", ".bin"}
 #: How files are changed by what they hold; others by their bytes.
-CHANGES = {
-    ".json": changed_json,
-    ".tar": changed_archive,
-    **dict.fromkeys((".toml", ".csv", ".yaml"), changed_text),
-}
+CHANGES = {".json": changed_json, ".tar": changed_archive, **dict.fromkeys((".toml", ".csv", ".yaml"), changed_text)}
 
 
 def one_line(error: UserError | BadPackage) -> None:

@@ -1,7 +1,5 @@
 """Places among the processes of a job on CPUs; no process group need exist."""
 
-from __future__ import annotations
-
 import torch
 
 from slipstream.shared.distributed.process_group import RankContext

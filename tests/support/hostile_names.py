@@ -1,7 +1,5 @@
 """Untrusted names, and a store that holds any data under them."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

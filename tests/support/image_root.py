@@ -6,8 +6,6 @@ it has the dependencies installed already, so that pip finds all requested packa
 process with the number in ``USER`` and the image's environment and directory.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import shlex

@@ -1,7 +1,5 @@
 """Pods of a job without torch's agent: their workers end as given, by the code of a real pod."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Schemas that objects have to fit: Kubernetes' own, by kubernetes-validate, and published definitions of others'."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A small transformer trained on prepared text, step by step in this process, as a training of one process does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

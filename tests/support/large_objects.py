@@ -1,7 +1,5 @@
 """Objects of several parts."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trainings under a layout on real processes, and faults that the comparison with one process has to find."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -70,13 +68,7 @@ def run_rank(
 
 
 def on_ranks(
-    world: int,
-    function: Callable[[], Any],
-    out: Path,
-    fault: str = "",
-    *,
-    backend: str = "gloo",
-    killed: bool = False,
+    world: int, function: Callable[[], Any], out: Path, fault: str = "", *, backend: str = "gloo", killed: bool = False
 ) -> list[Any]:
     """What ``function`` returns on each rank of a group of new processes, which it joins itself if ``backend`` is "".
     Raises if one of them did, unless ``killed``, when at least one has to kill itself."""

@@ -1,7 +1,5 @@
 """Limits of CPU time and memory for a block of a test, in its own process."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Network profiles of links of known rate, measured by the project's own launches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe

@@ -1,7 +1,5 @@
 """Links of known rate for tests, which are skipped where there can be none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 

@@ -1,7 +1,5 @@
 """Trainings with large steps, and removal of their memory from outside the running process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

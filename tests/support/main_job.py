@@ -1,7 +1,5 @@
 """The main job by ``pyflyte run``, and the progress of its training."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

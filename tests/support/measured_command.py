@@ -1,7 +1,5 @@
 """Commands as processes of their own, with their measured time and memory."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

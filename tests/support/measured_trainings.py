@@ -1,7 +1,5 @@
 """Figures of made-up trainings, in the place where a plan looks for them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The metadata servers of three clouds on loopback, over real HTTP, with the ways in which they misbehave."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

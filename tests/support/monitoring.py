@@ -1,7 +1,5 @@
 """The dashboard as a file."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

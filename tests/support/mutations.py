@@ -1,7 +1,5 @@
 """Seeded changes of bytes, of JSON, of text that people write, and of archives, as accidents and attacks make them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -106,7 +104,7 @@ def changed_text(draw: random.Random, data: bytes) -> bytes:
     return text.encode()
 
 
-def binary_size(size: int) -> bytes:
+def size_text(size: int) -> bytes:
     """The size of a member as GNU's tar writes what octal digits cannot say."""
     content = size.to_bytes(SIZE[1], "big", signed=True)
     return bytes([content[0] | 0x80]) + content[1:]
@@ -119,7 +117,7 @@ def changed_archive(draw: random.Random, data: bytes) -> bytes:
     changed = bytearray(data)
     at = draw.choice([at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"])
     field, length = draw.choice([SIZE, KIND])
-    new = draw.choice(b"0125LKxgS") if field == KIND[0] else binary_size(draw.choice(SIZES))
+    new = draw.choice(b"0125LKxgS") if field == KIND[0] else size_text(draw.choice(SIZES))
     changed[at + field : at + field + length] = bytes([new]) if isinstance(new, int) else new
     header = bytes(changed[at : at + SUM[0]]) + b" " * SUM[1] + bytes(changed[at + sum(SUM) : at + 512])
     changed[at + SUM[0] : at + sum(SUM)] = b"%06o\0 " % sum(header)

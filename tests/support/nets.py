@@ -1,7 +1,5 @@
 """Networks as users write them, for ``model.name``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Network profiles of made-up times."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from itertools import combinations

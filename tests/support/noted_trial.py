@@ -1,7 +1,5 @@
 """A trial of a sweep whose process notes when it began and ended, in the file that ``SWEEP_NOTES`` names."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prepared data whose rows carry their numbers, so that a test can identify them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,19 +1,17 @@
 """Packages the workflows like ``pyflyte package`` and reads the package back."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
 from pathlib import Path
 
-from filelock import FileLock
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
 from slipstream.operations.doctor.archive import RegistrationArchive, read_package
 from slipstream.operations.proofs.processes import FORK
 from tests.support import REPOSITORY
+from tests.support.once import made_once
 
 IMAGE = "registry.example/slipstream:test"
 
@@ -34,12 +32,12 @@ def package(directory: Path, profile: str, **environment: str) -> RegistrationAr
 
 def packaged(place: Path, profile: str) -> Path:
     """Return the archive for ``profile``, made by the first process that asks for it below ``place``."""
-    directory = place / "packages" / profile
-    directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory / "lock"):
-        if not (archive := directory / "flyte.tgz").exists():
-            package(directory, profile)
-    return archive
+
+    def make(directory: Path) -> None:
+        directory.mkdir()
+        package(directory, profile)
+
+    return made_once(place / "packages" / profile, make) / "flyte.tgz"
 
 
 def run_package(archive: Path, log: Path, environment: dict[str, str]) -> None:

@@ -1,7 +1,5 @@
 """Exported models, made by the real export from small models in a moment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Processes of a test: what the fork server loads, running processes and their children."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Models to promote, and promotions by a run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.scoring import Promotion
+from tests.support.once import made_once
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 
@@ -19,15 +18,18 @@ LENIENT = PromotionConfig(max_loss=8.0)
 
 
 class Models:
-    """Exported models of one table, by how long they were trained; made when they are asked for."""
+    """Exported models of one table, by how long they were trained.
+
+    Each is made by the first process that asks for it; what is made is never changed.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.data = PreparedData.open(mixed_table(directory / "data", "classification"))
+        made_once(directory / "data", lambda place: mixed_table(place, "classification"))
+        self.data = PreparedData.open(directory / "data")
 
     def trained(self, steps: int) -> Path:
-        place = self.directory / f"model-{steps}"
-        return place if place.exists() else package(place, self.data, steps)
+        return made_once(self.directory / f"model-{steps}", lambda place: package(place, self.data, steps))
 
 
 def put(model: Path, registry: Registry, data: PreparedData, config: PromotionConfig = LENIENT) -> Promotion:

@@ -1,7 +1,5 @@
 """Runs ``pyflyte`` on a copy of the project, in a process that has flytekit and torch loaded and no task."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

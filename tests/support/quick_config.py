@@ -1,7 +1,5 @@
 """Settings for the shortest measurements."""
 
-from __future__ import annotations
-
 EXPORT = {"seconds": 1}
 NETWORK = {
     "operations": ["all_reduce"],

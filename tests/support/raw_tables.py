@@ -1,7 +1,5 @@
 """A prepared table with every type of column, and Arrow rows for a raw model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Runs the command and writes what it sent beyond loopback to FILE: a JSON list of
 Needs Linux with unprivileged user namespaces and TUN devices, and iproute2; run it by :func:`recorded`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """Tests of pages: markup as a browser reads it, and the page's width on a screen."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil

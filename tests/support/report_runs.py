@@ -1,7 +1,5 @@
 """Artifacts of a run, small and made in memory, for tests of the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -274,9 +272,7 @@ def results(
     return StageResults.open(
         prepared(directory / "prepare", signature, bad or [], warnings or []),
         write(
-            directory / "train",
-            "train",
-            {"history.json": history(metric), "attempt.json": ATTEMPT, **(trained or {})},
+            directory / "train", "train", {"history.json": history(metric), "attempt.json": ATTEMPT, **(trained or {})}
         ),
         write(directory / "evaluate", "evaluate", {"evaluation.json": evaluation(signature)}),
         write(directory / "export", "export", exported),

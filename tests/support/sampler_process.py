@@ -1,7 +1,5 @@
 """A sampler as a process of its own, and readings to write and show."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

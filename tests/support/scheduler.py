@@ -1,7 +1,5 @@
 """Simple kube-scheduler: nodes with room for a number of pods."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
 

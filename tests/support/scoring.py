@@ -1,7 +1,5 @@
 """A model in service, rows to score, and their scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ Every attempt is real: processes that train, with their home on a disk or on S3,
 stopped and let go on when they have long been succeeded.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re

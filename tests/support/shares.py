@@ -1,7 +1,5 @@
 """A table prepared by the steps of several machines, one after the other in this process."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

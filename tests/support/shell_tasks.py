@@ -1,7 +1,5 @@
 """Workflows of shell scripts, whose pods finish within seconds."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator

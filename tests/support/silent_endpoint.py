@@ -1,7 +1,5 @@
 """An endpoint on loopback that accepts connections and never answers, or only by one byte after another."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

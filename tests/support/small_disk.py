@@ -1,7 +1,5 @@
 """A really small disk: a tmpfs, mounted in a namespace of the test's own."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 from pathlib import Path

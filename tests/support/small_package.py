@@ -1,7 +1,5 @@
 """A package of one task, one workflow and one launch plan."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model of a few weights that trains for some steps in this process, and its checkpoints."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts of the errors and log lines that modules can write, read from their syntax trees."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 from collections.abc import Iterator

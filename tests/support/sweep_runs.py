@@ -1,7 +1,5 @@
 """Sweeps of real workers that can be killed, and the expected weights of every trial."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

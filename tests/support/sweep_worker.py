@@ -5,8 +5,6 @@ With KILL_AT ("create 5 before", "put 3 after") it kills itself at that write to
 its name or right after.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Small tables as text, and their prepared rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

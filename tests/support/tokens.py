@@ -1,7 +1,5 @@
 """Small token rows, tokenizers and transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small prepared data and small models, made in memory, for tests of evaluation and export."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

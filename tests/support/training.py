@@ -1,7 +1,5 @@
 """Training in fresh processes, and a small table to train on."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess

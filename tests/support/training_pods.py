@@ -4,8 +4,6 @@ Nothing of a cluster is imitated but what it does for a pod: it fills in the tem
 ``PET_`` variables of a PyTorchJob, and it runs the container. Inputs, outputs and checkpoints are on S3.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Untrusted directories: with links out of them, exchanged during reading, and in the Hub's cache."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Artifact of a training on two pods of two GPUs that lost one of its two attempts."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@
 ``STORE=1 pytest PATH`` writes it again, so the diff of the golden files shows every change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

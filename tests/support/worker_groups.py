@@ -1,7 +1,5 @@
 """Fresh process groups on this machine for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,10 +1,10 @@
 """Manifests of the shipped profiles, as trees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
+
+import yaml
 
 from slipstream.operations.manifests.build import build_manifests
 from slipstream.operations.manifests.documents import ManifestFile
@@ -29,7 +29,7 @@ def objects(profile: str, keda: bool = False) -> list[dict[str, Any]]:
 
 
 def trees(file: ManifestFile) -> Iterator[dict[str, Any]]:
-    yield from (document.tree for document in file.documents)
+    yield from yaml.safe_load_all(file.text)
 
 
 def named(profile: str, kind: str, name: str = "", keda: bool = False) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Forged and damaged records of a sweep: they change no settings and block no worker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

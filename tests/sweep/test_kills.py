@@ -1,7 +1,5 @@
 """Kills of any process of a sweep lose or repeat no trial, and every trial gives the weights of its training alone."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records of trials: damaged and changed ones neither count nor block."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace
@@ -29,6 +27,7 @@ from slipstream.pipeline.sweep.space import untyped_parameters
 from slipstream.pipeline.sweep.store import SweepStore, best_trial, early_end_reason
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import storage_for
+from tests.support.proving import first_few
 from tests.support.wording import refuses, same_wording
 
 RECORDS: list[Record] = [
@@ -139,7 +138,7 @@ def propose_many(store: SweepStore, number: int, mine: list[int]) -> None:
             mine.append(found.number)
 
 
-@pytest.mark.parametrize("where", ["disk", "s3"])
+@pytest.mark.parametrize("where", first_few(["disk", "s3"]))
 def test_workers_that_propose_at_once_share_no_number(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -160,13 +159,7 @@ def test_workers_that_propose_at_once_share_no_number(
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"data": "others"},
-        {"space": {}},
-        {"seed": 1},
-        {"model": {"name": "resnet"}},
-        {"training": {"epochs": 4}},
-    ],
+    [{"data": "others"}, {"space": {}}, {"seed": 1}, {"model": {"name": "resnet"}}, {"training": {"epochs": 4}}],
 )
 def test_another_sweep_in_the_same_store_is_refused(tmp_path: Path, changed: dict[str, object]) -> None:
     SweepStore(str(tmp_path), PARAMETERS).open(IDENTITY)

@@ -1,7 +1,5 @@
 """Of workers that want the same trial, one gets it; abandoned trials are free."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

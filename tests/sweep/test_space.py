@@ -1,7 +1,5 @@
 """The settings that a sweep may search, and errors for others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

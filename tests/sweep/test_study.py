@@ -1,7 +1,5 @@
 """Optuna proposes the same from records as in its own study."""
 
-from __future__ import annotations
-
 import random
 
 import optuna

@@ -1,7 +1,5 @@
 """Trials that cannot continue, and trials on preempted machines."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -30,6 +28,7 @@ def wait_for(what: Any, limit_s: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.prove
 def test_a_trial_that_cannot_be_trained_fails_alone_with_its_reason(tmp_path: Path, prepared: Path) -> None:
     """Its losses are not finite, its model is larger than any memory, or its factory has a bug."""
     number = 8

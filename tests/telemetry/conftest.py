@@ -1,7 +1,5 @@
 """Fake NVML library."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.fake_nvml import FakeNvml

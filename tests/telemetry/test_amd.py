@@ -1,7 +1,5 @@
 """AMD devices, from a made-up /sys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The diagnosis from given times: every cause alone, none, and causes that are never named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

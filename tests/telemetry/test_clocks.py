@@ -1,7 +1,5 @@
 """Cost of reduced clocks: only for faults of the machine, and only if they last."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

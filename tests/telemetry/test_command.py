@@ -1,7 +1,5 @@
 """``slipstream telemetry``: a stage's samples, updated in place on a terminal, once when piped."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -19,6 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from slipstream.shared.formatting import column_groups
 from slipstream.shared.telemetry import bottleneck
 from slipstream.shared.telemetry.node import NodeFacts, write_facts
 from slipstream.shared.telemetry.records import HostReading, RankTotals, Sample
@@ -26,7 +25,7 @@ from slipstream.shared.telemetry.ring import SILENT_S, SampleRing
 from slipstream.shared.telemetry.totals import write_totals
 from slipstream.shared.telemetry.view import command
 from slipstream.shared.telemetry.view.command import CLEAR_LINE, HOME, main, stages_in
-from slipstream.shared.telemetry.view.page import TelemetrySnapshot, column_groups, page_lines
+from slipstream.shared.telemetry.view.page import TelemetrySnapshot, page_lines
 from tests.support.sampler_process import device, sample, totals
 from tests.support.wording import refuses, same_wording
 
@@ -80,21 +79,21 @@ def test_all_that_is_known_is_shown(tmp_path: Path) -> None:
         "device": '0 A "100"',
         "utilisation": "50 %",
         "SM activity": "25 %",
-        "memory": "18.6 of 74.5 GiB, 25 %",
+        "memory": "18.6 GiB of 74.5 GiB, 25 %",
         "power": "350 W",
         "temperature": "61 °C",
         "state": "throttled: sw power cap, hw thermal slowdown",
     }
     second, third = row(lines, "device", 1), row(lines, "device", 2)
-    assert (second["utilisation"], second["SM activity"], second["state"]) == ("-", "-", "ok")
+    assert (second["utilisation"], second["SM activity"], second["state"]) == ("—", "—", "ok")
     assert third["state"] == "not answering"
     # Of the host, in a second: half a second of CPU time and an eighth of waiting.
     assert row(lines, "host") == {
         "host": "CPU and memory",
         "CPUs used": "0.50 of 4",
         "threads waiting for a CPU": "0.12",
-        "throttled by the quota": "-",
-        "memory": "4.7 of 14.9 GiB, 31 %",
+        "throttled by the quota": "—",
+        "memory": "4.66 GiB of 14.9 GiB, 31 %",
     }
     assert row(lines, "rank", 1) == {
         "rank": "1",
@@ -139,8 +138,8 @@ def test_before_the_first_step_and_without_devices(tmp_path: Path) -> None:
     lines = page_lines(TelemetrySnapshot.of(tmp_path, NOW))
     assert not any(line.startswith(("device", "cause", "goodput")) for line in lines)
     host, first = row(lines, "host"), row(lines, "rank")
-    assert (host["CPUs used"], host["memory"]) == ("- of 2", "-")
-    assert (first["steps"], first["samples/s"], first["last step"]) == ("0", "-", "-")
+    assert (host["CPUs used"], host["memory"]) == ("— of 2", "—")
+    assert (first["steps"], first["samples/s"], first["last step"]) == ("0", "—", "—")
 
 
 def test_what_a_quota_stopped_is_a_share_of_its_periods(tmp_path: Path) -> None:

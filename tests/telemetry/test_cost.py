@@ -1,7 +1,5 @@
 """Costs add up to the cent, for any usage, loss and kill; without a price, hours and no dollars."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """A pod's usage from control groups of both versions, and its processes' waiting time for a core."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

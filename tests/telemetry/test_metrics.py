@@ -1,7 +1,5 @@
 """Prometheus metrics: names, labels and values, checked by a linter and a server."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -77,10 +75,7 @@ def test_what_is_not_known_is_left_out() -> None:
     down = DeviceReading("GPU-0", 0, "A 100", up=False)
     assert [
         name for name in families(metrics_exposition(sample(8.0, down), NodeTotals(), [], LABELS)) if "gpu" in name
-    ] == [
-        "slipstream_gpu_up",
-        "slipstream_gpu_info",
-    ]
+    ] == ["slipstream_gpu_up", "slipstream_gpu_info"]
     assert metrics_exposition(None, NodeTotals(), [], LABELS) == ""
 
 
@@ -105,6 +100,7 @@ def test_promtool_finds_nothing_to_mend(labels: MetricLabels) -> None:
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no prometheus: apt-get install prometheus")
 def test_a_prometheus_server_scrapes_a_sampler(nvml: FakeNvml, tmp_path: Path) -> None:
     served, own = free_port(), free_port()

@@ -1,7 +1,5 @@
 """Node facts from the cloud's metadata server, over real HTTP; a bad server costs a second at most."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -14,6 +12,7 @@ from slipstream.shared.machine import description
 from slipstream.shared.telemetry import node
 from slipstream.shared.telemetry.node import NodeFacts, ask_aws, ask_azure, ask_gcp, node_facts
 from tests.support.metadata_server import metadata_server
+from tests.support.proving import diagonal
 
 ASKERS = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}
 #: How each says "spot" and "not spot".
@@ -63,8 +62,7 @@ def test_without_a_cloud_it_is_as_asked_and_nobody_is_waited_for(spot: bool) -> 
     assert facts == NodeFacts(facts.started_at, socket.gethostname(), "", "", spot, False)
 
 
-@pytest.mark.parametrize("mood", ["garbage", "500", "hang"])
-@pytest.mark.parametrize("cloud", ASKERS)
+@pytest.mark.parametrize(("mood", "cloud"), diagonal(["garbage", "500", "hang"], ASKERS))
 def test_a_server_that_misbehaves_is_no_cloud_and_costs_a_second(cloud: str, mood: str) -> None:
     with metadata_server(cloud) as server:
         server.spot, server.type, server.mood = SPOT[cloud][0], TYPES[cloud][0], mood

@@ -1,7 +1,5 @@
 """NVIDIA devices in the sampler: all readings, none, some, and lost devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

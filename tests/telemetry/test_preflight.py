@@ -167,7 +167,7 @@ def test_memory_that_others_hold_is_refused_with_those_that_can_be_seen(
     process(tmp_path, 42, "sshd", "/dev/null")
     nvml(Device(), Device(1, "GPU-bb", used=70 * GIB, pids=[41, 42, 43]))
     same_wording(refused(20 * GIB, tmp_path))
-    said = ["GPU 1 (NVIDIA A100): 70.0 GiB are held by python (process 41), 2 processes that cannot be seen from here"]
+    said = ["GPU 1 (NVIDIA A100): 70 GiB are held by python (process 41), 2 processes that cannot be seen from here"]
     assert checked(10 * GIB, root=tmp_path) == said == checked(root=tmp_path)
 
 
@@ -176,9 +176,7 @@ def test_holders_of_which_the_driver_says_nothing(
     nvml: Callable[..., Nvml], tmp_path: Path, pids: list[int] | None
 ) -> None:
     nvml(Device(used=GIB, pids=pids))
-    assert checked(root=tmp_path) == [
-        "GPU 0 (NVIDIA A100): 1.0 GiB are held by processes that cannot be seen from here"
-    ]
+    assert checked(root=tmp_path) == ["GPU 0 (NVIDIA A100): 1 GiB are held by processes that cannot be seen from here"]
 
 
 def test_what_no_free_gpu_could_hold_is_refused_with_other_advice(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
@@ -216,10 +214,10 @@ def test_of_a_divided_gpu_the_first_partition_counts(nvml: Callable[..., Nvml], 
     first, second = Device(uuid="MIG-1", total=5 * GIB, used=GIB, pids=[7]), Device(uuid="MIG-2", total=20 * GIB)
     nvml(Device(partitions=[None, first, second]))
     assert checked(4 * GIB, root=tmp_path) == [
-        "GPU 0, partition MIG-1 (NVIDIA A100): 1.0 GiB are held by 1 process that cannot be seen from here",
-        "GPU 0, partition MIG-1 (NVIDIA A100): divided by MIG; a process uses one partition, which has 5.0 GiB",
+        "GPU 0, partition MIG-1 (NVIDIA A100): 1 GiB are held by 1 process that cannot be seen from here",
+        "GPU 0, partition MIG-1 (NVIDIA A100): divided by MIG; a process uses one partition, which has 5 GiB",
     ]
-    assert "4.0 GiB of 5.0 GiB are free" in refused(4 * GIB + 1, tmp_path)
+    assert "4 GiB of 5 GiB are free" in refused(4 * GIB + 1, tmp_path)
 
 
 def test_a_partition_that_is_named_counts(

@@ -1,7 +1,5 @@
 """A pod's price from its profile, node type or accelerator, or none; invalid prices are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Totals pushed to a gateway: content, and gateways that are dead, silent, or refuse."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import threading
@@ -161,17 +159,6 @@ def test_a_url_that_cannot_be_taken_apart_is_not_quoted(
     assert "percent-encode / and @" in line
     same_wording(line)
     assert not Gateway.got and not any(part in line for part in ("SEC", "RET", "127.0.0.1", "me:"))
-
-
-def test_a_dead_gateway_is_one_line_without_its_password(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = warning(f"http://me:secret@127.0.0.1:{free_port()}", directory, capsys)
-    assert "secret" not in line
-    same_wording(line)
-
-
-def test_a_gateway_that_refuses_is_one_line(gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Gateway.code = 400
-    assert "it refused (400 Bad Request)" in warning(gateway, directory, capsys)
 
 
 def test_a_gateway_that_never_answers_is_one_line_after_a_while(

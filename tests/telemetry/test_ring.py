@@ -1,7 +1,5 @@
 """Samples on disk: retention, and recovery from cut and damaged files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from slipstream.shared.telemetry.ring import (
     read_file,
     read_samples,
 )
+from tests.support.proving import first_few
 from tests.support.sampler_process import device, sample
 
 #: A full hour.
@@ -83,7 +82,7 @@ def test_a_sample_after_a_cut_one_is_found(tmp_path: Path, written: list[Sample]
     assert read_samples(tmp_path) == written[:3] + later
 
 
-@pytest.mark.parametrize("flip", [0x01, 0xFF])
+@pytest.mark.parametrize("flip", first_few([0x01, 0xFF]))
 def test_whatever_byte_is_flipped_costs_one_sample_at_most(tmp_path: Path, written: list[Sample], flip: int) -> None:
     """Names are there twice."""
     path = file_of(tmp_path)
@@ -115,6 +114,7 @@ def seconds_of(directory: Path, count: int) -> list[Sample]:
     )
 
 
+@pytest.mark.prove
 def test_an_hour_in_seconds_and_before_it_minutes_in_a_few_megabytes(tmp_path: Path) -> None:
     written = seconds_of(tmp_path, KEPT_S + 4 * FILE_S)
     found = read_samples(tmp_path)

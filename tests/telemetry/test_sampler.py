@@ -1,7 +1,5 @@
 """The sampler as a process: readings, hanging drivers, its end, and its own cost."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

@@ -1,7 +1,5 @@
 """Samples condensed for a chart: means of intervals, counters with resets, devices by their rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

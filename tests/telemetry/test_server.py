@@ -1,7 +1,5 @@
 """Metrics over HTTP: responses, and addresses that cannot be bound."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

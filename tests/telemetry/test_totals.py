@@ -1,9 +1,5 @@
 """Totals: counted by the sampler, written by it and by the ranks, and read from untrusted files."""
 
-from __future__ import annotations
-
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -40,42 +36,6 @@ def test_totals_come_back_as_they_were(tmp_path: Path) -> None:
     write_totals(tmp_path, totals(2, steps=30))
     assert read_totals(tmp_path) == [totals(2, steps=30), totals(10)]
     assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["10.json", "2.json", "node.json"]
-
-
-#: What makes a rank's totals none.
-CHANGES: list[dict[str, object]] = [
-    {"rank": "0"},
-    {"more": 1},
-    {"steps": None},
-    {"gpu_uuid": 0},
-    {"goodput": float("nan")},
-    {"phase_seconds": {"data": "1"}},
-    {"steps_within": 5},
-    {"steps_within": [1]},
-    {"steps_within": [None] * 14},
-]
-BROKEN = [
-    b"",
-    b"{",
-    b"[]",
-    b"null",
-    b"\xff",
-    b"[" * 100_000,
-    b'{"rank": 1}',
-    *(json.dumps({**asdict(totals()), **change}).encode() for change in CHANGES),
-    *(b'{"seconds": %b}' % value for value in (b'"1"', b"null", b"true", b"1e999")),
-    *(b'{"energy_joules": %b}' % value for value in (b"3", b'{"a": "b"}')),
-    *(b'{"throttled_seconds": %b}' % value for value in (b"3", b'{"a": 1}')),
-]
-
-
-@pytest.mark.parametrize("content", BROKEN, ids=range(len(BROKEN)))
-def test_what_is_no_total_is_passed_over(tmp_path: Path, content: bytes) -> None:
-    write_totals(tmp_path, totals(1))
-    for path in (tmp_path / "ranks/0.json", tmp_path / "node.json"):
-        path.write_bytes(content)
-    assert read_totals(tmp_path) == [totals(1)]
-    assert read_node(tmp_path) == NodeTotals()
 
 
 def test_nothing_is_no_totals(tmp_path: Path) -> None:

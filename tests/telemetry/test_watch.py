@@ -1,7 +1,5 @@
 """Failures of the sampler do not stop or delay the sampled work."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Training of adapters on a base: memory, saved state, results and refusals."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace
@@ -126,6 +124,7 @@ def adapted(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return place
 
 
+@pytest.mark.prove
 def test_without_its_base_a_trained_model_is_refused_in_one_line(adapted: Path) -> None:
     base, model = adapted / "base", TrainedModel.open(adapted / "run" / "model")
     model.load()
@@ -148,6 +147,7 @@ def test_a_model_with_adapters_is_not_compressed(adapted: Path, data: PreparedDa
         CompressionRun(model, data, CompressionConfig()).check()
 
 
+@pytest.mark.prove
 def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
     data: PreparedData, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +176,7 @@ def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
         assert torch.equal(filled[name], expected.to(filled[name].dtype)), name
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("what", ["lost", "of the base"])
 def test_a_file_of_other_tensors_than_the_adapters_is_damaged(what: str, adapted: Path, tmp_path: Path) -> None:
     model = TrainedModel.open(adapted / "run" / "model")

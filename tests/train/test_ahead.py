@@ -3,8 +3,6 @@
 A stand-in for a GPU: work that it is given ends later, one after the other, and its marks come when it does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

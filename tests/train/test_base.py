@@ -1,7 +1,5 @@
 """Fine-tuning as a whole: starting weights, results and refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -130,6 +128,7 @@ def test_training_begins_with_the_base_and_leaves_a_model_of_its_own(
         assert torch.equal(parameter, whole), name
 
 
+@pytest.mark.prove
 def test_another_base_is_another_training(data: PreparedData, tmp_path: Path) -> None:
     """The second attempt finds the checkpoints of the first, whose base is where it was, but for one bit."""
     base = make_base(tmp_path / "base")
@@ -168,6 +167,7 @@ def test_a_bad_base_is_refused_before_any_process_starts(data: PreparedData, bas
         check_training(directory, ModelConfig(base=str(short)), ONE_EPOCH, 1, 1)
 
 
+@pytest.mark.prove
 def test_without_a_check_the_processes_refuse_it_together(data: PreparedData, tmp_path: Path) -> None:
     cut = make_base(tmp_path / "cut")
     (cut / WHOLE).write_bytes((cut / WHOLE).read_bytes()[:-4])

@@ -1,7 +1,5 @@
 """Fine-tuning of a base in a store: all ranks together request every byte once."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training with a compiled pass: results, no later compilation, refusals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import nullcontext
@@ -92,6 +90,7 @@ def test_without_a_compiler_it_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in refusal(place, 0)
 
 
+@pytest.mark.prove
 def test_batch_normalisation_is_not_compiled(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", ROWS)
     trained(data, tmp_path / "run", 1, COMPILED, ModelConfig("tests.support.nets:batch_norm"))

@@ -1,7 +1,5 @@
 """The loader: ordered and verified rows, buffers that stay valid as promised, and a thread that ends."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Prepared data that streams from a store: the same batches, a bounded cache, no unverified data."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -24,9 +22,10 @@ from slipstream.shared.artifacts.prepared.streamed import (
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import MissingObject, storage_for
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.faulty_stores import Remote
+from tests.support.faulty_stores import REMOTE, Remote
 from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
+from tests.support.proving import first_few
 from tests.support.wording import refuses
 
 CPU = torch.device("cpu")
@@ -66,7 +65,7 @@ def numbers(data: PreparedData, rank: int, world: int, epochs: int) -> list[list
     return [batch.inputs[1][:, 0].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 3)])
+@pytest.mark.parametrize(("rank", "world"), first_few([(0, 1), (1, 3)]))
 def test_what_streams_gives_the_same_batches_in_a_cache_of_a_quarter(
     uri: str, whole: PreparedData, tmp_path: Path, rank: int, world: int
 ) -> None:
@@ -88,6 +87,7 @@ def test_what_fits_is_fetched_once(uri: str, tmp_path: Path) -> None:
     assert data.stream.fetched_bytes == sum(ROWS) * SIGNATURE.record.itemsize == data.stream.most_bytes
 
 
+@pytest.mark.prove
 def test_training_and_evaluation_share_the_cache(uri: str, whole: PreparedData, tmp_path: Path) -> None:
     data = streamed(uri, tmp_path / "stub", 40)
     order = GlobalOrder(stored_blocks(data, "train"), 100, seed=4)
@@ -100,6 +100,7 @@ def test_training_and_evaluation_share_the_cache(uri: str, whole: PreparedData, 
     assert data.stream.most_bytes <= 40 * BYTES
 
 
+@pytest.mark.parametrize("remote", first_few(REMOTE), indirect=True)
 def test_a_store_that_stumbles_is_asked_again(remote: Remote, whole: PreparedData, tmp_path: Path) -> None:
     upload(whole, remote.base)
     data = streamed(remote.base, tmp_path / "stub", 40)
@@ -120,7 +121,7 @@ def test_a_flipped_bit_in_the_store_is_named(store: FaultyS3, whole: PreparedDat
         open_prepared(make_stub("s3://bucket/flipped", tmp_path / "all")).split("train")
 
 
-@pytest.mark.parametrize("size", [None, 100])
+@pytest.mark.parametrize("size", first_few([None, 100]))
 def test_rows_that_are_not_in_the_store_are_named(store: FaultyS3, uri: str, tmp_path: Path, size: int | None) -> None:
     stub = make_stub(uri, tmp_path / "stub")
     storage_for(uri).delete(["train-00001.rows"])

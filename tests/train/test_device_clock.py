@@ -1,7 +1,5 @@
 """A thread that waits for a GPU sleeps; a stand-in records the calls of CUDA."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

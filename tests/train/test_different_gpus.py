@@ -1,7 +1,5 @@
 """Agreement of ranks with different GPUs: one precision and one backend."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +12,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.models import arithmetic
 from slipstream.shared.models.arithmetic import DeviceCapability, common_precision
 from tests.support import training
+from tests.support.proving import first_few
 from tests.support.training import log, refusal, table_of_numbers, trained
 from tests.support.wording import refuses, same_wording
 
@@ -56,7 +55,8 @@ def rank_of_two_kinds(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
-@pytest.mark.parametrize("wanted", ["auto", "bf16"])
+@pytest.mark.prove
+@pytest.mark.parametrize("wanted", first_few(["auto", "bf16"]))
 def test_a_t4_beside_an_a100(wanted: Literal["auto", "bf16"], tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     config = TrainingConfig(epochs=1, batch_size=64, precision=wanted)
@@ -69,6 +69,7 @@ def test_a_t4_beside_an_a100(wanted: Literal["auto", "bf16"], tmp_path: Path) ->
     assert "training.precision: auto is fp16 on all ranks, as their devices differ" in log(tmp_path / "x")
 
 
+@pytest.mark.prove
 def test_a_pipeline_between_gpus_over_gloo_is_refused_without_flyte_as_well(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     config = TrainingConfig(batch_size=64, backend="gloo", parallel=ParallelConfig(pipeline=2))

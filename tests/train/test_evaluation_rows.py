@@ -1,7 +1,5 @@
 """On GPUs an evaluation's batches are as large as fits on every one, and equal in a resumed run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -86,6 +84,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return table_of_numbers(tmp_path_factory.mktemp("data") / "prepared", 257)
 
 
+@pytest.mark.prove
 def test_all_ranks_take_what_fits_on_the_fullest_and_the_loss_is_the_same(prepared: Path, tmp_path: Path) -> None:
     many, few = (evaluations(prepared, tmp_path / name, *free) for name, free in (("gpu", (100, 20)), ("cpu", (0, 0))))
     assert rows_of(tmp_path / "gpu") == rows_of(tmp_path / "gpu", 1) == {8}
@@ -95,6 +94,7 @@ def test_all_ranks_take_what_fits_on_the_fullest_and_the_loss_is_the_same(prepar
         assert ours["accuracy"] == theirs["accuracy"]
 
 
+@pytest.mark.prove
 def test_a_resumed_run_evaluates_in_the_same_batches_bit_for_bit(prepared: Path, tmp_path: Path) -> None:
     undisturbed = evaluations(prepared, tmp_path / "undisturbed", 20)
     assert rows_of(tmp_path / "undisturbed") == {8}

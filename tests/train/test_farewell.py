@@ -1,7 +1,5 @@
 """At the end, the other ranks wait for rank 0 to write the model, longer than a collective's timeout."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -76,6 +74,7 @@ def rank_whose_disk_is_full(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("shard", [pytest.param("none", marks=pytest.mark.prove), "weights"])
 def test_a_model_that_finds_no_room_is_a_mistake_that_all_ranks_know_of(shard: Any, tmp_path: Path) -> None:
     """Of a divided model the other ranks are in the collectives of the tensors that rank 0 does not write."""

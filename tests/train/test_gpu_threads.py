@@ -1,7 +1,5 @@
 """Threads of a rank use its GPU from the start; a stand-in records every thread's calls of CUDA."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

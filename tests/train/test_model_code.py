@@ -1,7 +1,5 @@
 """Edited model code is new work: every module of a factory counts, and none is run to find it."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models with special needs: batch normalisation, unused parameters, fixed shapes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -51,6 +49,7 @@ def test_batch_normalisation_trains_though_a_rank_has_a_row_or_none(
     assert seen == 3 * 4 * accumulation
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.prove), 2])
 def test_parameters_that_take_no_part_stay_as_they_are(prepared: Path, tmp_path: Path, world: int) -> None:
     config = TrainingConfig(epochs=2, batch_size=64, patience=0)
@@ -67,6 +66,7 @@ def test_parameters_that_take_part_in_some_batches_only_are_refused_in_one_line(
     same_wording(refusal(tmp_path, 0))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.prove), 3])
 def test_micro_batches_have_one_shape(prepared: Path, tmp_path: Path, accumulation: int) -> None:
     config = TrainingConfig(epochs=2, batch_size=64, patience=0, accumulation=accumulation)
@@ -122,6 +122,7 @@ def check_buffers() -> None:
         assert ddp and [*ddp.buffers()] and not ddp.will_sync_module_buffers()
 
 
+@pytest.mark.prove
 def test_no_buffer_is_broadcast_before_every_forward_pass(tmp_path: Path) -> None:
     on_ranks(2, check_buffers, tmp_path)
 

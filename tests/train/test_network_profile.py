@@ -1,7 +1,5 @@
 """``training.network_profile``: training applies the tuner's result, and a resumed run keeps its first one."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Profiler traces of some training steps."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The progress line: speed and device utilisation."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Live progress: rank 0's file, and the summary of attempt records."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

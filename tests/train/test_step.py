@@ -1,7 +1,5 @@
 """One optimiser step: no synchronisation, one decision, loss scaling, averaged weights, chosen arithmetic."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Throughput and model FLOPs utilisation: counted operations and peak rates."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -71,6 +69,7 @@ def test_without_a_step_there_is_no_figure() -> None:
     assert compute_throughput(rows=0, seconds=1, tokens_per_row=0, flops_per_row=1, kind="fp32", group=group) is None
 
 
+@pytest.mark.prove
 def test_the_trained_model_says_it(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", 512)
     model = trained(data, tmp_path / "run", 1, TrainingConfig(epochs=2, batch_size=64))

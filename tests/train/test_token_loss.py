@@ -1,7 +1,5 @@
 """The loss of tokens, in chunks: the numbers of the whole, without its memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

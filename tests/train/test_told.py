@@ -1,7 +1,5 @@
 """``on_evaluation`` is called on rank 0 for every evaluation, and may stop the training on all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +23,7 @@ def test_all_ranks_stop_where_rank_0_is_told_to(world: int, prepared: Path, tmp_
     assert any(log.endswith("Stopped: stopped at step 10\n") for log in logs), logs
 
 
+@pytest.mark.prove
 def test_a_training_that_nobody_stops_ends_as_without_anybody(
     prepared: Path, undisturbed: Callable[[int], dict[str, str]], tmp_path: Path
 ) -> None:

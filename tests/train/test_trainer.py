@@ -1,7 +1,5 @@
 """The order of the steps of a training."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

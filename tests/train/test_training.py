@@ -1,7 +1,5 @@
 """Training's arithmetic: one gradient for any ranks and micro-batches; precision, stopping, refusals."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math
@@ -55,6 +53,7 @@ def test_ranks_and_pieces_change_nothing_but_rounding(
         np.testing.assert_allclose(left[name], right[name], atol=2e-4)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("precision", ["fp16", pytest.param("bf16", marks=pytest.mark.prove)])
 def test_mixed_precision_learns_and_keeps_full_precision_weights(
     prepared: Path, tmp_path: Path, precision: Literal["fp16", "bf16"]
@@ -67,6 +66,7 @@ def test_mixed_precision_learns_and_keeps_full_precision_weights(
     assert {weight.dtype for weight in load_file(model / "best.safetensors").values()} == {np.dtype("float32")}
 
 
+@pytest.mark.prove
 def test_early_stopping_goes_by_evaluations_and_keeps_the_best_weights(prepared: Path, tmp_path: Path) -> None:
     config = TrainingConfig(epochs=60, batch_size=32, learning_rate=0.05, patience=3, warmup=0.0)
     found = history(trained(prepared, tmp_path / "x", 1, config))
@@ -106,6 +106,7 @@ def outlived_by_a_reducer(port: int) -> None:
     assert group_threads()
 
 
+@pytest.mark.prove
 def test_a_process_group_outlives_what_would_end_it_with_pythons_lock_in_hand() -> None:
     process = FORK.Process(target=outlived_by_a_reducer, args=(free_port(),), daemon=True)
     process.start()

@@ -11,10 +11,10 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 from flyteidl.admin.launch_plan_pb2 import LaunchPlan, LaunchPlanSpec
 from flyteidl.admin.task_pb2 import TaskSpec
@@ -23,12 +23,12 @@ from flyteidl.core.tasks_pb2 import Resources, TaskTemplate
 from flyteidl.core.workflow_pb2 import Node, WorkflowTemplate
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
+from pydantic import BeforeValidator
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.limits import parse_quantity
 from slipstream.shared.profiles.placement import NVIDIA
-from slipstream.shared.settings import Settings, integral_as_integer, settings, unknown_setting
-from slipstream.shared.toml_file import BadToml, read_toml
+from slipstream.shared.settings import Settings, integral_as_integer, settings
 
 KINDS = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
 #: Properties of :class:`TaskUse` that a node may override and that the doctor compares.
@@ -260,16 +260,24 @@ def read_protobufs(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]
                 yield kind.FromString(content.read())
 
 
+def as_text(value: object) -> object:
+    return str(integral_as_integer(value)) if type(value) in (int, float) else value
+
+
+#: Quantity of Kubernetes, also as a number: ``cpu = 2``.
+Quantity = Annotated[str, BeforeValidator(as_text)]
+
+
 @settings
 class Limits(Settings):
     """Platform limits per task, with Flyte's defaults; "" or "0": no limit."""
 
     section = "limits"
 
-    cpu: str = "2"
-    memory: str = "1Gi"
-    gpu: str = "1"
-    ephemeral_storage: str = ""
+    cpu: Quantity = "2"
+    memory: Quantity = "1Gi"
+    gpu: Quantity = "1"
+    ephemeral_storage: Quantity = ""
 
     def check(self) -> None:
         for resource in LIMITED:
@@ -303,29 +311,8 @@ def parse_kubernetes_quantity(text: str) -> float | None:
         return None
 
 
-def read_limits(path: Path) -> Limits:
-    """Read the table ``[limits]`` of a TOML file.
+@settings
+class LimitsFile(Settings):
+    """TOML file with a table ``[limits]``."""
 
-    Quantities may be numbers, as in Kubernetes. Raises ``UserError`` naming file and invalid setting.
-    """
-    try:
-        data = read_toml(path)
-        for name in data:
-            if name != Limits.section:
-                raise UserError(unknown_setting("", name, [Limits.section]))
-        return Limits.from_dict(with_quantities_as_text(data.get(Limits.section, {})))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected TOML with a table [limits]") from None
-    except (OSError, BadToml) as error:
-        raise UserError(f"{path}: the limits cannot be read: {error}") from None
-    except UserError as error:
-        raise UserError(f"{path}: {error.message}") from None
-
-
-def with_quantities_as_text(table: object) -> object:
-    """Return a TOML table with its numbers as text, such as ``cpu = "2"`` for ``cpu = 2``."""
-    if not isinstance(table, dict):
-        return table
-    return {
-        name: str(integral_as_integer(value)) if type(value) in (int, float) else value for name, value in table.items()
-    }
+    limits: Limits = field(default_factory=Limits)

@@ -52,7 +52,7 @@ def main(
     if profile or package.is_dir():
         click.echo((fitting := check_directory(package, profile, bool(limits or trained))).text(width))
         sys.exit(int(fitting.failed))
-    from slipstream.operations.doctor.archive import Limits, read_limits, read_package
+    from slipstream.operations.doctor.archive import Limits, LimitsFile, read_package
     from slipstream.operations.doctor.cluster import check_cluster
     from slipstream.operations.doctor.package import SaveTime, check_package, measured_save
 
@@ -60,7 +60,7 @@ def main(
     dockerfiles = sorted(package.parent.glob("images/*.Dockerfile"))
     report = check_package(
         packaged,
-        read_limits(limits) if limits else Limits(),
+        LimitsFile.from_toml(limits).limits if limits else Limits(),
         measured_save(trained) if trained else SaveTime(),
         dockerfiles,
     )

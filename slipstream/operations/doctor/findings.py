@@ -5,9 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Literal
 
 from slipstream.shared.errors import one_line
+from slipstream.shared.formatting import aligned_table, count_with_noun
 
 Severity = Literal["error", "warning"]
 #: Number of a finding's places that are named; others are counted.
@@ -106,7 +108,7 @@ def named(places: Sequence[str]) -> str:
 
 def count_findings(findings: Sequence[Finding]) -> str:
     numbers = [sum(finding.severity == severity for finding in findings) for severity in ("error", "warning")]
-    words = [f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in zip(numbers, ("error", "warning"), strict=True) if n]
+    words = [count_with_noun(n, noun) for n, noun in zip(numbers, ("error", "warning"), strict=True) if n]
     return ", ".join(words) or "nothing found"
 
 
@@ -114,17 +116,11 @@ def wrapped_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return aligned columns, wrapped to at most ``width``."""
     if not rows:
         return []
-    widths = column_widths(rows, width)
-    lines = []
+    widths, lines = column_widths(rows, width), list[Sequence[str]]()
     for row in rows:
-        cells = [
-            textwrap.wrap(cell, size, break_on_hyphens=False) or [""] for cell, size in zip(row, widths, strict=True)
-        ]
-        for index in range(max(map(len, cells))):
-            parts = zip(cells, widths, strict=True)
-            line = GAP.join(f"{cell[index] if index < len(cell) else '':<{size}}" for cell, size in parts)
-            lines.append(line.rstrip())
-    return lines
+        cells = (textwrap.wrap(cell, size, break_on_hyphens=False) for cell, size in zip(row, widths, strict=True))
+        lines += zip_longest(*cells, fillvalue="")
+    return aligned_table(lines[0], lines[1:], left=lines[0]).split("\n")
 
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from slipstream.operations.doctor.findings import NodeReading
+from slipstream.shared.formatting import count_with_noun, size_text
 from slipstream.shared.machine.limits import cpu_quota, memory_limit, visible_cores
 from slipstream.shared.machine.nvml import in_time, memory_info, nvml_handles
 from slipstream.shared.storage import STORES, ConditionIgnored, check_conditional_writes, storage_for, store_time
@@ -32,7 +33,6 @@ STORE_MIB = 16
 SKEW_S = 60.0
 #: Default size of a container's /dev/shm.
 SMALL_SHM = 64 << 20
-GIB = 1 << 30
 #: Fraction of a GPU's memory in use before training above which it is reported.
 HELD = 0.05
 #: Oldest Linux driver for every major version of CUDA (NVIDIA, "CUDA Compatibility", minor versions).
@@ -81,7 +81,7 @@ def shared_memory(root: Path) -> Iterator[NodeReading]:
     total, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
     small = total <= SMALL_SHM
     problem = "a container's default: too small for NCCL and loaders; set shared_memory in the profile" if small else ""
-    yield NodeReading("/dev/shm", f"{gib(free)} of {gib(total)} free", problem)
+    yield NodeReading("/dev/shm", f"{size_text(free)} of {size_text(total)} free", problem)
 
 
 def processor_readings(root: Path, visible: int) -> Iterator[NodeReading]:
@@ -99,8 +99,8 @@ def memory_readings(root: Path) -> Iterator[NodeReading]:
     lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
     limit = memory_limit(root)
-    available = f"{gib(kib['MemAvailable'] << 10)} of {gib(kib['MemTotal'] << 10)} available"
-    yield NodeReading("memory", f"{available}, cgroup limit {gib(int(limit)) if limit else 'none'}")
+    available = f"{size_text(kib['MemAvailable'] << 10)} of {size_text(kib['MemTotal'] << 10)} available"
+    yield NodeReading("memory", f"{available}, cgroup limit {size_text(int(limit)) if limit else 'none'}")
 
 
 def numa_readings(root: Path) -> Iterator[NodeReading]:
@@ -109,7 +109,7 @@ def numa_readings(root: Path) -> Iterator[NodeReading]:
         yield NodeReading("NUMA", "not read: the kernel shows no NUMA nodes")
         return
     cpus = [f"{node.name} has CPUs {(node / 'cpulist').read_text(encoding='utf-8').strip()}" for node in nodes]
-    yield NodeReading("NUMA", f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}: {'; '.join(cpus)}")
+    yield NodeReading("NUMA", f"{count_with_noun(len(nodes), 'node')}: {'; '.join(cpus)}")
 
 
 def interface_readings(root: Path) -> Iterator[NodeReading]:
@@ -225,7 +225,7 @@ def nvidia_readings(root: Path, nvml: Any, needed: str) -> Iterator[NodeReading]
                 yield NodeReading(f"GPU {index}", f"{name}, the driver does not report its memory")
                 continue
             holders = [
-                f"{process_holding_gpu(root, process.pid)} ({gib(process.usedGpuMemory or 0)})"
+                f"{process_holding_gpu(root, process.pid)} ({size_text(process.usedGpuMemory or 0)})"
                 for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
             ]
             yield gpu_reading(f"GPU {index}", name, memory.total, memory.used, holders)
@@ -256,7 +256,9 @@ def amd_readings(root: Path) -> Iterator[NodeReading]:
 
 
 def gpu_reading(what: str, name: str, total: int, used: int, holders: list[str]) -> NodeReading:
-    found = f"{name}, {gib(total - used)} of {gib(total)} free, held by {', '.join(holders) or 'no process'}"
+    found = (
+        f"{name}, {size_text(total - used)} of {size_text(total)} free, held by {', '.join(holders) or 'no process'}"
+    )
     busy = used > HELD * total
     return NodeReading(what, found, "in use already: a training may not find the memory that it needs" if busy else "")
 
@@ -321,7 +323,3 @@ def nccl_reading(name: str, loaded: str, requirements: list[str]) -> NodeReading
         if loaded != wanted:
             return NodeReading(name, found, "another one is found first: check LD_LIBRARY_PATH and LD_PRELOAD")
     return NodeReading(name, found)
-
-
-def gib(number: int) -> str:
-    return f"{number / GIB:.1f} GiB"

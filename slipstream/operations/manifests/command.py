@@ -18,9 +18,9 @@ from slipstream.operations.manifests.site import ClusterSite, profile_site
 from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, TritonService, needs_keda
 from slipstream.operations.manifests.write import write_manifests
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import aligned_table
 from slipstream.shared.profiles.needs import profile_cloud
 from slipstream.shared.profiles.profile import load_profile
-from slipstream.shared.text_table import aligned_table
 
 NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "existing nodes"}
 #: Allowed names: of a namespace, with room for Flyte's domain; of an EKS cluster, with room for the role's prefix.
@@ -59,7 +59,7 @@ def main(profile: str, out: Path, project: str, cluster: str, serve: bool, model
     site = profile_site(load_profile(profile), project, cluster)
     serving = TritonService(models, keda) if serve else None
     files = build_manifests(site, serving)
-    write_manifests(files, out, site.profile.name)
+    write_manifests(files, out)
     click.echo(said(site, files, out))
     click.echo("\n".join([*assumed(site, serving), *left_out(site), *next_steps(site, profile, files, out)]))
 

@@ -1,46 +1,31 @@
-"""Nodes on EKS: Karpenter's NodePools, on spot and on demand."""
+"""Nodes on EKS: values for Karpenter's NodePools, and for an EC2NodeClass per kind of pool."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from slipstream.operations.manifests.documents import KubernetesObject, ManifestFile, Tree, kubernetes_object
-from slipstream.operations.manifests.node_class import GROUP, class_name, node_classes
-from slipstream.operations.manifests.pools import CAPACITY_LABEL, ON_DEMAND, SPOT, NodePool, node_pools
+from slipstream.operations.manifests.pools import CAPACITY_LABEL, SPOT, NodePool, node_pools
 from slipstream.operations.manifests.site import DOMAINS, ClusterSite
-from slipstream.shared.profiles.needs import NOTICE_S, format_quantity
+from slipstream.shared.machine.limits import parse_quantity
+from slipstream.shared.profiles.needs import GIB, MIB, NOTICE_S, format_quantity
 from slipstream.shared.profiles.placement import TYPE_LABEL
 
-#: Weights by which Karpenter orders the pools that a pod tolerates and fits on.
-WEIGHTS = {SPOT: 50, ON_DEMAND: 10}
-#: Time that an empty node waits for the next stage or attempt.
-KEPT_EMPTY = "5m"
+GROUP = "karpenter.k8s.aws"
+#: GiB of a node's disk for images, besides the pods' requests.
+IMAGES_GIB = 60
 #: Domains of labels that nodes have by default: selectors on them become requirements, other selectors node labels.
 KNOWN_LABELS = ("kubernetes.io", "k8s.io", "karpenter.sh", GROUP)
-WHY = (
-    "Karpenter's defaults move pods to fuller nodes, which ends a training: here only empty nodes are removed, not "
-    "expired nodes or nodes with an old image. If a pod can use two pools, the pool with the larger weight comes "
-    "first. On spot, terminationGracePeriod equals the preemption notice, so that pods with do-not-disrupt get their "
-    "SIGTERM within it, not after it; on demand it lets an attempt end when its node is deleted. Karpenter receives "
-    "preemption notices from its own queue (settings.interruptionQueue)."
-)
 
 
-def karpenter_files(site: ClusterSite) -> list[ManifestFile]:
-    """Return the files of the NodePools; empty if nodes are not Amazon's."""
-    if site.cloud != "aws":
-        return []
-    made = node_pools(site)
-    documents = [*node_classes(site, made), *(node_pool(pool) for pool in made)]
-    needs = "Karpenter"
-    if uncounted(made):
-        needs += " with its feature gate StaticCapacity"
-    return [ManifestFile("10-karpenter.yaml", f"nodes on spot and on demand (needs {needs})", tuple(documents), WHY)]
-
-
-def uncounted(made: list[NodePool]) -> list[str]:
-    """Return the resources that keep Karpenter from creating nodes by itself."""
-    return sorted({name for pool in made for name in pool.uncounted})
+def karpenter_values(site: ClusterSite) -> dict[str, Any]:
+    """Return the values of the template ``10-karpenter.yaml``."""
+    pools = node_pools(site)
+    return {
+        "cluster": site.cluster,
+        "machines": [machine_values(pool) for pool in {pool.kind: pool for pool in pools}.values()],
+        "pools": [pool_values(pool) for pool in pools],
+    }
 
 
 def static_pools(site: ClusterSite) -> list[NodePool]:
@@ -48,37 +33,45 @@ def static_pools(site: ClusterSite) -> list[NodePool]:
     return [pool for pool in node_pools(site) if pool.uncounted] if site.cloud == "aws" else []
 
 
-def node_pool(pool: NodePool) -> KubernetesObject:
-    spec: Tree = {} if pool.uncounted else {"weight": WEIGHTS[pool.capacity]}
-    spec |= {"replicas": 0} if pool.uncounted else {}
-    spec |= {
-        "limits": limits(pool),
-        "disruption": {
-            "consolidationPolicy": "WhenEmpty",
-            "consolidateAfter": KEPT_EMPTY,
-            "budgets": [
-                {"nodes": "100%", "reasons": ["Empty"]},
-                {"nodes": "0", "reasons": ["Drifted", "Underutilized"]},
-            ],
-        },
-        "template": template(pool),
+def class_name(pool: NodePool) -> str:
+    return f"slipstream-{pool.kind}"
+
+
+def machine_values(pool: NodePool) -> dict[str, Any]:
+    """Return the values of a pool's EC2NodeClass."""
+    placements = pool.stages.values()
+    disk = max(parse_quantity(placement.resources["ephemeral-storage"]) for placement in placements)
+    pages = pool.pods_per_node * max(parse_quantity(placement.hugepages or "0") for placement in placements)
+    return {
+        "name": class_name(pool),
+        "disk": f"{math.ceil(disk / GIB) + IMAGES_GIB}Gi",
+        "reads_notices": any(placement.notices in ("auto", "aws") for placement in placements),
+        "adapters": pool.pods_per_node * max(placement.efa for placement in placements),
+        "huge_pages": math.ceil(pages / (2 * MIB)),
+        "exclusive_cpus": any(placement.numa for placement in placements),
     }
-    return KubernetesObject(why(pool), kubernetes_object("karpenter.sh/v1", "NodePool", pool.name, spec=spec))
 
 
-def why(pool: NodePool) -> str:
-    text = f"For {', '.join(pool.stages)}. "
-    if pool.uncounted:
-        text += (
-            f"Pods request {', '.join(pool.uncounted)}, and Karpenter cannot know that a new node will have it, so it "
-            f"does not create nodes. Request nodes with kubectl scale nodepool {pool.name} "
-            f"--replicas={pool.placement.nodes}, and afterwards scale to 0: nodes cost while they exist. Applying "
-            "this file again scales to 0. "
-        )
-    return text
+def pool_values(pool: NodePool) -> dict[str, Any]:
+    """Return the values of a NodePool."""
+    selected = {key: value for key, value in pool.placement.node_selector.items() if not is_known(key)}
+    minutes = max(placement.timeout_minutes for placement in pool.stages.values())
+    return {
+        "name": pool.name,
+        "stages": ", ".join(pool.stages),
+        "is_spot": pool.capacity == SPOT,
+        "uncounted": ", ".join(pool.uncounted),
+        "nodes": pool.placement.nodes,
+        "limits": limits(pool),
+        "labels": selected | pool.flyte_labels | pool.operator_labels,
+        "node_class": class_name(pool),
+        "requirements": requirements(pool),
+        "taints": pool.taints,
+        "grace": f"{NOTICE_S['aws']}s" if pool.capacity == SPOT else f"{minutes}m",
+    }
 
 
-def limits(pool: NodePool) -> Tree:
+def limits(pool: NodePool) -> dict[str, str]:
     """Return the resources up to which the pool may grow: the sum of both queues' quotas.
 
     GPUs are counted as whole nodes. CPUs and memory are doubled, because pods leave parts of nodes unused.
@@ -92,27 +85,13 @@ def limits(pool: NodePool) -> Tree:
     return {"cpu": format_quantity("cpu", 2 * both["cpu"]), "memory": format_quantity("memory", 2 * both["memory"])}
 
 
-def template(pool: NodePool) -> Tree:
-    selected = {key: value for key, value in pool.placement.node_selector.items() if not is_known(key)}
-    labels = selected | pool.flyte_labels | pool.operator_labels
-    grace = (
-        f"{NOTICE_S['aws']}s" if pool.capacity == SPOT else f"{max(p.timeout_minutes for p in pool.stages.values())}m"
-    )
-    spec: Tree = {
-        "nodeClassRef": {"group": GROUP, "kind": "EC2NodeClass", "name": class_name(pool)},
-        "requirements": requirements(pool),
-    }
-    spec |= {"taints": pool.taints} if pool.taints else {}
-    spec |= {"expireAfter": "Never", "terminationGracePeriod": grace}
-    return {**({"metadata": {"labels": labels}} if labels else {}), "spec": spec}
-
-
 def is_known(key: str) -> bool:
     domain = key.rpartition("/")[0]
     return any(domain == known or domain.endswith(f".{known}") for known in KNOWN_LABELS)
 
 
-def requirements(pool: NodePool) -> list[Tree]:
+def requirements(pool: NodePool) -> list[tuple[str, str, list[str]]]:
+    """Return label, operator and values of every requirement for the pool's nodes."""
     found = {"kubernetes.io/arch": ["amd64"], CAPACITY_LABEL: [pool.capacity]}
     found |= {key: [value] for key, value in pool.placement.node_selector.items() if is_known(key)}
     if pool.instance_types:
@@ -121,7 +100,5 @@ def requirements(pool: NodePool) -> list[Tree]:
         found[f"{GROUP}/instance-gpu-manufacturer"] = [pool.placement.gpu_name.partition(".")[0]]
     else:
         found[f"{GROUP}/instance-category"] = ["c", "m", "r"]
-    listed: list[Tree] = [{"key": key, "operator": "In", "values": values} for key, values in found.items()]
-    if not pool.has_gpus:
-        listed.append({"key": f"{GROUP}/instance-generation", "operator": "Gt", "values": ["4"]})
-    return listed
+    newer = [] if pool.has_gpus else [(f"{GROUP}/instance-generation", "Gt", ["4"])]
+    return [*((key, "In", values) for key, values in found.items()), *newer]

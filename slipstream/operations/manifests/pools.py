@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from slipstream.operations.manifests.documents import Tree
 from slipstream.operations.manifests.partitions import find_partition
 from slipstream.operations.manifests.site import ClusterSite
 from slipstream.shared.profiles.needs import at_once
@@ -14,6 +14,7 @@ from slipstream.shared.profiles.placement import EFA, TYPE_LABEL, Placement, Tol
 from slipstream.shared.settings import to_dict
 from slipstream.shared.telemetry.prices import built_in_prices
 
+Tree = dict[str, Any]
 SPOT, ON_DEMAND = "spot", "on-demand"
 CAPACITY_LABEL = "karpenter.sh/capacity-type"
 #: Resources that Karpenter can predict for a new node.

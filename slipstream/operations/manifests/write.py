@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from slipstream.operations.manifests.documents import MARK, ManifestFile, render_file
+from slipstream.operations.manifests.documents import MARK, ManifestFile
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage.local import writing_to
 
 
-def write_manifests(files: Sequence[ManifestFile], out: Path, profile: str) -> None:
+def write_manifests(files: Sequence[ManifestFile], out: Path) -> None:
     """Write the files to the directory ``out`` in place of an earlier call's files.
 
     Raises ``UserError`` if it holds other files, or cannot be written.
@@ -24,7 +24,7 @@ def write_manifests(files: Sequence[ManifestFile], out: Path, profile: str) -> N
         for file in files:
             path = whole / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(render_file(file, profile), encoding="utf-8")
+            path.write_text(file.text, encoding="utf-8")
         exchange_directories(whole, out, scratch / "old")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slipstream.operations.plan.decide import ON_DEMAND, SPOT, PlannedOption, SimulatedOutcome, TrainingRequirements
+from slipstream.shared.formatting import duration
 
 #: Relative time saving below which a faster choice is not listed.
 SOONER = 0.01
@@ -92,25 +92,25 @@ def what_changes_it(
 ) -> Iterator[str]:
     on_spot, from_hours = best.outcome.way == SPOT, best.row.pays_from
     if on_spot and from_hours:
-        yield f"On demand is cheaper if a pod is interrupted more often than every {duration_text(from_hours)}."
+        yield f"On demand is cheaper if a pod is interrupted more often than every {duration(3600 * from_hours)}."
     if not on_spot and best.row.no_spot:
         yield f"Spot is not planned there: {best.row.no_spot}."
     elif not on_spot and from_hours:
         yield (
-            f"Spot is cheaper from {duration_text(from_hours)} between interruptions of a pod on, if the deadline "
+            f"Spot is cheaper from {duration(3600 * from_hours)} between interruptions of a pod on, if the deadline "
             "holds."
         )
     if wanted.deadline is not None:
         slack = wanted.deadline - best.outcome.hours.high
         yield (
-            f"The deadline leaves {duration_text(slack)} at 95 % probability; {best.outcome.in_time:.1%} of the runs "
+            f"The deadline leaves {duration(3600 * slack)} at 95 % probability; {best.outcome.in_time:.1%} of the runs "
             "keep "
             "it."
         )
         cheaper = [one for one in found if one.known and one.outcome.mean_dollars < best.outcome.mean_dollars]
         if cheaper:
             its = cheaper[0].outcome
-            yield f"With a deadline of {duration_text(its.hours.high)} it would be {cheaper[0]}, {dollars(its)}."
+            yield f"With a deadline of {duration(3600 * its.hours.high)} it would be {cheaper[0]}, {dollars(its)}."
     faster = [one for one in pareto_optimal(found) if one.outcome.hours.high < best.outcome.hours.high]
     if faster:
         allows = "" if faster[0].known else ", if its gradient exchange, which was not measured, allows it"
@@ -127,23 +127,14 @@ def what_changes_it(
 
 def limits(wanted: TrainingRequirements) -> str:
     given = [
-        duration_text(wanted.deadline) if wanted.deadline is not None else "",
+        duration(3600 * wanted.deadline) if wanted.deadline is not None else "",
         f"${wanted.budget:,.2f}" if wanted.budget is not None else "",
     ]
     return " and ".join(filter(None, given))
 
 
 def hours(outcome: SimulatedOutcome) -> str:
-    return f"{duration_text(outcome.hours.median)} ({duration_text(outcome.hours.high)} at 95 %)"
-
-
-def duration_text(hours_: float) -> str:
-    """Return hours as text, such as "54 s", "12 min" or "3.4 h"; "never" if infinite."""
-    if math.isinf(hours_):
-        return "never"
-    units = ((1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
-    size, unit = next((each for each in units if hours_ >= each[0]), units[-1])
-    return f"{hours_ / size:.3g} {unit}"
+    return f"{duration(3600 * outcome.hours.median)} ({duration(3600 * outcome.hours.high)} at 95 %)"
 
 
 def dollars(outcome: SimulatedOutcome) -> str:

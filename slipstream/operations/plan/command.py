@@ -16,7 +16,6 @@ from click.core import ParameterSource
 from slipstream.operations.plan.advice import (
     CapacityChoice,
     advice_sentences,
-    duration_text,
     feasible_choices,
     pareto_optimal,
     recommended_choice,
@@ -36,9 +35,9 @@ from slipstream.operations.plan.options import instance_options, left_out
 from slipstream.operations.plan.serving.command import serve
 from slipstream.operations.plan.write import planned_figures, profile_toml, write_profile
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import aligned_table, duration
 from slipstream.shared.profiles.profile import CHOICE, Profile, load_profile, profile_names
 from slipstream.shared.telemetry.prices import PriceList, built_in_prices, merge_prices, old_prices, read_prices
-from slipstream.shared.text_table import aligned_table
 
 
 @dataclass(frozen=True)
@@ -287,13 +286,13 @@ def cells(row: PlannedOption) -> list[str]:
         dollars(on_demand),
         f"{spot.interruptions:.2g}" if spot else "-",
         str(spot.retries) if spot else "-",
-        duration_text(spot.checkpoint_s / 3600) if spot else "-",
+        duration(spot.checkpoint_s) if spot else "-",
         row.time.how.split()[0].rstrip(","),
     ]
 
 
 def hours(outcome: SimulatedOutcome | None) -> str:
-    return f"{duration_text(outcome.hours.median)} ({duration_text(outcome.hours.high)})" if outcome else "-"
+    return f"{duration(3600 * outcome.hours.median)} ({duration(3600 * outcome.hours.high)})" if outcome else "-"
 
 
 def dollars(outcome: SimulatedOutcome | None) -> str:
@@ -311,7 +310,7 @@ def dollars_chart(best: Sequence[CapacityChoice]) -> str:
     rows = [
         [
             str(choice),
-            duration_text(choice.outcome.hours.high),
+            duration(3600 * choice.outcome.hours.high),
             f"${choice.outcome.dollars.median:,.2f}",
             "━" * max(1, round(WIDTH * choice.outcome.dollars.median / most)),
         ]

@@ -118,7 +118,3 @@ class TimeParam(click.ParamType):
             option = param.opts[0] if param else "time"
             raise UserError(f"{option} {value}: expected a time above 0, such as {self.such_as}, up to 100 years")
         return number * (SECONDS[unit] / SECONDS[self.unit])
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -15,8 +15,8 @@ import numpy as np
 
 from slipstream.operations.plan.money import HOUR_S, TrainingHours
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import aligned_table
 from slipstream.shared.profiles.placement import Placement
-from slipstream.shared.text_table import aligned_table
 
 RUNS = 10_000
 #: Interruptions of a single pod after which it runs on demand.

@@ -13,6 +13,7 @@ from slipstream.pipeline.collectives.operations.cases import ROOT
 from slipstream.pipeline.collectives.operations.reference_data import DTYPES
 from slipstream.pipeline.collectives.tune.decision import compare_settings
 from slipstream.shared.artifacts.records import to_json
+from slipstream.shared.formatting import count_with_noun
 from slipstream.shared.interconnect.history import trend_points
 from slipstream.shared.interconnect.model.predictions import model_curve, model_lines
 from slipstream.shared.interconnect.profile import (
@@ -108,8 +109,8 @@ def operation_heading(profile: NetworkProfile) -> Iterator[str]:
     its = profile.fingerprint
     nodes = f" on {its.nodes} nodes" if its.nodes > 1 else ""
     versions = ", ".join(f"{name} {version}" for name, version in its.libraries.items())
-    launches = f"{profile.launches} launch{'es' if profile.launches > 1 else ''}"
-    yield f"{its.world} process{'es' if its.world > 1 else ''}{nodes}, {its.backend}, {versions}, {launches}"
+    launches = count_with_noun(profile.launches, "launch")
+    yield f"{count_with_noun(its.world, 'process')}{nodes}, {its.backend}, {versions}, {launches}"
     if profile.short:
         yield "short benchmark: the collectives of training at few sizes; slipstream collectives measures all"
     for host in profile.topology.hosts:

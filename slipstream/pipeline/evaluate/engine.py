@@ -18,7 +18,7 @@ from slipstream.pipeline.evaluate.language import (
 )
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
-from slipstream.shared.artifacts.prepared.token_rows import has_documents
+from slipstream.shared.artifacts.prepared.documents import has_documents
 from slipstream.shared.artifacts.results.evaluation import (
     BaselineScores,
     Evaluation,

@@ -13,10 +13,11 @@ import numpy as np
 
 from slipstream.pipeline.evaluate.kneser_ney import KneserNey
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
-from slipstream.shared.artifacts.prepared.token_rows import FILES, TOKENIZER, Document, read_documents
+from slipstream.shared.artifacts.prepared.documents import Document, read_documents
+from slipstream.shared.artifacts.prepared.token_rows import FILES, TOKENIZER
 from slipstream.shared.artifacts.results.evaluation import BaselineScores, Continuation, Gain, LanguageFigures, Scores
-from slipstream.shared.artifacts.results.export import NO_LIMIT
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import NO_LIMIT
 from slipstream.shared.language.tokenizer import Tokenizer
 from slipstream.shared.models.predict import ModelFunction, predict_records
 

@@ -27,6 +27,7 @@ from slipstream.shared.artifacts.format import MANIFEST
 from slipstream.shared.artifacts.records import decode_record, to_json
 from slipstream.shared.artifacts.workspaces import put_in_place, temporary_workspace
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import numbered_line
 from slipstream.shared.storage import (
     STORES,
     Storage,
@@ -39,7 +40,6 @@ from slipstream.shared.storage import (
 )
 from slipstream.shared.storage.local import LocalStorage
 from slipstream.shared.storage.names import number_as_name, number_in_name
-from slipstream.shared.text_table import numbered_line
 
 VERSIONS, PROMOTED = "versions", "promoted"
 #: Maximum size of a promotion's record in bytes.

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.costs import CostFigures
-from slipstream.shared.artifacts.results.devices import COMMUNICATION, Bottleneck
-from slipstream.shared.artifacts.results.evaluation import Evaluation
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.ledger import TrainingFigures
-from slipstream.shared.interconnect.profile import NetworkProfile
 from slipstream.shared.profiles.placement import Planned
-from slipstream.shared.telemetry.bottleneck import WORTH_A_LOOK
 
 TRAIN = "train"
 HOUR_S = 3600
@@ -58,7 +52,7 @@ class AgainstPlan:
 
     def lines(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield a line per figure: name, planned and actual amount, and whether that is as planned ("" if unknown)."""
-        yield "time", *amounts(self.hours, hours), self.hours.answer
+        yield "time", *amounts(self.hours, lambda hours: fmt.seconds(HOUR_S * hours)), self.hours.answer
         yield "dollars", *amounts(self.dollars, fmt.dollars), self.dollars.answer
         mean = f"{fmt.significant(self.planned_interruptions)} on average"
         yield "interruptions", mean, fmt.count(self.interruptions), ""
@@ -73,10 +67,6 @@ class AgainstPlan:
 def amounts(amount: PlannedAmount, form: Callable[[float], str]) -> tuple[str, str]:
     low, median, high = map(form, amount.planned)
     return f"{median} ({low} to {high})", fmt.UNKNOWN if amount.actual is None else form(amount.actual)
-
-
-def hours(value: float) -> str:
-    return fmt.seconds(HOUR_S * value)
 
 
 def against_plan(
@@ -103,63 +93,3 @@ def on_the_clock(training: TrainingFigures) -> float:
     if not began or not all(began):
         return training.ledger.wall
     return max(attempt.began_at + attempt.seconds for attempt in training.attempts) - min(began)
-
-
-@dataclass(frozen=True)
-class AgainstBaseline:
-    """Difference between the model's metric and the baseline's, as text.
-
-    ``shown`` is 1 if the model is significantly better, -1 if it is significantly worse, else 0.
-    """
-
-    words: str
-    interval: str
-    shown: int
-
-    @property
-    def sentence(self) -> str:
-        """Difference, interval and significance as half a sentence."""
-        return f"{self.words}, {self.interval}" if self.shown else f"not significant: {self.words}, {self.interval}"
-
-
-def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:
-    metric, gain = evaluation.metric.name, evaluation.gain
-    if evaluation.baseline.of(metric) is None:
-        return None
-    better_is_above = metric not in fmt.LESS_IS_BETTER
-    unit, digits = fmt.UNITS.get(metric, ("%", 1))
-    low, high = (gain.low, gain.high) if gain.value >= 0 else (-gain.high, -gain.low)
-    side = "above" if (gain.value >= 0) == better_is_above else "below"
-    words = f"{abs(gain.value):.{digits}f} {unit} {side}" if gain.value else "equal"
-    return AgainstBaseline(words, f"{fmt.limits(low, high, digits)} with 95 % confidence", gain.shown)
-
-
-def expected_exchange(profile: NetworkProfile, exchanged_bytes: int) -> float | None:
-    """Return the expected seconds of an all_reduce of ``exchanged_bytes``; None if all_reduce was not measured.
-
-    Interpolates linearly between measured sizes; above the largest size, its bandwidth is assumed.
-    """
-    measured = profile.of("all_reduce")
-    if not measured:
-        return None
-    sizes, seconds = [m.bytes for m in measured], [m.p50 for m in measured]
-    if exchanged_bytes > sizes[-1]:
-        return seconds[-1] * exchanged_bytes / sizes[-1]
-    return float(np.interp(exchanged_bytes, sizes, seconds))
-
-
-def against_interconnect(found: Bottleneck, profile: NetworkProfile) -> str:
-    """Compare the gradient exchange with the interconnect in a sentence; "" if the exchange took little time.
-
-    ``profile`` must be measured with the same processes.
-    """
-    if found.shares.get(COMMUNICATION, 0.0) < WORTH_A_LOOK or not found.exchanged_bytes:
-        return ""
-    expected = expected_exchange(profile, found.exchanged_bytes)
-    if expected is None:
-        return ""
-    needed, waited = fmt.milliseconds(1e3 * expected), fmt.milliseconds(1e3 * found.least_exchange_s)
-    return (
-        f"The measured interconnect needs {needed} for an all_reduce of {fmt.size(found.exchanged_bytes)}; every rank "
-        f"waited at least {waited} for it after its last gradient."
-    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream.pipeline.report.against_plan import TRAIN, against_plan
 from slipstream.pipeline.report.costs import stage_costs
-from slipstream.pipeline.report.formatting import ScheduleFigures
+from slipstream.pipeline.report.figures import ScheduleFigures
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.pages.report_page import report_page
 from slipstream.pipeline.report.run_directory import (

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipstream.pipeline.report.formatting import DataFigures, NetworkFigures, Quarantined
+from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.prepared.card import Card
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature

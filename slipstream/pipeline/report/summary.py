@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report import terminal
 from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
-from slipstream.pipeline.report.formatting import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
+from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.pipeline.report.terminal import framed_text, labelled_lines
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.records import to_tree
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.devices import Bottleneck

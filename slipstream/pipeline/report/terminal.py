@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from slipstream.pipeline.report import formatting as fmt
-from slipstream.pipeline.report.against_plan import AgainstPlan, against_baseline
+from slipstream.pipeline.report.against_baseline import against_baseline
+from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
-from slipstream.pipeline.report.formatting import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
+from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.devices import Bottleneck
 from slipstream.shared.artifacts.results.evaluation import Evaluation
@@ -29,6 +31,8 @@ LISTED = 8
 USEFUL, WORTH_SAVING_S = 0.6, 5.0
 #: Maximum characters of a variant's and a model's name in tables; the text below and the report have the full name.
 LONGEST_NAME, LONGEST_MODEL = 21, 19
+#: Age in seconds from which a profile's age is shown.
+STALE_S = 1800
 
 
 def framed_text(title: str, sections: Iterable[Iterable[str]]) -> str:
@@ -122,7 +126,7 @@ def variant_lines(export: ExportReport, metric: str) -> Iterator[str]:
 
 def library_lines(export: ExportReport, label: str) -> Iterator[str]:
     for number, each in enumerate(export.libraries):
-        files = f"{fmt.count_with_noun(each.parts, 'file')} of weights, {fmt.size(each.bytes)}"
+        files = f"{fmt.count_with_noun(each.parts, 'file')} of weights, {fmt.file_size(each.bytes)}"
         readers = " and ".join(each.loaded_by)
         yield from labelled_lines("" if number else label, f"{each.name}/: {files}, for {readers}")
 
@@ -168,18 +172,15 @@ def table_lines(label: str, heads: list[str], rows: Mapping[str, list[str]], cho
 
     The first column is left-aligned, the others are right-aligned.
     """
-    lines = [heads, *rows.values()]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    for name, line in ((None, heads), *rows.items()):
-        padded = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
-        before = f"{label if name is None else '':<{INDENT - 2}}{'▸ ' if name == chosen else '  '}"
-        yield f"{before}{'  '.join(padded)}".rstrip()
+    lines = fmt.aligned_table(heads, rows.values(), left=heads[:1]).split("\n")
+    for name, line in zip((None, *rows), lines, strict=True):
+        yield f"{label if name is None else '':<{INDENT - 2}}{'▸ ' if name == chosen else '  '}{line}".rstrip()
 
 
 def cells(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
     latencies = [fmt.milliseconds(variant.milliseconds(batch, "p50")) for batch in batches]
     scored = fmt.metric(metric, variant.metrics.of(metric) if variant.metrics else None)
-    return [fmt.size(variant.bytes), *latencies, scored]
+    return [fmt.file_size(variant.bytes), *latencies, scored]
 
 
 def shortened(name: str, most: int) -> str:
@@ -194,15 +195,14 @@ def network_lines(n: NetworkFigures | None) -> Iterator[str]:
     if n.all_reduce_latency_us is None or n.all_reduce_latency_bytes is None or n.all_reduce_busbw_bytes is None:
         yield from labelled_lines("Network", f"{where}, {n.backend}, {n.device}; all-reduce was not measured")
         return
-    latency = f"{fmt.microseconds(n.all_reduce_latency_us)} at {fmt.message_size(n.all_reduce_latency_bytes)}"
-    busbw = f"{fmt.bandwidth(n.all_reduce_busbw_gbps)} at {fmt.message_size(n.all_reduce_busbw_bytes)}"
+    latency = f"{fmt.microseconds(n.all_reduce_latency_us)} at {fmt.size_text(n.all_reduce_latency_bytes)}"
+    busbw = f"{fmt.bandwidth(n.all_reduce_busbw_gbps)} at {fmt.size_text(n.all_reduce_busbw_bytes)}"
     if n.world == 1:
         busbw = "no bandwidth, because one process has no link"
     short = "; a short benchmark" if n.short else ""
     yield from labelled_lines("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device}{short})")
-    age = fmt.age(n.measured_at)
-    if age:
-        yield from labelled_lines("", f"measured {age} ago on the same hardware")
+    if (passed := time.time() - n.measured_at) > STALE_S:
+        yield from labelled_lines("", f"measured {fmt.age(passed)} ago on the same hardware")
     for finding in n.findings:
         yield from labelled_lines("", finding)
 

@@ -11,8 +11,8 @@ from slipstream.pipeline.score.publish import check_there, fetch_table, list_pub
 from slipstream.shared.artifacts.results.scoring import DriftFigures, ScoredTable
 from slipstream.shared.artifacts.workspaces import put_in_place
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import numbered_line
 from slipstream.shared.storage import cannot_write
-from slipstream.shared.text_table import numbered_line
 
 
 @click.command()

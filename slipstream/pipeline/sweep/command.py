@@ -9,7 +9,7 @@ from slipstream.pipeline.sweep.records import TrialHistory
 from slipstream.pipeline.sweep.space import untyped_parameters, values_in_words
 from slipstream.pipeline.sweep.store import SweepStore, best_trial
 from slipstream.shared.errors import UserError
-from slipstream.shared.text_table import age_text, aligned_table
+from slipstream.shared.formatting import age, aligned_table
 
 COLUMNS = ("trial", "loss", "epochs", "time", "settings", "result")
 #: Maximum characters of a trial's result, such as a failure's reason.
@@ -51,7 +51,7 @@ def row(trial: TrialHistory, best: bool) -> list[str]:
         str(trial.number),
         loss,
         epochs,
-        age_text(ended.seconds),
+        age(ended.seconds),
         values_in_words(trial.values),
         went[:LONGEST],
     ]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 #: Maximum points of a trial's loss curve in the report.
 CURVE_POINTS = 30
+LOG = logger("sweep")
 
 
 def sweep_result(
@@ -109,9 +110,6 @@ def open_given(address: str, asked: ModelConfig, directory: Path, signature: Sig
     if model.config.base not in ("", asked.base) or model.signature != signature:
         raise UserError(f"{address}: is not the model of this configuration; expected its model.base and its columns")
     return model
-
-
-LOG = logger("sweep")
 
 
 def sweep_identity(config: RunConfig, content: str) -> SweepIdentity:

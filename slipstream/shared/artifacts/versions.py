@@ -1,4 +1,4 @@
-"""Code version of a stage, part of Flyte's cache version and of the local store's key.
+"""Versions of a stage's code and libraries, part of Flyte's cache version and of the local store's key.
 
 A stage's code is the import closure of its engine: its modules and all modules of this project that they import,
 directly or indirectly, at the top of a file or inside a function. The sources are read, not imported. A module counts
@@ -6,12 +6,15 @@ by the digest of its syntax tree (:mod:`slipstream.shared.artifacts.syntax`), so
 not change versions. Data files that a module reads count by their bytes.
 
 The closure ends at the modules of :data:`SEAMS`, which do not affect results.
+
+Of a library only its release counts: ``2.13.0+cu130`` and ``2.13.0a0+x`` are 2.13.0.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +28,7 @@ PROJECT = "slipstream"
 #: changed results: every stage that imports it then gets a new code version.
 SEAMS = {
     "slipstream.shared.logs": 1,
-    "slipstream.shared.text_table": 1,
+    "slipstream.shared.formatting": 1,
     "slipstream.shared.storage.s3": 1,
     "slipstream.shared.storage.object_store": 1,
     "slipstream.shared.storage.gcs": 1,
@@ -37,20 +40,68 @@ SEAMS = {
 }
 
 
+#: Other distributions of the same library. The first of all that is installed or pinned counts.
+BUILDS = {"onnxruntime": ("onnxruntime-gpu",)}
+ABSENT = "absent"
+
+
 @cache
 def code_version(stage: str) -> str:
-    """Return the digest (hex) of a stage's import closure and library versions."""
+    """Return the digest (hex) of a stage's import closure and installed libraries."""
     return closure_version(STAGES[stage].engines, STAGES[stage].libraries)
 
 
 def closure_version(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
-    """Return the digest (hex) of the import closure of ``modules`` and the versions of ``libraries``."""
+    """Return the digest (hex) of the import closure of ``modules`` and the installed ``libraries``."""
+    return version_of(closure_digest(modules), installed_releases(libraries))
+
+
+def version_of(code: str, releases: Mapping[str, str]) -> str:
+    """Return the digest (hex) of the digest ``code`` and the releases of libraries."""
+    lines = [code, *(f"{library}=={release}" for library, release in sorted(releases.items()))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+@cache
+def closure_digest(modules: tuple[str, ...]) -> str:
+    """Return the digest (hex) of the import closure of ``modules``."""
     digest = hashlib.sha256()
     for module, meaning in module_digests(modules).items():
         digest.update(f"{module}\0{meaning}\0".encode())
-    for library in libraries:
-        digest.update(f"{library}=={installed_version(library)}\0".encode())
     return digest.hexdigest()[:16]
+
+
+def installed_releases(libraries: Iterable[str]) -> dict[str, str]:
+    """Return the release of every library, or "absent"."""
+    return {name: first_release(map(installed_version, builds_of(name))) for name in libraries}
+
+
+def installed_constraints() -> str:
+    """Return the installed releases of all stages' libraries, in the form of pip's constraints."""
+    releases = installed_releases(sorted({library for stage in STAGES.values() for library in stage.libraries}))
+    return "".join(f"{library}=={release}\n" for library, release in releases.items() if release != ABSENT)
+
+
+def pinned_releases(libraries: Iterable[str], constraints: str) -> dict[str, str]:
+    """Return the release of every library in the text of a constraints file, or "absent"."""
+    lines = (line.partition("#")[0].partition(";")[0].partition("==") for line in constraints.splitlines())
+    pinned = {distribution_name(name): number.strip() for name, _, number in lines if number}
+    return {name: first_release(pinned.get(build, ABSENT) for build in builds_of(name)) for name in libraries}
+
+
+def builds_of(library: str) -> tuple[str, ...]:
+    return (library, *BUILDS.get(library, ()))
+
+
+def first_release(numbers: Iterable[str]) -> str:
+    number = next((number for number in numbers if number != ABSENT), ABSENT)
+    found = re.match(r"\d+(?:\.\d+)*", number)
+    return found[0] if found else number
+
+
+def distribution_name(text: str) -> str:
+    """Return the normalised name of a distribution (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", text.strip()).lower()
 
 
 def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
@@ -137,4 +188,4 @@ def installed_version(library: str) -> str:
     try:
         return version(library)
     except PackageNotFoundError:
-        return "absent"
+        return ABSENT

@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from slipstream.shared.artifacts.results.export import NO_LIMIT, QualityFigures
+from slipstream.shared.artifacts.results.export import QualityFigures
 from slipstream.shared.comparison import rmse, tokens
-from slipstream.shared.models import plan
+from slipstream.shared.formatting import NO_LIMIT
+from slipstream.shared.models import shares
 
 # On b of n rows only FP32 is right, on c rows only the variant; the loss is (b - c) / n. The limits are those of
 # Tango's score test for paired proportions ("Equivalence test and confidence interval for the difference in proportions
@@ -51,8 +52,8 @@ def upper_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
         middle = (low + high) / 2
         possible = tango_statistic(b, c, n, middle) > least
         low, high = np.where(possible, middle, low), np.where(possible, high, middle)
-    high = np.where(c == 0, np.maximum(high, plan.upper_limit(b, n, error)), high)
-    return np.where(b == 0, np.maximum(high, -plan.lower_limit(c, n, error)), high)
+    high = np.where(c == 0, np.maximum(high, shares.upper_limit(b, n, error)), high)
+    return np.where(b == 0, np.maximum(high, -shares.lower_limit(c, n, error)), high)
 
 
 def lower_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:

@@ -75,7 +75,7 @@ def process_group(
     meet in ``store``, by default the environment's.
 
     After an exception in the block the group is kept, unless the exception is :class:`~slipstream.shared.errors.Agreed`
-    or there are no peers: see :mod:`slipstream.shared.distributed.child_processes`.
+    or there are no peers: see :mod:`slipstream.shared.distributed.leaving`.
 
     Raises ``UserError`` if a machine has GPUs, but fewer than processes, or if ``backend`` is NCCL without GPUs.
     """

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
-from slipstream.shared.models import plan
+from slipstream.shared.models import shares
 
 #: Maximum number of confidence bins, and minimum number of rows in a bin. Bins of equal width could have single rows,
 #: whose accuracy is 0 or 1 (Nixon et al., "Measuring Calibration in Deep Learning", 2019).
@@ -112,8 +112,8 @@ def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[Cali
                 rows=rows,
                 confidence=float(confidence[start:end].mean()),
                 accuracy=hits / rows,
-                low=float(plan.lower_limit(hits, rows, 0.025)),
-                high=float(plan.upper_limit(hits, rows, 0.025)),
+                low=float(shares.lower_limit(hits, rows, 0.025)),
+                high=float(shares.upper_limit(hits, rows, 0.025)),
             )
         )
         above = to

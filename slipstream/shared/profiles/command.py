@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from slipstream.shared.formatting import aligned_table
 from slipstream.shared.profiles.placement import NVIDIA, Placement
 from slipstream.shared.profiles.profile import Profile, load_profile
 from slipstream.shared.stages import STAGES
-from slipstream.shared.text_table import aligned_table
 
 COLUMNS = (
     *("stage", "pods", "processes", "threads", "cpu", "memory", "disk", "/dev/shm"),

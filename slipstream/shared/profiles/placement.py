@@ -18,6 +18,8 @@ from slipstream.shared.settings import LARGEST, LARGEST_EXACT, Natural, Positive
 #: Default resource name of GPUs, and the only name that Flyte's accelerators support.
 NVIDIA = "nvidia.com/gpu"
 EFA = "vpc.amazonaws.com/efa"
+#: Accelerators of NVIDIA that lack bfloat16, by a part of their names.
+BEFORE_AMPERE = {"k80", "m60", "p4", "p100", "v100", "t4"}
 #: Label by which all clouds state a node's machine type.
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 WHOLE = re.compile("[0-9]{1,9}")
@@ -174,6 +176,15 @@ class Placement(Settings):
     def cloud(self) -> str:
         """Cloud whose nodes some field requires: "aws", "gcp" or "azure"; "" if none does."""
         return next((cloud for _, cloud in self._clouds()), "")
+
+    @property
+    def auto_precision(self) -> str:
+        """What a training's precision "auto" becomes here; "gpu" if the profile does not name the kind of GPU."""
+        if not int(self.gpu or 0):
+            return "fp32"
+        if not self.accelerator:
+            return "gpu"
+        return "fp16" if BEFORE_AMPERE.intersection(self.accelerator.split("-")) else "bf16"
 
     @property
     def hardware(self) -> dict[str, object]:

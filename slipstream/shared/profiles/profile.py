@@ -34,6 +34,8 @@ BUILT_IN = Path(__file__).parent / "built_in"
 TABLES = ("default", "distributed", "stages")
 #: Name of the table with the training plan, which the report compares with the training.
 PLAN = "plan"
+#: Key of the file with the image's libraries.
+VERSIONS = "versions"
 CPU_PROCESSES = 2
 #: Maximum minutes for which the pods of a process group wait for each other; a first attempt waits half of them.
 JOIN_MINUTES = 30
@@ -57,6 +59,8 @@ class Profile:
     stages: Mapping[str, Placement]
     #: None unless a plan wrote it.
     plan: Planned | None = None
+    #: Path of the output of ``slipstream versions`` in the image; "" for the project's constraints. Not needed in pods.
+    versions: str = ""
 
     def asked(self, stage: str) -> Placement:
         """Return the request of the stage, with ``processes`` 0 where :meth:`build_placement` would resolve it."""
@@ -80,8 +84,8 @@ class Profile:
 def parse_profile(name: str, data: Table) -> Profile:
     """Build and resolve a profile; raises ``UserError`` naming the wrong setting."""
     for key in data:
-        if key not in ("name", *TABLES, PLAN):
-            raise UserError(unknown_setting(f"profile {name}", key, (*TABLES, PLAN)))
+        if key not in ("name", *TABLES, PLAN, VERSIONS):
+            raise UserError(unknown_setting(f"profile {name}", key, (*TABLES, PLAN, VERSIONS)))
     stages = data.get("stages", {})
     for table in (*(data.get(key, {}) for key in TABLES), *(stages.values() if isinstance(stages, dict) else ())):
         if not isinstance(table, dict):
@@ -102,7 +106,8 @@ def parse_profile(name: str, data: Table) -> Profile:
     asked = {**groups, **{stage: merge_tables(groups.get(stage, default), own) for stage, own in stages.items()}}
     try:
         of_stages = {stage: build_placement(stage, asked[stage]) for stage in STAGES if stage in asked}
-        return Profile(name, build_placement("", default), of_stages, planned_from(data.get(PLAN)))
+        plan, versions = planned_from(data.get(PLAN)), data.get(VERSIONS, "")
+        return Profile(name, build_placement("", default), of_stages, plan, versions)
     except UserError as error:
         raise UserError(f"profile {name}: {error.message}") from None
 
@@ -167,6 +172,11 @@ def read_profile_tables(choice: str, through: tuple[Path, ...]) -> Table:
         ) from None
     except (OSError, BadToml) as error:
         raise UserError(f"{where}: {path} cannot be read: {error}") from None
+    if VERSIONS in data:
+        if not isinstance(data[VERSIONS], str):
+            shown = json.dumps(data[VERSIONS], default=str)
+            raise UserError(f"{path}: versions: {shown} is not allowed; expected the path of a file")
+        data[VERSIONS] = str(path.parent / data[VERSIONS])
     base = data.pop("extends", None)
     if base is None:
         return data

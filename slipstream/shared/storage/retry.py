@@ -17,6 +17,7 @@ from slipstream.shared.storage.base import StorageUnavailable
 # Data requests may be retried for minutes (:mod:`slipstream.shared.storage.retry`). Within :func:`call_within` all
 # tries of all requests end by one deadline. Every try has a new connection, as a connection to a lost machine hangs for
 # minutes.
+T = TypeVar("T")
 #: Largest share of the limit for a single try, so that another try can follow.
 SHARE = 0.5
 #: Shortest timeout in seconds of a try, including the last.
@@ -91,8 +92,6 @@ TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 #: Generator for jitter. The clients' own retries use Python's global generator, so a retry would change a model's
 #: numbers.
 JITTER = random.Random()
-
-T = TypeVar("T")
 
 
 #: Time, by ``time.monotonic``, of the last failed try that was to be repeated.

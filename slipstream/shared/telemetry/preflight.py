@@ -14,11 +14,11 @@ from pathlib import Path
 from types import ModuleType
 
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import count_with_noun, size_text
 from slipstream.shared.machine.nvml import DeviceLost, NvmlDevice, ask_nvml, list_devices, memory_info, visible_devices
 
-GIB = 2**30
 #: Memory that other processes must hold to be reported; the driver itself holds less.
-NOTICEABLE_BYTES = GIB // 4
+NOTICEABLE_BYTES = 1 << 28
 #: Environment variables that indicate the use of NVIDIA's MPS daemon.
 MPS_VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 
@@ -62,16 +62,15 @@ def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None = None) -> None
         )
     if needed_bytes is None or needed_bytes <= gpu.free_bytes:
         return
-    needs = f"{gpu.label}: the run needs {gib(needed_bytes)} of its memory"
+    needs = f"{gpu.label}: the run needs {size_text(needed_bytes)} of its memory"
     if needed_bytes > gpu.total_bytes:
         raise UserError(
-            f"{needs}, which has {gib(gpu.total_bytes)} in all; expected a larger GPU or partition, smaller "
+            f"{needs}, which has {size_text(gpu.total_bytes)} in all; expected a larger GPU or partition, smaller "
             "micro-batches (training.accumulation), or a layout that divides the model (training.parallel)"
         )
     raise UserError(
-        f"{needs} and {gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} are free: {held_memory(gpu)}; end those "
-        "processes, or "
-        "choose another GPU (CUDA_VISIBLE_DEVICES)"
+        f"{needs} and {size_text(gpu.free_bytes)} of {size_text(gpu.total_bytes)} are free: {held_memory(gpu)}; end "
+        "those processes, or choose another GPU (CUDA_VISIBLE_DEVICES)"
     )
 
 
@@ -81,17 +80,18 @@ def gpu_remarks(gpus: list[GpuMemory], shared: str) -> Iterator[str]:
         if gpu.held_bytes >= NOTICEABLE_BYTES:
             yield f"{gpu.label}: {held_memory(gpu)}"
         if gpu.partitioned:
-            yield f"{gpu.label}: divided by MIG; a process uses one partition, which has {gib(gpu.total_bytes)}"
+            yield f"{gpu.label}: divided by MIG; a process uses one partition, which has {size_text(gpu.total_bytes)}"
         if shared:
-            yield f"{gpu.label}: shared with other pods ({shared}): its {gib(gpu.free_bytes)} are free at this moment"
+            free = size_text(gpu.free_bytes)
+            yield f"{gpu.label}: shared with other pods ({shared}): its {free} are free at this moment"
 
 
 def held_memory(gpu: GpuMemory) -> str:
     """Return the held memory and its holders in words."""
     unseen = (gpu.processes or 0) - len(gpu.holders)
-    others = [f"{unseen} process{'es' if unseen > 1 else ''} that cannot be seen from here"] if unseen > 0 else []
+    others = [f"{count_with_noun(unseen, 'process')} that cannot be seen from here"] if unseen > 0 else []
     who = ", ".join((*gpu.holders, *others)) or "processes that cannot be seen from here"
-    return f"{gib(gpu.held_bytes)} are held by {who}"
+    return f"{size_text(gpu.held_bytes)} are held by {who}"
 
 
 def sharing_mode(environment: Mapping[str, str], shared_gpu: str) -> str:
@@ -151,7 +151,3 @@ def holder_name(pid: int, root: Path) -> str:
         return f"{(directory / 'comm').read_text(encoding='utf-8', errors='replace').strip()} (process {pid})"
     except OSError:
         return ""
-
-
-def gib(amount: int) -> str:
-    return f"{amount / GIB:.1f} GiB"

@@ -13,20 +13,79 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from slipstream.shared.errors import UserError
+from pydantic import BeforeValidator, Field
+
 from slipstream.shared.profiles.placement import TYPE_LABEL, Placement
-from slipstream.shared.toml_file import BadToml, read_toml
+from slipstream.shared.settings import Settings, one_of, settings, wrong
 
 FILE = Path(__file__).with_name("prices.toml")
 #: GKE's accelerator label, used in addition to ``TYPE_LABEL`` if the placement's node selector has it.
 ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
-TABLES = ("sources", "instances", "accelerators", "cpu_instances")
 OLD_DAYS = 90
 #: Bounds that reject typing errors: GPUs or cores of an instance, and dollars per hour.
-MOST_PARTS = 100_000
-LEAST_DOLLARS, MOST_DOLLARS = Decimal("1e-6"), Decimal("1e6")
+Parts = Annotated[int, Field(ge=1, le=100_000)]
+Dollars = Annotated[float, Field(ge=1e-6, le=1e6)]
+
+
+@settings
+class PriceSource(Settings):
+    address: str
+    date: str
+
+
+@settings
+class CpuEntry(Settings):
+    """Entry of a CPU instance; ``source`` names a table of sources."""
+
+    cpu: Annotated[str, Field(min_length=1)]
+    cores: Parts
+    region: str
+    on_demand: Dollars
+    source: str
+
+
+@settings
+class GpuEntry(Settings):
+    """Entry of an instance with GPUs; ``spot`` is a price, or the lowest and the highest."""
+
+    gpus: Parts
+    region: str
+    on_demand: Dollars
+    source: str
+    spot: Annotated[list[Dollars], BeforeValidator(lambda price: price if isinstance(price, list) else [price] * 2)] = (
+        field(default_factory=list)
+    )
+    gpu: str = ""
+
+
+@settings
+class PriceFile(Settings):
+    """Tables of a price file."""
+
+    sources: dict[str, PriceSource] = field(default_factory=dict)
+    instances: dict[str, GpuEntry] = field(default_factory=dict)
+    accelerators: dict[str, str] = field(default_factory=dict)
+    cpu_instances: dict[str, CpuEntry] = field(default_factory=dict)
+
+    def check(self) -> None:
+        for name, source in self.sources.items():
+            if not source.address.startswith("https://"):
+                raise wrong(f"sources.{name}.address", source.address, "an address with https://")
+            if not is_date(source.date):
+                raise wrong(f"sources.{name}.date", source.date, "a date")
+        for place, entries in (("instances", self.instances), ("cpu_instances", self.cpu_instances)):
+            for name, entry in entries.items():
+                if entry.source not in self.sources:
+                    raise wrong(f"{place}.{name}.source", entry.source, one_of(self.sources))
+        for name, its in self.instances.items():
+            if its.spot and not (len(its.spot) == 2 and its.spot[0] <= its.spot[1] <= its.on_demand):
+                expected = "a price of at most on_demand, or the lowest and the highest"
+                raise wrong(f"instances.{name}.spot", its.spot, expected)
+        for accelerator, name in self.accelerators.items():
+            if name not in self.instances:
+                raise wrong(f"accelerators.{accelerator}", name, "the name of an instance")
 
 
 @dataclass(frozen=True)
@@ -138,19 +197,12 @@ def read_prices(path: Path) -> PriceList:
 
     Raises ``UserError`` naming the invalid entry.
     """
-    try:
-        data = read_toml(path, parse_float=Decimal)
-    except (OSError, BadToml) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
-    if extra := sorted(set(data) - set(TABLES)):
-        raise UserError(f"{path}: {extra[0]}: unknown table; expected {', '.join(TABLES)}")
-    sources, instances, accelerators, cpus = (table(path, data, name) for name in TABLES)
-    read = {name: instance(f"{path}: {name}", name, instances[name], sources) for name in instances}
-    read_cpus = {name: cpu_instance(f"{path}: {name}", name, cpus[name], sources) for name in cpus}
-    for accelerator, name in accelerators.items():
-        if not isinstance(name, str) or name not in read:
-            raise UserError(f"{path}: accelerators.{accelerator}: there is no instance {name}")
-    return PriceList(read, accelerators, read_cpus)
+    file = PriceFile.from_toml(path)
+    return PriceList(
+        {name: instance(name, entry, file.sources[entry.source]) for name, entry in file.instances.items()},
+        file.accelerators,
+        {name: cpu_instance(name, entry, file.sources[entry.source]) for name, entry in file.cpu_instances.items()},
+    )
 
 
 def merge_prices(below: PriceList, above: PriceList) -> PriceList:
@@ -170,86 +222,27 @@ def old_prices(dated: Mapping[str, str], today: date | None = None) -> Iterator[
         yield f"prices of {on} are older than {OLD_DAYS} days: {', '.join(n for n, d in past.items() if d == on)}"
 
 
-def table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = data.get(name, {})
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: {name}: expected a table, such as [{name}]")
-    return found
-
-
-def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> Instance:
-    """Validate a file entry and return its instance."""
-    required, optional = {"gpus", "region", "on_demand", "source"}, {"spot", "gpu"}
-    if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
-        raise UserError(f"{where}: expected {', '.join(sorted(required))} and, if known, spot and gpu")
-    gpus = whole(f"{where}: gpus", entry["gpus"])
-    on_demand, source, dated = priced(where, entry, sources)
+def instance(name: str, entry: GpuEntry, source: PriceSource) -> Instance:
     spot, spread = None, 0.0
-    if "spot" in entry:
-        low, high = spot_range(f"{where}: spot", entry["spot"])
-        if high > on_demand:
-            raise UserError(f"{where}: spot: {high} is above on_demand, {on_demand}; expected at most that")
+    if entry.spot:
+        low, high = map(exact, entry.spot)
         spot, spread = (low + high) / 2, float((high - low) / (high + low))
-    region, gpu = (words(f"{where}: {key}", entry.get(key, "")) for key in ("region", "gpu"))
-    return Instance(name, gpus, region, on_demand, spot, source, dated, gpu, spread)
+    on_demand, dated = exact(entry.on_demand), source.date
+    return Instance(name, entry.gpus, entry.region, on_demand, spot, source.address, dated, entry.gpu, spread)
 
 
-def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> CpuInstance:
-    """Validate a file entry and return its CPU instance."""
-    required = {"cpu", "cores", "region", "on_demand", "source"}
-    if not isinstance(entry, dict) or entry.keys() != required:
-        raise UserError(f"{where}: expected {', '.join(sorted(required))}")
-    if not isinstance(entry["cpu"], str) or not entry["cpu"]:
-        raise UserError(
-            f"{where}: cpu: {entry['cpu']}; expected a word of the CPU name that Linux reports, such as 8481C"
-        )
-    cores, region = whole(f"{where}: cores", entry["cores"]), words(f"{where}: region", entry["region"])
-    return CpuInstance(name, entry["cpu"], cores, region, *priced(where, entry, sources))
+def cpu_instance(name: str, entry: CpuEntry, source: PriceSource) -> CpuInstance:
+    on_demand = exact(entry.on_demand)
+    return CpuInstance(name, entry.cpu, entry.cores, entry.region, on_demand, source.address, source.date)
 
 
-def priced(where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Decimal, str, str]:
-    """Return on-demand dollars per hour, and web address and date of the source."""
-    on_demand = dollars(f"{where}: on_demand", entry["on_demand"])
-    source = sources.get(words(f"{where}: source", entry["source"]))
-    if not isinstance(source, dict) or set(source) != {"address", "date"}:
-        raise UserError(f"{where}: source: {entry['source']}; expected a table of sources with address and date")
-    if type(source["date"]) is not date or not str(source["address"]).startswith("https://"):
-        raise UserError(f"{where}: source: {entry['source']}; expected a date and an address with https://")
-    return on_demand, source["address"], source["date"].isoformat()
+def exact(price: float) -> Decimal:
+    """Return a price in the form of its file."""
+    return Decimal(str(price))
 
 
-def spot_range(where: str, value: object) -> tuple[Decimal, Decimal]:
-    """Return lowest and highest spot price of an entry, equal for a single price."""
-    if not isinstance(value, list):
-        return dollars(where, value), dollars(where, value)
-    if len(value) != 2:
-        raise UserError(f"{where}: {len(value)} prices; expected one, or the lowest and the highest")
-    low, high = (dollars(where, each) for each in value)
-    if low > high:
-        raise UserError(f"{where}: {low} is above {high}; expected the lowest price first")
-    return low, high
-
-
-def words(where: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{where}: {value}; expected text in quotes")
-    return value
-
-
-def whole(where: str, value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MOST_PARTS:
-        raise UserError(f"{where}: {value}; expected a whole number from 1 to {MOST_PARTS:,}")
-    return value
-
-
-def dollars(where: str, value: object) -> Decimal:
-    """Return a positive price.
-
-    Raises ``UserError`` for implausible values.
-    """
-    price = Decimal(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else Decimal(0)
-    if not price.is_finite() or price <= 0:
-        raise UserError(f"{where}: {value}; expected dollars per hour above 0; leave the entry out if it is not known")
-    if not LEAST_DOLLARS <= price <= MOST_DOLLARS:
-        raise UserError(f"{where}: {value}; expected dollars per hour from {LEAST_DOLLARS:f} to {MOST_DOLLARS:,f}")
-    return price
+def is_date(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False

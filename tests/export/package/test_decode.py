@@ -1,7 +1,5 @@
 """Rows that are decoded and encoded again for another model equal its own encoding of the raw rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """The exported directory: its files, checks without torch or Flyte, and detection of damage."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -105,6 +103,7 @@ def test_real_rows_only_when_asked_for(data: PreparedData, tmp_path: Path) -> No
     check_package(made)
 
 
+@pytest.mark.prove
 def test_images_have_tensors_only(tmp_path: Path) -> None:
     made = package(tmp_path / "model", images(tmp_path / "data"), steps=5)
     signature = json.loads((made / "signature.json").read_text())
@@ -166,14 +165,6 @@ def test_a_file_that_is_missing_or_extra_is_found(copy: Path) -> None:
     (copy / "deep").mkdir()
     (copy / "deep" / "more.bin").write_bytes(b"1")
     with refuses(BadPackage, match=r"deep/more\.bin:"):
-        check_package(copy)
-
-
-def test_a_manifest_that_is_nested_beyond_reading_is_one_line(copy: Path) -> None:
-    manifest = b"[" * 100_000
-    (copy / MANIFEST).write_bytes(manifest)
-    (copy / DIGEST).write_text(digest_line(manifest))
-    with refuses(BadPackage):
         check_package(copy)
 
 

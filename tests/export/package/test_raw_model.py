@@ -1,7 +1,5 @@
 """The raw model against Transform: on generated columns and values, tensor by tensor, and with a trained model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +75,7 @@ def transforms_and_rows(draw: st.DrawFn) -> tuple[Transform, pa.RecordBatch]:
     return transform, pa.RecordBatch.from_pydict(columns)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(transforms_and_rows())
 def test_any_columns_are_encoded_as_transform_encodes_them(case: tuple[Transform, pa.RecordBatch]) -> None:
     transform, rows = case
@@ -159,7 +157,7 @@ def test_raw_rows_get_the_same_label_and_probabilities(classifier: Deployed) -> 
     assert {number.part for number in classifier.columns.numbers} >= {"", "hour", "weekday", "month"}
     assert classifier.columns.indicators
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(tables(classifier.columns.types, vocabularies))
     def agree(rows: pa.RecordBatch) -> None:
         logits = classifier.outputs(rows).astype(np.float64)

@@ -1,7 +1,5 @@
 """The Triton repository against Triton's own protobuf and the rules outside of it."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Networks with adapters: trained parameters, results, and merged weights."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

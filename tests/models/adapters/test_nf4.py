@@ -1,7 +1,5 @@
 """Weights in four bits: equal to bitsandbytes' bytes, and passes keep no more than these."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Adapters as peft's files, written for peft and read from it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

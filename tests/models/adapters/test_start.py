@@ -1,7 +1,5 @@
 """Training that starts from an adapter in peft's files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,15 +74,7 @@ def test_other_bytes_are_another_identity_and_the_place_is_none(model: ModelConf
     assert fingerprint_origin(moved) == before[0] and moved.without_addresses() == model.without_addresses()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rank": 2},
-        {"alpha": 8.0},
-        {"targets": ["v_proj"]},
-        {"start": "nowhere"},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"rank": 2}, {"alpha": 8.0}, {"targets": ["v_proj"]}, {"start": "nowhere"}])
 def test_settings_that_differ_are_refused_in_one_line(changes: dict[str, Any], model: ModelConfig) -> None:
     other = shaped_for(replace(model, lora=replace(model.lora, **changes)), SIGNATURE)
     network = build_model(other, SIGNATURE, 0, empty=True).network

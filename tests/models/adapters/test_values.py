@@ -1,7 +1,5 @@
 """Initial values of a model with adapters, in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Unusable and incomplete bases end in one line that names the file."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

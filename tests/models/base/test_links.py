@@ -1,7 +1,5 @@
 """Untrusted bases: no other file is read through their links."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A model that starts from a base computes the same logits as transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

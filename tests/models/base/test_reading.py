@@ -1,7 +1,5 @@
 """Parts of tensors, on disk and in a store: read correctly, without reading more than needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ from slipstream.shared.models.factory import build_model
 from slipstream.shared.storage import StorageUnavailable, retry, storage_for
 from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.faulty_stores import Remote
+from tests.support.faulty_stores import REMOTE, Remote
+from tests.support.proving import first_few
 from tests.support.wording import refuses
 
 ROWS, COLUMNS = 40, 12
@@ -89,6 +88,7 @@ def test_a_part_that_lies_elsewhere_than_row_by_row(tmp_path: Path) -> None:
     assert torch.equal(found, stored)
 
 
+@pytest.mark.parametrize("remote", first_few(REMOTE), indirect=True)
 def test_of_a_store_rows_come_by_few_requests(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = write(tmp_path / "base")["m.f32"]
     put(tmp_path / "base", remote)
@@ -108,6 +108,7 @@ def test_of_a_store_rows_come_by_few_requests(remote: Remote, tmp_path: Path, mo
         assert (len(remote.proxy.requests), base.bytes_read - before) == (requests, read), part
 
 
+@pytest.mark.parametrize("remote", first_few(REMOTE), indirect=True)
 def test_a_base_in_a_store(remote: Remote, tmp_path: Path) -> None:
     """A base in several files is read without requests for other files in its directory; failed requests are
     repeated."""

@@ -1,7 +1,5 @@
 """Arguments of a model that starts from a base."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Time of a request on an instance: measured, predicted from a measurement, or unknown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

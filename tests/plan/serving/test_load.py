@@ -1,7 +1,5 @@
 """Recorded requests: hourly rates, burstiness, idle periods, and invalid records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path

@@ -1,11 +1,10 @@
 """Waiting in a queue: the formula against simulated queues."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from slipstream.operations.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99_seconds, servers_needed
+from tests.support.proving import diagonal
 from tests.support.wording import refuses
 
 SHARES = (np.arange(2000) + 0.5) / 2000
@@ -32,8 +31,7 @@ def times_of(service: ServiceTimes, random: np.random.Generator) -> np.ndarray:
     return random.exponential(0.01, (REQUESTS, QUEUES)) if exponential else np.full((REQUESTS, QUEUES), 0.01)
 
 
-@pytest.mark.parametrize("busy", [0.3, *(pytest.param(busy, marks=pytest.mark.prove) for busy in (0.6, 0.8)), 0.9])
-@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.prove), 5, 16])
+@pytest.mark.parametrize(("busy", "servers"), diagonal((0.3, 0.6, 0.8, 0.9), (1, 2, 5, 16)))
 @pytest.mark.parametrize("service", [STEADY, EXPONENTIAL], ids=["steady", "exponential"])
 def test_the_p99_is_that_of_a_simulated_queue_to_20_percent(service: ServiceTimes, servers: int, busy: float) -> None:
     rate, random = busy * servers / service.mean, np.random.default_rng(servers)

@@ -4,8 +4,6 @@ Time is that of the thread: it passes while the server waits for an arrival, whi
 stands still while other processes have the core.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import thread_time, thread_time_ns
 

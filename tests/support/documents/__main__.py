@@ -1,7 +1,5 @@
 """Draw the generated pages and print the words of all others: ``make docs``."""
 
-from __future__ import annotations
-
 from tests.support.documents import picture, promises
 from tests.support.documents.imports import imports_between_folders
 from tests.support.documents.words import words_table

@@ -1,7 +1,5 @@
 """The modules of the project, their imports, also by string, and the imports between packages."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Positions for a graph in layers: few crossings, short edges (the method of Sugiyama, Tagawa and Toda, 1981)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

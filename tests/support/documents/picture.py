@@ -1,7 +1,5 @@
 """The picture of the architecture: folders as boxes in layers, and an arrow for every import that no others imply."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise
@@ -21,10 +19,7 @@ GAP, BEND_WIDTH = 6, 14
 LAYER_HEIGHT, LEGEND_HEIGHT = 72, 12
 #: The length of an arrowhead.
 TIP = 6
-BARS = {
-    "workflows": "what you run with pyflyte, and launch plans",
-    "tasks": "typed Flyte tasks, one module per stage",
-}
+BARS = {"workflows": "what you run with pyflyte, and launch plans", "tasks": "typed Flyte tasks, one module per stage"}
 LEGEND = (
     ("tasks", "imports flytekit", MARGIN),
     ("pipeline", "slipstream/pipeline: stages", 200),

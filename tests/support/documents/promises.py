@@ -1,7 +1,5 @@
 """The promises of ``tests/guarantees.toml``, the commands that prove them, and the page of both."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +12,8 @@ from slipstream.shared.errors import UserError
 
 PROMISES = ROOT / "tests/guarantees.toml"
 PAGE = ROOT / "docs/guarantees.md"
+#: What marks some parameters of a test for `make prove`.
+PARTLY = ("mark.prove", "first_few(", "diagonal(")
 #: The commands in the order in which a cell of the page lists them.
 COMMANDS = ("make test", "make prove", "make gpu", "make bench")
 HEAD = """\
@@ -24,6 +24,13 @@ Every promise of the project, the tests that fail if it does not hold, and the c
 `make prove` has the long tests; a promise with short and long tests shows both commands. Measured figures are in
 [benchmarks.md](benchmarks.md).
 """
+LONG = """\
+## Long tests
+
+Files with tests that only `make prove` runs, and the promises they guard.
+
+| file | promises |
+|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,8 @@ def commands_of_test(test: ast.FunctionDef, constants: Mapping[str, str]) -> set
     if "pytest.mark.prove" in marks:
         return {"make prove"}
     names = [node.id for mark in test.decorator_list for node in ast.walk(mark) if isinstance(node, ast.Name)]
-    partly = any("mark.prove" in text for text in (*marks, *(constants.get(name, "") for name in names)))
+    texts = (*marks, *(constants.get(name, "") for name in names))
+    partly = any(word in text for text in texts for word in PARTLY)
     return {"make test", "make prove"} if partly else {"make test"}
 
 
@@ -102,7 +110,19 @@ def table(promises: Sequence[Promise]) -> list[str]:
     return lines
 
 
+def long_tests(promises: Sequence[Promise]) -> dict[str, list[Promise]]:
+    """Return the files with tests that only `make prove` runs, each with the promises that it guards."""
+    paths = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    return {
+        path: [each for each in promises if any(f"{path}/".startswith(f"{test.rstrip('/')}/") for test in each.tests)]
+        for path in paths
+        if "make prove" in commands_of(path)
+    }
+
+
 def page(areas: Mapping[str, Sequence[Promise]]) -> str:
     """Return the page of all promises."""
     parts = ["\n".join([f"## {area}", "", *table(promises), ""]) for area, promises in areas.items()]
-    return "\n".join([HEAD, *parts])
+    guarded = long_tests([promise for promises in areas.values() for promise in promises])
+    lines = [f"| `{path}` | {', '.join(each.id for each in found)} |" for path, found in guarded.items()]
+    return "\n".join([HEAD, *parts, LONG, *lines, ""])

@@ -1,7 +1,5 @@
 """Word counts of the pages that people write (README, SECURITY, docs) and of the docstrings."""
 
-from __future__ import annotations
-
 import ast
 import re
 

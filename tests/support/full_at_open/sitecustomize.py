@@ -1,8 +1,6 @@
 """Every Python process that finds this module fills ``$SMALL_DISK`` when a file there is opened for writing whose name
 is not in ``$FILLED_FOR`` yet, and adds the name. Numbers, digests and random letters in names count as equal."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """User errors that ranks exchange during a save or restore end all ranks together."""
 
-from __future__ import annotations
-
 import errno
 from functools import partial
 from pathlib import Path

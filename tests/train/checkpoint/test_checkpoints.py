@@ -1,7 +1,5 @@
 """Promises of checkpoints, one at a time, in one process."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -151,11 +149,7 @@ def test_a_later_attempt_is_newer_whatever_its_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "identity",
-    [
-        {"training": {"seed": 1}, "data": "abc"},
-        {"training": {"seed": 0}, "data": "xyz"},
-    ],
+    "identity", [{"training": {"seed": 1}, "data": "abc"}, {"training": {"seed": 0}, "data": "xyz"}]
 )
 def test_another_run_is_refused_by_its_first_difference(identity: dict, tmp_path: Path) -> None:
     first = Run(tmp_path)

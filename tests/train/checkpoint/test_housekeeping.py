@@ -1,7 +1,5 @@
 """Deletion of unneeded checkpoints; if it is forbidden or late, no training ends and none uses wrong data."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -26,6 +24,7 @@ def address(store: FaultyS3, tmp_path: Path) -> str:
     return f"s3://bucket/{tmp_path.name}/home"
 
 
+@pytest.mark.prove
 def test_expired_checkpoints_that_may_not_be_deleted_are_a_warning_now_and_then(
     address: str, store: FaultyS3, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,5 @@
 """Training resumes after an edit of the code and says so; all settings that decide the result must be equal."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,10 +75,7 @@ def test_one_line_names_the_modules_that_changed() -> None:
     ("edit", "message"),
     [
         (lambda live: {**live, "model/added": ("float32", (1,))}, r"model/added is absent there and float32 \(1,\)"),
-        (
-            lambda live: {**live, "model/weight": ("float32", (3,))},
-            r"weight is float32 \(2,\) there and .*\(3,\)",
-        ),
+        (lambda live: {**live, "model/weight": ("float32", (3,))}, r"weight is float32 \(2,\) there and .*\(3,\)"),
         (lambda live: {**live, "model/weight": ("bfloat16", (2,))}, r"is float32 \(2,\) there and bfloat16 \(2,\)"),
         (lambda live: {}, r"model/weight is float32 \(2,\) there and absent here"),
     ],

@@ -1,7 +1,5 @@
 """The list of checkpoint directories, and deletion of abandoned ones."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -174,6 +172,7 @@ def test_what_a_process_holds_is_kept_however_old_it_looks(invoke: Callable[...,
     assert "freed 1 of 1 checkpoint directories, " in invoke("--free").output
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("short_leases")
 def test_what_changes_while_it_waits_is_kept(invoke: Callable[..., Result], store: FaultyS3) -> None:
     """A heartbeat shows a living holder, whatever the clock of the store says."""

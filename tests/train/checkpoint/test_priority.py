@@ -1,7 +1,5 @@
 """The publishing thread yields to the steps, and reports the time it needs without them."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Each rank reads, holds and verifies only its part of a checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -24,11 +22,7 @@ ROW_BYTES = 5 * 3 * 4
     ("offsets", "shape"), [((0, 0, 0), (37, 5, 3)), ((8, 0, 0), (11, 5, 3)), ((3, 2, 1), (30, 2, 2))]
 )
 def test_a_part_of_a_tensor_is_read_by_its_rows_a_block_at_a_time(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    block_rows: int,
-    offsets: tuple[int, ...],
-    shape: tuple[int, ...],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_rows: int, offsets: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     (tmp_path / "tensors").write_bytes(bytes(BEFORE) + WHOLE.numpy().tobytes())
     read: list[int] = []

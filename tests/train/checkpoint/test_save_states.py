@@ -1,7 +1,5 @@
 """Every transition of the saves in the background."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from itertools import product
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Sharded state (FSDP2): every rank writes its own part, and any number of ranks reads it back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +57,7 @@ def run(world: int, home: Path, restores: bool, place: Path) -> list[Any]:
     return torch.load(place)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("world", [2, pytest.param(1, marks=pytest.mark.prove)])
 def test_shards_go_from_three_ranks_to_two_or_to_one(world: int, tmp_path: Path) -> None:
     home = tmp_path / "home"

@@ -1,7 +1,5 @@
 """The snapshot is copied during training, and still holds the state of its step."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -209,6 +207,7 @@ print(staged.to_local().device, tuple(staged.shape), staged.placements == live.p
 """
 
 
+@pytest.mark.prove
 def test_what_is_staged_of_a_divided_gpu_tensor_stays_on_the_host() -> None:
     run = subprocess.run([sys.executable, "-c", FAKE_GPUS], capture_output=True, text=True)
     assert run.stdout == "cpu (4, 2) True\n", run.stderr

@@ -1,7 +1,5 @@
 """State dicts equal those of torch's own functions, so other tools can read a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

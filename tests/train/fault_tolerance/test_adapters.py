@@ -1,7 +1,5 @@
 """A killed training of adapters ends bit for bit like an undisturbed one."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

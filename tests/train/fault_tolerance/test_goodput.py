@@ -1,7 +1,5 @@
 """Sums of the goodput record; an attempt's file outlives its process."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """The guard saves on schedule and shuts down cleanly, on all ranks at the same step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

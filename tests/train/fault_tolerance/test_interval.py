@@ -1,7 +1,5 @@
 """The interval between checkpoints minimises the loss."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

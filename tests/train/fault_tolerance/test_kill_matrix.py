@@ -1,7 +1,5 @@
 """A killed run ends bit for bit like an undisturbed one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
@@ -79,6 +77,7 @@ def test_killed_at_any_moment_it_ends_the_same(
     assert result_digests(job) == undisturbed(2)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "damage",
     [pytest.param(damage, marks=[] if damage in QUICK_DAMAGE else pytest.mark.prove) for damage in DAMAGE],
@@ -109,6 +108,7 @@ def test_a_rank_that_stops_answering_is_given_up(prepared: Path, undisturbed: Un
     assert result_digests(job) == undisturbed(2)
 
 
+@pytest.mark.prove
 def test_a_full_disk_costs_one_checkpoint_and_no_state(
     prepared: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

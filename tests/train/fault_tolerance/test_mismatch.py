@@ -1,7 +1,5 @@
 """Checkpoints that do not fit, and unusable checkpoint directories, are refused before training."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -79,6 +77,7 @@ def only_line(refused: Ended) -> str:
     return line
 
 
+@pytest.mark.prove
 def test_another_seed_is_refused_and_never_starts_afresh(plain: Directory) -> None:
     line = only_line(plain.train({"seed": 4}, "other"))
     assert "kept/step-" in line and "was made with training.seed 0, this run has 4" in line

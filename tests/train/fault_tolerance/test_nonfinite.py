@@ -1,7 +1,5 @@
 """Non-finite losses and gradients: skipped, named, rolled back from, and exact through kills."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -101,6 +99,7 @@ def test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window(
     assert result_digests(killed) == result_digests(whole)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "parallel", [{"shard": "weights"}, pytest.param({"shard": "weights", "offload": True}, marks=pytest.mark.prove)]
 )
@@ -133,6 +132,7 @@ def test_a_model_with_a_parameter_that_had_no_gradient_is_resumed(factory: str, 
     assert result_digests(killed) == result_digests(whole)
 
 
+@pytest.mark.prove
 def test_without_a_checkpoint_since_the_last_time_it_ends_with_the_cause(clean: Path, tmp_path: Path) -> None:
     steps = (11, 12, 13, 14, 15, 16, 17, 18)
     job = TrainingJob(clean, tmp_path, 2, str(tmp_path / "home"), poisoned=steps)
@@ -144,6 +144,7 @@ def test_without_a_checkpoint_since_the_last_time_it_ends_with_the_cause(clean: 
     assert not (job.output / "manifest.json").exists()
 
 
+@pytest.mark.prove
 def test_a_gradient_that_is_no_number_is_found_though_the_loss_is_one(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 200, {31: 7.0})
     config = TrainingConfig(epochs=2, batch_size=40, patience=0)
@@ -154,6 +155,7 @@ def test_a_gradient_that_is_no_number_is_found_though_the_loss_is_one(tmp_path: 
     assert "(rows 31 of the training split cause it)" in log(tmp_path)
 
 
+@pytest.mark.prove
 def test_batch_statistics_do_not_keep_what_was_skipped(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 200, {31: math.nan})
     config = TrainingConfig(epochs=2, batch_size=40, patience=0)
@@ -163,6 +165,7 @@ def test_batch_statistics_do_not_keep_what_was_skipped(tmp_path: Path) -> None:
     assert weights["network.layers.1.num_batches_tracked"] == 2 * (5 - 1)
 
 
+@pytest.mark.prove
 def test_a_validation_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 200, split="validation", spoilt={3: math.nan})
     trained(prepared, tmp_path, 2, TrainingConfig(epochs=2, batch_size=40))

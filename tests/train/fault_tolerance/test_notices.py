@@ -1,7 +1,5 @@
 """Preemption notices are received during all work of a run, and cost no work if there was time to save."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -39,6 +37,7 @@ def test_during_an_evaluation_all_leave_it_and_the_next_attempt_makes_it_again(
     assert result_digests(job) == undisturbed(world)
 
 
+@pytest.mark.prove
 def test_during_a_restore_all_leave_before_the_first_step(
     prepared: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

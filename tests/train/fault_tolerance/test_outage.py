@@ -1,7 +1,5 @@
 """An unavailable store: training continues, one snapshot waits, and the user is informed now and then."""
 
-from __future__ import annotations
-
 import random
 import re
 import threading

@@ -1,7 +1,5 @@
 """Preemption notices over real HTTP; no behaviour of a metadata server can end a healthy run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -24,6 +22,7 @@ from slipstream.pipeline.train.fault_tolerance.notices import (
 from slipstream.shared.distributed.process_group import Peers
 from slipstream.shared.machine.description import AwsMetadata, MetadataUnavailable
 from tests.support.metadata_server import metadata_server
+from tests.support.proving import diagonal
 
 CLOUDS: dict[str, Callable[[str], MetadataServer]] = {"aws": AwsNotices, "gcp": GcpNotices, "azure": AzureNotices}
 #: What each cloud says of the time left, in seconds, when its server was told 60.
@@ -52,8 +51,7 @@ def test_a_notice_arrives_with_its_deadline(cloud: str) -> None:
         assert notice.deadline - time.monotonic() == pytest.approx(EXPECTED_S[cloud], abs=3)
 
 
-@pytest.mark.parametrize("mood", ["garbage", "500", "hang"])
-@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize(("mood", "cloud"), diagonal(["garbage", "500", "hang"], CLOUDS))
 def test_a_server_that_misbehaves_is_no_notice_and_is_asked_again(
     cloud: str, mood: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """Kills through ``pyflyte run``: the agent restarts the workers, and the user restarts the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs with checkpoints on S3, and an S3 that misbehaves."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import threading

@@ -1,7 +1,5 @@
 """Training whose data and checkpoints are in Google's or Azure's store, killed while the store answers badly."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -14,11 +12,13 @@ from slipstream.operations.proofs.processes import free_port
 from slipstream.pipeline.train.command import main as train
 from tests.support.command_line import invoke
 from tests.support.faulty_stores import Remote
+from tests.support.proving import first_few
 
-pytestmark = pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
+STORES = ("gs", "abfs")
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("remote", STORES, indirect=True)
 def test_a_killed_run_goes_on_from_the_store(
     remote: Remote, prepared: Path, tmp_path: Path, undisturbed: Callable[[int], dict[str, str]]
 ) -> None:
@@ -32,6 +32,7 @@ def test_a_killed_run_goes_on_from_the_store(
     assert result_digests(job) == undisturbed(2)
 
 
+@pytest.mark.parametrize("remote", first_few(STORES), indirect=True)
 def test_training_streams_from_the_store_what_it_reads_locally(remote: Remote, prepared: Path, tmp_path: Path) -> None:
     for path in prepared.iterdir():
         remote.storage.put(f"prepared/{path.name}", path.read_bytes())

@@ -1,7 +1,5 @@
 """A run that resumes with another number of processes sees the same samples in the same order."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -54,6 +52,7 @@ def test_the_same_samples_in_the_same_order(steps: int, prepared: Path, tmp_path
     assert "(processes 3 -> 4, accumulation 3 -> 4): the same samples in the same order, numbers equal up" in log
 
 
+@pytest.mark.prove
 def test_with_dropout_the_run_says_that_the_numbers_differ(prepared: Path, tmp_path: Path) -> None:
     job = TrainingJob(prepared, tmp_path, 2, str(tmp_path / "home"), dropout=0.2)
     assert run_attempt(job, InjectedFault("step", rank=0, at=8)).fired == 1

@@ -1,7 +1,5 @@
 """Kills through real torchrun: its agent, its restarts, its interpreters."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

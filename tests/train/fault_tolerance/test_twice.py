@@ -1,7 +1,5 @@
 """The same training started twice at once on the same output: it runs once, and the other start says so."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

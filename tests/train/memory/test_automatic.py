@@ -1,8 +1,6 @@
 """``training.accumulation: auto``: the fewest micro-batches that fit, searched once and kept in the checkpoint
 directory."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -182,6 +180,7 @@ def test_who_was_refused_is_refused_again_and_a_new_run_is_not() -> None:
     assert not replace(named, refused="").refused_in(Holder("a run"))
 
 
+@pytest.mark.prove
 def test_a_training_decides_and_writes_it_into_its_home(tmp_path: Path) -> None:
     data = token_data(tmp_path / "data").artifact.directory
     train(data, tmp_path / "run", NARROW)
@@ -210,6 +209,7 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
     assert "auto is 5, as it was before" in log(tmp_path / "run")
 
 
+@pytest.mark.prove
 def test_what_cannot_be_traced_asks_for_a_number() -> None:
     offload = replace(AUTO, parallel=replace(AUTO.parallel, shard="weights", offload=True))
     with refuses(UserError, match="training.accumulation:"):

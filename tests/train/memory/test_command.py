@@ -1,7 +1,5 @@
 """``slipstream memory``: its output, without allocating any memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -24,13 +22,7 @@ from slipstream.shared.source.config import DataConfig
 from slipstream.subcommands import slipstream
 from tests.support.training import table_of_numbers
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 #: Llama-3-8B's shape.
 LARGE = {
     "vocab_size": 128256,

@@ -1,7 +1,5 @@
 """Traces run the operators of a GPU, also without one, and their peaks are those that were measured on one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -149,6 +147,7 @@ def peaks(steps: list[TracedStep]) -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("device", "peak"), [("cuda", 21.44), pytest.param("cpu", 24.95, marks=pytest.mark.prove)])
 def test_the_peak_of_125m_parameters_is_that_of_cuda(device: str, peak: float) -> None:
     ((found, _),) = peaks([replace(step_of(M125, ROWS), device=device)])

@@ -1,7 +1,5 @@
 """Kills of trainings with recomputed blocks or automatic micro-batches do not change the result."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

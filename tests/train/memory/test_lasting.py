@@ -1,7 +1,5 @@
 """A training whose state alone does not fit is refused before any process starts, by arithmetic."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Out of memory in a step: the next attempt continues with smaller micro-batches, to the same bit."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

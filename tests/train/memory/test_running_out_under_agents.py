@@ -1,7 +1,5 @@
 """Out of memory under torch's agent and in Flyte's task: all ranks restart and continue."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

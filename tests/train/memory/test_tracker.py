@@ -1,7 +1,5 @@
 """Memory that the tracker counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

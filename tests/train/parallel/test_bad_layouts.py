@@ -1,7 +1,5 @@
 """Impossible layouts end in one line that names the setting to change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -39,11 +37,7 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "world"),
-    [
-        ({"pipeline": 2, "tensor": 2}, 6),
-        ({"shard": "weights", "replicas": 3}, 4),
-    ],
+    ("settings", "world"), [({"pipeline": 2, "tensor": 2}, 6), ({"shard": "weights", "replicas": 3}, 4)]
 )
 def test_sizes_that_do_not_multiply(settings: dict[str, Any], world: int) -> None:
     with refuses(UserError):
@@ -57,11 +51,7 @@ def test_sizes_that_do_not_multiply(settings: dict[str, Any], world: int) -> Non
         ({"tensor": 3}, 1, "training.parallel.tensor:"),
         ({"pipeline": 5}, 8, "training.parallel.pipeline:"),
         ({"pipeline": 4}, 3, "training.accumulation:"),
-        (
-            {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2},
-            5,
-            "training.accumulation:",
-        ),
+        ({"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, 5, "training.accumulation:"),
     ],
 )
 def test_a_model_that_cannot_be_divided_so(settings: dict[str, Any], micro_batches: int, message: str) -> None:

@@ -1,7 +1,5 @@
 """Under every layout a base's weights are correct, and every process has read only its own part."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Impossible trainings end in one line before any of their processes starts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

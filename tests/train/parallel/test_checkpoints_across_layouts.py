@@ -1,7 +1,5 @@
 """A checkpoint of any layout resumes under every other: weights, moments, and the steps after it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial

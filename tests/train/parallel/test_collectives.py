@@ -1,7 +1,5 @@
 """Cost of the ZeRO levels: the collectives of one step, counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiled blocks: the order of their gradients, and every layout's agreement with one process."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -76,12 +74,6 @@ def test_gradients_of_compiled_blocks_come_while_the_backward_pass_goes_on(tmp_p
 def check(case: LayoutCase, place: Path) -> None:
     for outcome in divided(replace(case, compile=True, steps=6), place):
         assert distance(outcome, replace(case, steps=6)) < 1e-12
-
-
-@pytest.mark.prove
-@needs_compiler
-def test_a_compiled_layout_agrees_with_one_process(tmp_path: Path) -> None:
-    check(LAYOUTS["weights 2"], tmp_path)
 
 
 @pytest.mark.prove

@@ -1,7 +1,5 @@
 """``training.gradients`` and ``training.backend``: exchange of gradients between replicas, also with kills."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +67,7 @@ def compressed_sums() -> tuple[Tensor, Tensor, list[Tensor], int]:
     return exact, sent, [memory.error for memory in hook._buckets.values()], len(hook._buckets)
 
 
+@pytest.mark.prove
 def test_powersgd_loses_nothing_of_the_gradients_but_what_it_remembers(tmp_path: Path) -> None:
     found = on_ranks(3, compressed_sums, tmp_path)
     exact, sent, _, buckets = found[0]
@@ -201,6 +200,7 @@ def settings_of_ddp() -> dict[str, list[object]]:
     return found
 
 
+@pytest.mark.prove
 def test_the_settings_reach_ddp(tmp_path: Path) -> None:
     several = {
         "default": [25 << 20, True, False, []],
@@ -222,14 +222,8 @@ def test_the_settings_reach_ddp(tmp_path: Path) -> None:
         ({"gradients": {"bucket_cap_mb": -1}}, r"training\.gradients\.bucket_cap_mb:"),
         ({"gradients": {"hook": "bf16"}, "backend": "gloo"}, r"gradients\.hook:"),
         ({"gradients": {"hook": "powersgd"}, "precision": "fp16"}, r"gradients\.hook:"),
-        (
-            {"gradients": {"hook": "fp16"}, "parallel": {"shard": "weights"}},
-            r"gradients\.hook:",
-        ),
-        (
-            {"gradients": {"static_graph": True}, "parallel": {"tensor": 2}},
-            r"gradients\.static_graph:",
-        ),
+        ({"gradients": {"hook": "fp16"}, "parallel": {"shard": "weights"}}, r"gradients\.hook:"),
+        ({"gradients": {"static_graph": True}, "parallel": {"tensor": 2}}, r"gradients\.static_graph:"),
         ({"backend": "mpi"}, r"training\.backend:"),
     ],
 )
@@ -275,6 +269,7 @@ def both_gradients() -> list[dict[str, Tensor]]:
     return [gradients_of(view) for view in (True, False)]
 
 
+@pytest.mark.prove
 def test_where_gradients_lie_changes_no_bit_and_no_checkpoint(tmp_path: Path) -> None:
     lying, copied = on_ranks(2, both_gradients, tmp_path)[1]
     assert lying.keys() == copied.keys() and all(torch.equal(lying[name], copied[name]) for name in lying)

@@ -1,7 +1,5 @@
 """Recomputed blocks: the same gradients, bit for bit, in less memory."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The stages of a pipeline, one after the other, are the whole model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

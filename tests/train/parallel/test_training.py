@@ -1,8 +1,6 @@
 """``training.parallel`` in a whole training: the same model under every layout, also with kills and changes of the
 layout."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A user's network with several inputs, its own plan and its own initial deviations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +59,7 @@ def one(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedMode
     return run(prepared, tmp_path_factory.mktemp("one"), 1, {})
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("world", "parallel"),
     [

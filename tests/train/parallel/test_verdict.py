@@ -1,7 +1,5 @@
 """A non-finite value in one rank's gradient is seen by all ranks, and none of them updates its part."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A rank that resumes under another layout reads little more than its part of a checkpoint."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import replace
@@ -20,10 +18,7 @@ from tests.support.layout_runs import divided, on_ranks
 
 #: Large enough for parts of tensors that are larger than a block.
 LARGE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2}
-SAVED = {
-    "replicas 2": LayoutCase(2, {}),
-    "weights 3": LayoutCase(3, {"shard": "weights"}),
-}
+SAVED = {"replicas 2": LayoutCase(2, {}), "weights 3": LayoutCase(3, {"shard": "weights"})}
 #: How many ranks are on a machine: those of a tensor group, which hold columns of the same rows.
 RESUMED = {
     "weights 4": (LayoutCase(4, {"shard": "weights"}), 1),

@@ -1,7 +1,5 @@
 """The trained weights of a divided model come to rank 0 one at a time."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from functools import partial
@@ -48,6 +46,7 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     return dict(zip(names, map(torch.from_numpy, found), strict=True)), most
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("world", "parallel"),
     [

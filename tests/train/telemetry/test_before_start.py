@@ -1,7 +1,5 @@
 """Memory at the start of a training, and a pod's waiting time for the others."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace
@@ -66,6 +64,7 @@ def test_workers_know_how_long_their_pod_waited(monkeypatch: pytest.MonkeyPatch)
     assert 0.2 <= float(first) < 5 and os.environ[WAITED_FOR_PODS] == first
 
 
+@pytest.mark.prove
 def test_late_pods_are_named(tmp_path: Path) -> None:
     data, settings = table_of_numbers(tmp_path / "data", 900), TrainingConfig(epochs=3, batch_size=30, patience=0)
     model = trained(data, tmp_path / "run", 1, settings, environment={WAITED_FOR_PODS: "600"})

@@ -1,7 +1,5 @@
 """The overhead of a pass is found where it is known, and no other model is called launch-bound."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -166,6 +164,7 @@ def verdicts(place: Path, sizes: Sequence[int]) -> list[causes.Bottleneck]:
     return found
 
 
+@pytest.mark.prove
 def test_a_training_without_overhead_is_not_launch_bound(tmp_path: Path) -> None:
     for found in verdicts(tmp_path, [1, 2, 4]):
         assert found.verdict != causes.LAUNCH and found.shares.get(causes.LAUNCH, 0.0) < DECISIVE, found.sentence

@@ -1,7 +1,5 @@
 """The phases of a step, and the exchange of all ranks' times together with the gradients."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -107,6 +105,7 @@ def phases_of_one_step(context: object, rank_that_is_late: int) -> list[float]:
     return [value for each in gathered for value in each]
 
 
+@pytest.mark.prove
 def test_who_is_late_computes_and_the_other_waits() -> None:
     computes, waits, others_compute, others_wait = in_group(2, phases_of_one_step, 0)
     assert computes > 0.3 > 0.15 > waits, "the late rank's peer was ready"
@@ -189,6 +188,7 @@ def test_each_rank_writes_its_totals(watched: Path) -> None:
     assert all(0 <= share <= 1 for share in first.bottlenecks.values())
 
 
+@pytest.mark.prove
 def test_times_change_no_number(watched: Path, tmp_path: Path) -> None:
     unwatched = trained(watched / "data", tmp_path / "unwatched", 2, SETTINGS, body=without_marks)
     assert (watched / "run/model/last.safetensors").read_bytes() == (unwatched / "last.safetensors").read_bytes()

@@ -3,8 +3,6 @@
 Two processes on two cores; nothing else may run at the same time.
 """
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 from pathlib import Path

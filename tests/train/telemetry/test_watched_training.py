@@ -1,8 +1,6 @@
 """Watched trainings: no behaviour of the driver changes weights or delays the end, Prometheus has the dashboard's
 metrics, and kills lose few samples and no cent."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing.process
 import os
@@ -110,11 +108,7 @@ def weights(table: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.mark.prove
 @pytest.mark.parametrize(
     ("behaviour", "up"),
-    [
-        ((), [True, True]),
-        (("lost 1",), [True, False]),
-        (("hang nvmlDeviceGetPowerUsage",), [False, False]),
-    ],
+    [((), [True, True]), (("lost 1",), [True, False]), (("hang nvmlDeviceGetPowerUsage",), [False, False])],
     ids=["as it should", "a lost device", "a call that never returns"],
 )
 def test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends(

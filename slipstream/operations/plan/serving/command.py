@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from slipstream.operations.plan.money import TimeParam, milliseconds
-from slipstream.operations.plan.serving.advice import money, number, per_million, serving_advice, spread
+from slipstream.operations.plan.money import TimeParam
+from slipstream.operations.plan.serving.advice import per_million, serving_advice, spread
 from slipstream.operations.plan.serving.decide import (
     Replicas,
     ServingOption,
@@ -32,8 +32,8 @@ from slipstream.operations.plan.serving.model import (
 )
 from slipstream.operations.plan.serving.queueing import ServiceTimes
 from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.formatting import aligned_table, dollars, duration, significant
 from slipstream.shared.telemetry.prices import PriceList, built_in_prices, merge_prices, old_prices, read_prices
-from slipstream.shared.text_table import aligned_table
 
 #: Assumed seconds from the request for an instance to its first answer: boot, image pull, model load.
 COLD_START_S = 120.0
@@ -160,8 +160,9 @@ def text(made: ServingPlan) -> str:
     load = made.load
     busiest = max(range(24), key=lambda hour: load.rates[hour])
     head = (
-        f"{load.name}: {number(load.month)} requests a month by {load.seconds / HOUR_S:,.3g} hours recorded; "
-        f"{number(max(load.rates))} requests/s in the busiest minute, at {busiest:02}h; idle for {load.idle_share:.2%}"
+        f"{load.name}: {significant(load.month)} requests a month by {load.seconds / HOUR_S:,.3g} hours recorded; "
+        f"{significant(max(load.rates))} requests/s in the busiest minute, at {busiest:02}h; "
+        f"idle for {load.idle_share:.2%}"
     )
     best = one_line(f"{made.best.variant} on {made.best.host.name}")
     hours = f"{best}, by the hour of the day\n{by_hour(made.best, load)}"
@@ -242,10 +243,10 @@ def cells(row: ServingOption, load: RequestLoad) -> list[str]:
         spread(row.planned.replicas).split(" replica")[0],
         str(row.host.holds),
         request(row.time.service),
-        milliseconds(row.planned.p99),
+        duration(row.planned.p99),
         cash(row.dollars),
         worst,
-        money(per_million(row, load)),
+        dollars(per_million(row, load)),
         cash(row.nightly),
         time,
     ]
@@ -253,11 +254,11 @@ def cells(row: ServingOption, load: RequestLoad) -> list[str]:
 
 def request(service: ServiceTimes) -> str:
     """Return a single request's median and p99 as text."""
-    return f"{milliseconds(service.median)} ({milliseconds(service.p99)})"
+    return f"{duration(service.median)} ({duration(service.p99)})"
 
 
-def cash(dollars: float) -> str:
-    return f"{dollars:,.2f}" if math.isfinite(dollars) else "not kept"
+def cash(amount: float) -> str:
+    return f"{amount:,.2f}" if math.isfinite(amount) else "not kept"
 
 
 def by_hour(row: ServingOption, load: RequestLoad) -> str:
@@ -269,6 +270,6 @@ def by_hour(row: ServingOption, load: RequestLoad) -> str:
 def hour_lines(replicas: Sequence[int], instances: Sequence[int], load: RequestLoad) -> Iterator[list[str]]:
     for its_replicas, each in groupby(range(24), key=lambda hour: replicas[hour]):
         hours = list(each)
-        rates = [load.rates[hour] for hour in hours]
-        between = number(max(rates)) if len(hours) == 1 else f"{number(min(rates))} to {number(max(rates))}"
+        rates = sorted(load.rates[hour] for hour in hours)
+        between = " to ".join(map(significant, rates if len(hours) == 1 else (rates[0], rates[-1])))
         yield [f"{hours[0]:02}:00 to {hours[-1] + 1:02}:00", between, str(its_replicas), str(instances[hours[0]])]

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slipstream.operations.plan.money import milliseconds
 from slipstream.operations.plan.serving.hosts import ServingInstance, ServingTime, serving_time
 from slipstream.operations.plan.serving.load import DAY_S, HOUR_S, MONTH_S, RequestLoad
 from slipstream.operations.plan.serving.model import FP32, MeasuredModel
 from slipstream.operations.plan.serving.queueing import ServiceTimes, p99_seconds, servers_needed
 from slipstream.shared.artifacts.results.export import VariantFigures
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import duration
 
 #: Days per month.
 DAYS = MONTH_S / DAY_S
@@ -112,8 +112,8 @@ def plan_serving_options(
     fastest = min(known, key=lambda each: each[2].planned.p99)
     if fastest[2].planned.p99 > wanted.p99:
         raise UserError(
-            f"--p99 {milliseconds(wanted.p99)}: is below one request, which takes "
-            f"{milliseconds(fastest[2].planned.p99)} (99 %) without waiting on the fastest, "
+            f"--p99 {duration(wanted.p99)}: is below one request, which takes "
+            f"{duration(fastest[2].planned.p99)} (99 %) without waiting on the fastest, "
             f"{fastest[0].name} on {fastest[1].name}; expected more"
         )
     memory: dict[ServiceTimes, tuple[tuple[int, ...], float] | None] = {}

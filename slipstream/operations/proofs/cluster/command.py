@@ -19,9 +19,9 @@ from slipstream.operations.proofs.cluster.kubernetes import Kubernetes
 from slipstream.operations.proofs.cluster.proof import FILES, ROWS, TRAIN, ActResult, ClusterProof
 from slipstream.operations.proofs.rehearsal.rehearsal import package_workflows
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import aligned_table
 from slipstream.shared.profiles.placement import Placement
 from slipstream.shared.profiles.profile import load_profile
-from slipstream.shared.text_table import aligned_table
 
 #: Attempts at a training: undisturbed, three with a lost pod, one with two, and an aborted one with its recovery.
 ATTEMPTS = 1 + 3 * 2 + 3 + 2

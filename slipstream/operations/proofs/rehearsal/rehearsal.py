@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,9 +25,10 @@ from slipstream.operations.proofs.rehearsal.record import ExecutionRecord
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.shared.artifacts.versions import installed_constraints
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.profiles.placement import Placement
-from slipstream.shared.profiles.profile import CHOICE, RESOLVED, Profile
+from slipstream.shared.profiles.profile import CHOICE, RESOLVED, VERSIONS, Profile
 from slipstream.shared.settings import Settings, to_dict
 from slipstream.shared.source.config import DataConfig
 
@@ -94,8 +96,10 @@ def rehearsal(workdir: Path, profile: Profile) -> Iterator[Rehearsal]:
 
 def package_workflows(directory: Path, profile: Profile) -> RegistrationArchive:
     """Package the clone's workflows for ``profile`` and return the package."""
-    archive = str(directory / "flyte.tgz")
-    variables = {"FLYTE_PLATFORM_URL": NO_FLYTE, CHOICE: profile.name, RESOLVED: profile.to_json()}
+    archive, installed = str(directory / "flyte.tgz"), directory / "versions.txt"
+    installed.write_text(installed_constraints(), encoding="utf-8")  # the pods are processes of this environment
+    resolved = {**json.loads(profile.to_json()), VERSIONS: profile.versions or str(installed)}
+    variables = {"FLYTE_PLATFORM_URL": NO_FLYTE, CHOICE: profile.name, RESOLVED: json.dumps(resolved)}
     words = ["--pkgs", "workflows", "package", "--image", IMAGE, "--force", "--output", archive]
     run_pyflyte(words, "package", variables)
     return read_package(Path(archive))

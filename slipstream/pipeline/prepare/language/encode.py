@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from slipstream.pipeline.prepare.fit.splits import TEST
 from slipstream.pipeline.prepare.language.read import read_spool
 from slipstream.shared.artifacts.prepared.data import SPLITS
-from slipstream.shared.artifacts.prepared.token_rows import SCHEMA, Document, documents_table
+from slipstream.shared.artifacts.prepared.documents import SCHEMA, Document, documents_table
 from slipstream.shared.language.tokenizer import Tokenizer
 from slipstream.shared.source.quarantine import BadRow
 

@@ -32,7 +32,8 @@ from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segm
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.card import CARD, ColumnCard, DataCard
 from slipstream.shared.artifacts.prepared.data import SPLITS, Signature, TensorSpec
-from slipstream.shared.artifacts.prepared.token_rows import TOKENIZER, write_documents
+from slipstream.shared.artifacts.prepared.documents import write_documents
+from slipstream.shared.artifacts.prepared.token_rows import TOKENIZER
 from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.errors import UserError

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.pages.inline_svg import (
     CARD,
     INK,
@@ -24,8 +23,9 @@ from slipstream.pipeline.report.pages.inline_svg import (
     inline_svg,
     tooltip,
 )
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
-from slipstream.shared.artifacts.results.export import NO_LIMIT, ExportReport
+from slipstream.shared.artifacts.results.export import ExportReport
 from slipstream.shared.artifacts.results.training import History, LiveProgress
 
 LARGEST_CELL = 84.0
@@ -189,7 +189,7 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     for ms, quality, variant in measured:
         loss = quality.loss if quality else 0.0
         # An unbounded interval would leave no height for the others.
-        if quality and max(-quality.low, quality.high) < NO_LIMIT:
+        if quality and max(-quality.low, quality.high) < fmt.NO_LIMIT:
             axes.plot([ms, ms], [quality.low, quality.high], color=SERIES[1], linewidth=1.5)
         words = f"{variant.name}: {fmt.milliseconds(ms)}, loss {loss:.2f}, {variant.verdict}"
         plot_point(axes, ms, loss, SERIES[1] if quality else SERIES[0], words, 9.0 if variant.chosen else 6.0)

@@ -7,9 +7,9 @@ from itertools import chain
 
 from matplotlib.axes import Axes
 
-from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.pages.charts import REFERENCE_LINE, legend, number, percent
 from slipstream.pipeline.report.pages.inline_svg import INK, SERIES, SOFT, inline_svg, tooltip
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.devices import DeviceSeries, TrainingDevices
 
 #: Largest number of lines that can be distinguished; above it, mean and range of all devices are drawn.

@@ -9,11 +9,11 @@ from itertools import cycle, product
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-from slipstream.pipeline.report import formatting as fmt
 from slipstream.pipeline.report.pages.charts import DARK, figure_of, plot_point
 from slipstream.pipeline.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, WIDTH, inline_svg, tooltip
+from slipstream.shared import formatting as fmt
 from slipstream.shared.interconnect.profile import Measurement, ModelPoint, NetworkProfile, TrendPoint, bus_factor
 
 #: Line styles: every colour solid, then dashed, then dotted.
@@ -71,7 +71,7 @@ def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Se
     powers_of_ten(axes, [m.p50 * 1e6 for line in series.values() for m in line], "")
     band(axes, model, lambda _, seconds: seconds * 1e6)
     plot(axes, series, lambda m, seconds: seconds * 1e6)
-    axes.yaxis.set_major_formatter(duration)
+    axes.yaxis.set_major_formatter(lambda microseconds, _: EngFormatter("s")(microseconds / 1e6))
     return "Time of a call by message size"
 
 
@@ -118,9 +118,7 @@ def words(m: Measurement) -> str:
     """Describe a measurement: ``all_reduce, 1 MiB: 0.8 GB/s, 1.2 ms (p99 3 ms)``."""
     p99 = m.percentile(99)
     tail = f" (p99 {fmt.microseconds(p99 * 1e6)})" if p99 else ""
-    return (
-        f"{m.operation}, {fmt.message_size(m.bytes)}: {fmt.bandwidth(m.busbw())}, {fmt.microseconds(m.p50 * 1e6)}{tail}"
-    )
+    return f"{m.operation}, {fmt.size_text(m.bytes)}: {fmt.bandwidth(m.busbw())}, {fmt.microseconds(m.p50 * 1e6)}{tail}"
 
 
 def size_axis(axes: Axes, sizes: Sequence[int]) -> None:
@@ -131,7 +129,7 @@ def size_axis(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     shown = [size for size in sizes if all(not size < other < size * 1.5 for other in sizes)]
     shown = shown[:: -(-len(shown) // 7)]
-    axes.set_xticks(shown, [fmt.message_size(size) for size in shown])
+    axes.set_xticks(shown, [fmt.size_text(size) for size in shown])
     axes.xaxis.set_minor_locator(NullLocator())
     if len(sizes) > 1:
         axes.set_xlim(sizes[0], sizes[-1])
@@ -148,13 +146,6 @@ def powers_of_ten(axes: Axes, values: Sequence[float], unit: str) -> None:
         axes.yaxis.set_major_locator(LogLocator(numticks=8))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def duration(microseconds: float, _: float = 0) -> str:
-    """Return a tick label for a power of ten of microseconds."""
-    names = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))
-    name, unit = next((fitting for fitting in names if microseconds >= fitting[1]), names[-1])
-    return f"{microseconds / unit:g} {name}"
 
 
 @inline_svg

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from slipstream.pipeline.report import formatting
+from slipstream.shared import formatting
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -16,8 +16,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 def jinja_environment(templates: Path = TEMPLATES) -> Environment:
     """Return the Jinja environment, which escapes everything not marked as HTML.
 
-    Column names, labels and values come from the user's data. Templates know
-    :mod:`slipstream.pipeline.report.formatting` as ``fmt``.
+    Column names, labels and values come from the user's data. Templates know :mod:`slipstream.shared.formatting` as
+    ``fmt``.
     """
     jinja = Environment(
         loader=FileSystemLoader(templates),

@@ -13,12 +13,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from slipstream.pipeline.report import formatting as fmt
-from slipstream.pipeline.report.against_plan import against_baseline, against_interconnect
+from slipstream.pipeline.report.against_baseline import against_baseline
+from slipstream.pipeline.report.against_interconnect import against_interconnect
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.run_directory import CARD
 from slipstream.pipeline.report.stage_results import StageResults
 from slipstream.pipeline.report.summary import RunSummary
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from slipstream.shared.artifacts.results.devices import Bottleneck, TrainingDevices
 from slipstream.shared.artifacts.results.evaluation import Evaluation
@@ -151,7 +152,7 @@ class MetricScore:
 
 
 def scores(evaluation: Evaluation) -> Iterator[MetricScore]:
-    """Yield every metric of the model in the order of :data:`slipstream.pipeline.report.formatting.NAMES`."""
+    """Yield every metric of the model in the order of :data:`slipstream.shared.formatting.NAMES`."""
     for metric in sorted(evaluation.metric_names, key=list(fmt.NAMES).index):
         # Only the headline metric has an interval.
         better = evaluation.gain.shown if metric == evaluation.metric.name else 0

@@ -26,10 +26,10 @@ from slipstream.pipeline.train.checkpoint.home import (
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, is_locked, is_unlocked, last_heartbeat
 from slipstream.shared.artifacts.format import MANIFEST
 from slipstream.shared.artifacts.workspaces import HOMES, STORE, Holder
+from slipstream.shared.formatting import age, aligned_table, size_text
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import STORES, ObjectInfo, list_objects, storage_for, store_time
 from slipstream.shared.storage.local import LocalStorage, local_path
-from slipstream.shared.text_table import DAY_S, age_text, aligned_table, size_text
 
 #: Names in a checkpoint directory besides its checkpoints, by which :func:`split_path` recognises the directory.
 PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", DECISION, FINISHED, LATEST}
@@ -158,7 +158,7 @@ def main(store: str, frees: bool) -> None:
         click.echo(f"no checkpoints below {store}")
         return
     click.echo(aligned_table(COLUMNS, [row(home, now) for home in homes], left=("training", "state", "holder")))
-    old = [home for home in homes if now - home.modified > asked.checkpoint_days * DAY_S]
+    old = [home for home in homes if now - home.modified > asked.checkpoint_days * 86_400]
     if not frees:
         if old:
             click.echo(
@@ -190,7 +190,7 @@ def free_unused(homes: Sequence[CheckpointDirectorySummary], now: float) -> list
             click.echo(f"kept {home.uri}: {reason}, so it is in use")
             continue
         delete_directory(home)
-        click.echo(f"freed {home.uri}: {size_text(home.bytes)}, {age_text(now - home.modified)} old")
+        click.echo(f"freed {home.uri}: {size_text(home.bytes)}, {age(now - home.modified)} old")
         freed.append(home)
     return freed
 
@@ -200,7 +200,7 @@ def row(home: CheckpointDirectorySummary, now: float) -> list[str]:
     return [
         home.name,
         size_text(home.bytes),
-        f"{age_text(now - home.modified)} ago",
+        f"{age(now - home.modified)} ago",
         step,
         home.state,
         str(home.holder),

@@ -23,8 +23,8 @@ from slipstream.pipeline.train.parallel.layout import count_nodes
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import size_text
 from slipstream.shared.models.base.shape import shaped_for
-from slipstream.shared.text_table import size_text
 
 
 def job_of(request: TrainingRequest, precision: str, processes: int, device: str) -> TraceJob:

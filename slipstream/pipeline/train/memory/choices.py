@@ -14,8 +14,8 @@ from slipstream.pipeline.train.memory.trace import Footprint, TracedStep
 from slipstream.pipeline.train.parallel.config import Shard
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import size_text
 from slipstream.shared.models.config import ModelConfig
-from slipstream.shared.text_table import size_text
 
 Recompute = Literal["none", "full"]
 SHARDS: tuple[Shard, ...] = get_args(Shard)

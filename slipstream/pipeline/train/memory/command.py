@@ -27,12 +27,12 @@ from slipstream.pipeline.train.memory.processes import TraceFailure
 from slipstream.pipeline.train.memory.tracker import KINDS
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import aligned_table, count_with_noun, size_text
 from slipstream.shared.machine.gpus import visible_gpus
 from slipstream.shared.models.base.shape import shaped_for, with_base_shape
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.transformer import read_config
-from slipstream.shared.text_table import aligned_table, size_text
 
 BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GiB|GB|MiB|MB)")
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -173,7 +173,7 @@ def text(answer: MemoryAnswer) -> str:
         f", {name} {getattr(parallel, name)}" for name in ("pipeline", "tensor") if getattr(parallel, name) > 1
     )
     head = (
-        f"{job.devices} device{'s' if job.devices > 1 else ''}{layout}; batches of {job.training.batch_size} rows, "
+        f"{count_with_noun(job.devices, 'device')}{layout}; batches of {job.training.batch_size} rows, "
         f"{job.share} per process; computed in {job.training.precision}"
     )
     lines = [head, "", aligned_table((*COLUMNS, ""), [cells(answer, one) for one in answer.traced], LEFT), ""]

@@ -29,13 +29,13 @@ from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed.process_group import Peers, RankContext
 from slipstream.shared.distributed.user_errors import same_error_on_all_ranks
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import size_text
 from slipstream.shared.logs import logger
 from slipstream.shared.machine.limits import memory_allowed
 from slipstream.shared.models.arithmetic import common_precision, device_capability
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.settings import to_dict
 from slipstream.shared.storage import storage_for
-from slipstream.shared.text_table import size_text
 
 LOG = logger("train")
 #: Fraction of a host's memory that tensors may take on CPUs. The remainder is for Python, libraries and the data

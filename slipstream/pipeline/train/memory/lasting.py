@@ -18,6 +18,7 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.parallel.config import ParallelConfig, Shard
 from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.errors import UserError
+from slipstream.shared.formatting import size_text
 from slipstream.shared.machine.gpus import bf16_gpus, visible_gpus
 from slipstream.shared.machine.limits import memory_allowed
 from slipstream.shared.models.adapters.network import hold_frozen
@@ -25,7 +26,6 @@ from slipstream.shared.models.arithmetic import choose_precision
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
 from slipstream.shared.telemetry.preflight import visible_memory
-from slipstream.shared.text_table import size_text
 
 #: Number of AdamW's moments per trained weight.
 MOMENTS = 2

@@ -29,6 +29,7 @@ from slipstream.shared.models.trained import Weights
 
 # Gradients are sent as low-rank factors, and the error is added to the next gradient (Vogels, Karimireddy, Jaggi 2019,
 # algorithms 1 and 2).
+LOG = logger("train")
 
 # PyTorch's own hook starts the collectives of a bucket in callbacks. Over gloo, collectives of several buckets then
 # start in a different order on each rank and do not match. It also has no state for checkpoints. Here a bucket's two
@@ -166,9 +167,6 @@ class PowerSGD:
         for index, memory in self._buckets.items():
             memory.q.copy_(state["q"][str(index)])
             memory.error.copy_(errors[str(index)] if same_world else torch.zeros_like(memory.error))
-
-
-LOG = logger("train")
 
 
 class ReplicatedModel(ParallelModel):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from slipstream.shared.artifacts.format import BLOCK_BYTES, Artifact, ArtifactWriter
+from slipstream.shared.artifacts.format import BLOCK_BYTES, ArtifactWriter
 from slipstream.shared.artifacts.prepared.card import CARD, DataCard
 from slipstream.shared.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
 from slipstream.shared.artifacts.records import write_record
@@ -167,66 +164,6 @@ def write_token_rows(
     writer.write_json(CARD, DataCard("", read, signature.task, signature.target, columns=[], classes={}).to_json())
     writer.finish(KIND, {"vocabulary": vocabulary, "seed": seed})
     return PreparedData.open(directory)
-
-
-# A trained model is measured on the held-out documents; the baseline, a Kneser-Ney model of bytes, is trained on the
-# training documents. Rows of tokens cannot restore the text: they cut documents, and a tokenizer may lose bytes.
-DOCUMENTS = "documents.parquet"
-SCHEMA = pa.schema(
-    [
-        ("name", pa.string()),
-        ("split", pa.string()),
-        ("texts", pa.list_(pa.large_string())),
-        ("tokens", pa.list_(pa.int32())),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Document:
-    """Document with the ``texts`` that count in the loss: all of it, or the answers of a conversation.
-
-    ``tokens`` (int32) of held-out documents start with the context of the first token with loss; a token without loss
-    is -1 - id. Training documents have no tokens.
-    """
-
-    name: str
-    split: str
-    texts: list[str]
-    tokens: np.ndarray
-
-    @property
-    def bytes(self) -> int:
-        return sum(len(text.encode()) for text in self.texts)
-
-
-def documents_table(documents: Sequence[Document]) -> pa.Table:
-    columns = {
-        "name": [each.name for each in documents],
-        "split": [each.split for each in documents],
-        "texts": [each.texts for each in documents],
-        "tokens": [each.tokens for each in documents],
-    }
-    return pa.Table.from_pydict(columns, SCHEMA)
-
-
-def write_documents(writer: ArtifactWriter, tables: Sequence[pa.Table]) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.concat_tables(tables), sink, compression="zstd")
-    writer.write_bytes(DOCUMENTS, sink.getvalue().to_pybytes())
-
-
-def has_documents(artifact: Artifact) -> bool:
-    return DOCUMENTS in artifact.files
-
-
-def read_documents(artifact: Artifact, split: str) -> list[Document]:
-    """Return the documents of a split in stored order. Raises ``DamagedArtifact`` if the file is damaged."""
-    table = pq.read_table(pa.BufferReader(artifact.read_bytes(DOCUMENTS)), filters=[("split", "=", split)])
-    return [
-        Document(row["name"], row["split"], row["texts"], np.array(row["tokens"], np.int32))
-        for row in table.to_pylist()
-    ]
 
 
 CONFIG = "config.json"

@@ -63,10 +63,6 @@ class LatencyFigures:
         return {"p50": self.p50, "p90": self.p90, "p99": self.p99}[name]
 
 
-#: Setting of a quality limit (percent or points) from which on there is no limit.
-NO_LIMIT = 1000.0
-
-
 @dataclass(frozen=True)
 class QualityFigures:
     """Quality lost by a variant against FP32 on the same rows, in points of accuracy or percent of RMSE."""

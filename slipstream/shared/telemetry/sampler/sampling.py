@@ -163,6 +163,7 @@ def first_bytes(path: str) -> bytes:
 
 
 Readings = tuple[DeviceReading, ...]
+log = logger("telemetry")
 
 
 class DriverQuery:
@@ -219,7 +220,6 @@ class DriverQuery:
 
 #: Timeout of a driver, in seconds.
 DRIVER_S = 0.5
-log = logger("telemetry")
 
 
 @dataclass(frozen=True)

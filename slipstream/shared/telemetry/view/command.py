@@ -13,10 +13,10 @@ import click
 
 from slipstream.shared.artifacts.workspaces import STORE
 from slipstream.shared.errors import UserError, one_line
+from slipstream.shared.formatting import age
 from slipstream.shared.telemetry.ring import newest_sample
 from slipstream.shared.telemetry.view.page import TelemetrySnapshot, page_lines
 from slipstream.shared.telemetry.watch import SAMPLES
-from slipstream.shared.text_table import age_text
 
 REFRESH_S = 1.0
 #: Terminal codes: move to the upper left corner, clear to the end of the line, clear to the end of the screen.
@@ -109,5 +109,5 @@ def look_at(stage: StageSamples) -> TelemetrySnapshot:
 
 
 def listed(others: Sequence[StageSamples], now: float) -> list[str]:
-    names = [f"  {one_line(stage.directory.name)}  {age_text(now - stage.at)} ago" for stage in others]
+    names = [f"  {one_line(stage.directory.name)}  {age(now - stage.at)} ago" for stage in others]
     return ["", "older:", *names] if names else []

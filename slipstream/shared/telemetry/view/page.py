@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.shared.errors import one_line
+from slipstream.shared.formatting import UNKNOWN, age, aligned_table, percent, size_text
 from slipstream.shared.telemetry.bottleneck import DECISIVE, decisive_causes
 from slipstream.shared.telemetry.metrics import STEP
 from slipstream.shared.telemetry.node import NodeFacts, read_facts
 from slipstream.shared.telemetry.records import CHECKPOINT, EVALUATION, DeviceReading, RankTotals, Sample
 from slipstream.shared.telemetry.ring import SILENT_S, latest_samples
 from slipstream.shared.telemetry.totals import read_totals
-from slipstream.shared.text_table import age_text, aligned_table
 
 #: Number of samples over which the host's usage is averaged.
 SAMPLES = 6
-GIB = 1 << 30
-UNKNOWN = "-"
 DEVICES = ("device", "utilisation", "SM activity", "memory", "power", "temperature", "state")
 HOST = ("host", "CPUs used", "threads waiting for a CPU", "throttled by the quota", "memory")
 RANKS = ("rank", "steps", "samples/s", "ms/step", *STEP, EVALUATION, CHECKPOINT, "last step")
@@ -62,7 +60,7 @@ def page_lines(shown: TelemetrySnapshot, width: int | None = None) -> list[str]:
 
 
 def head(shown: TelemetrySnapshot) -> str:
-    ago = age_text(shown.silent_s)
+    ago = age(shown.silent_s)
     when = f"ended {ago} ago" if shown.has_ended else f"sampled {ago} ago"
     return one_line(f"{shown.name}{where(shown.facts)}: {when}")
 
@@ -87,8 +85,8 @@ def device_row(device: DeviceReading) -> list[str]:
     state = f"throttled: {throttled}" if throttled else "ok"
     return [
         f"{device.index} {device.name}",
-        percent(device.busy),
-        percent(device.sm_active),
+        percent(device.busy, 0),
+        percent(device.sm_active, 0),
         memory(device.memory_used_bytes, device.memory_limit_bytes),
         UNKNOWN if device.power_watts is None else f"{device.power_watts:.0f} W",
         UNKNOWN if device.temperature_celsius is None else f"{device.temperature_celsius:.0f} °C",
@@ -106,7 +104,7 @@ def host_lines(shown: TelemetrySnapshot, width: int | None) -> list[str]:
         waiting = f"{max(0.0, host.cpu_wait_seconds - before.cpu_wait_seconds) / passed:.2f}"
     periods = host.periods - before.periods
     stopped = (host.throttled_periods - before.throttled_periods) / periods if periods > 0 else None
-    quota = UNKNOWN if stopped is None else f"{percent(stopped)} of its periods"
+    quota = UNKNOWN if stopped is None else f"{percent(stopped, 0)} of its periods"
     memory_used = memory(host.memory_used_bytes, host.memory_limit_bytes)
     return table(HOST, [["CPU and memory", f"{used} of {host.cpus:g}", waiting, quota, memory_used]], width)
 
@@ -127,7 +125,7 @@ def rank_row(rank: RankTotals, now: float) -> list[str]:
     begun = rank.steps > 0 and steps_s > 0
 
     def share(phase: str) -> str:
-        return percent(seconds.get(phase, 0.0) / whole if whole > 0 else None)
+        return percent(seconds.get(phase, 0.0) / whole if whole > 0 else None, 0)
 
     return [
         f"{rank.rank:g}",
@@ -139,7 +137,7 @@ def rank_row(rank: RankTotals, now: float) -> list[str]:
             for phase in STEP
         ),
         *(f"{seconds.get(phase, 0.0):.3g} s {share(phase)}" for phase in (EVALUATION, CHECKPOINT)),
-        f"{age_text(now - rank.last_step_at)} ago" if rank.last_step_at else UNKNOWN,
+        f"{age(now - rank.last_step_at)} ago" if rank.last_step_at else UNKNOWN,
     ]
 
 
@@ -150,49 +148,18 @@ def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
         return []
     verdict, also = decisive_causes(known.bottlenecks)
     notes = {verdict: "main bottleneck", **dict.fromkeys(also, "worth a look")}
-    said = f"bottleneck: {verdict}" if verdict else f"no cause took {percent(DECISIVE)} of the training's time"
+    said = f"bottleneck: {verdict}" if verdict else f"no cause took {percent(DECISIVE, 0)} of the training's time"
     ordered = sorted(known.bottlenecks.items(), key=lambda item: -item[1])
-    rows = [[cause, percent(share), notes.get(cause, "")] for cause, share in ordered]
-    lines = [one_line(f"goodput {percent(known.goodput)}; {said}")]
+    rows = [[cause, percent(share, 0), notes.get(cause, "")] for cause, share in ordered]
+    lines = [one_line(f"goodput {percent(known.goodput, 0)}; {said}")]
     return [*lines, *table(CAUSES, rows, width)] if rows else lines
 
 
-# Text
-
-
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Return the lines of a table.
-
-    Columns beyond ``width`` continue below, with the first column repeated.
-    """
-    lines = list[str]()
-    rows = [[one_line(cell) for cell in row] for row in rows]  # measure the width as shown
-    for part in column_groups([max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width):
-        chosen = [[line[place] for place in part] for line in (columns, *rows)]
-        lines += aligned_table(chosen[0], chosen[1:], WORDS).split("\n")
-    return lines
-
-
-def column_groups(widths: Sequence[int], width: int | None) -> Iterator[list[int]]:
-    """Yield the column indices of every part of a table split at ``width``.
-
-    All parts have the first column; wider columns than ``width`` are not split.
-    """
-    part, taken = [0], widths[0]
-    for place, its in enumerate(widths[1:], 1):
-        if width is not None and taken + 2 + its > width and len(part) > 1:
-            yield part
-            part, taken = [0], widths[0]
-        part.append(place)
-        taken += 2 + its
-    yield part
-
-
-def percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.0f} %"
+    return aligned_table(columns, rows, WORDS, width).split("\n")
 
 
 def memory(used: float | None, limit: float | None) -> str:
     if used is None or not limit:
-        return UNKNOWN if used is None else f"{used / GIB:.1f} GiB"
-    return f"{used / GIB:.1f} of {limit / GIB:.1f} GiB, {percent(used / limit)}"
+        return UNKNOWN if used is None else size_text(used)
+    return f"{size_text(used)} of {size_text(limit)}, {percent(used / limit, 0)}"

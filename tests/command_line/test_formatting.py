@@ -1,10 +1,8 @@
-"""Formats of figures."""
-
-from __future__ import annotations
+"""Formats of figures, and text tables on a terminal with any text in their cells."""
 
 import pytest
 
-from slipstream.pipeline.report import formatting
+from slipstream.shared import formatting
 
 
 @pytest.mark.parametrize(
@@ -12,12 +10,12 @@ from slipstream.pipeline.report import formatting
     [
         (formatting.percent(0.98888), "98.89 %"),
         (formatting.percent(None), "—"),
-        (formatting.size(999), "999 B"),
-        (formatting.size(84_310), "84.3 KB"),
-        (formatting.size(3_000_000_000_000_000), "3000 TB"),
-        (formatting.message_size(1024), "1 KiB"),
-        (formatting.message_size(1020), "1020 B"),
-        (formatting.message_size(16 << 20), "16 MiB"),
+        (formatting.file_size(999), "999 B"),
+        (formatting.file_size(84_310), "84.3 KB"),
+        (formatting.file_size(3_000_000_000_000_000), "3000 TB"),
+        (formatting.size_text(1024), "1 KiB"),
+        (formatting.size_text(1020), "1020 B"),
+        (formatting.size_text(16 << 20), "16 MiB"),
         (formatting.milliseconds(0.0612), "61.2 µs"),
         (formatting.milliseconds(5.5), "5.50 ms"),
         (formatting.microseconds(2_500_000), "2.50 s"),
@@ -25,6 +23,15 @@ from slipstream.pipeline.report import formatting
         (formatting.seconds(59.94), "59.9 s"),
         (formatting.seconds(59.96), "1 min 0 s"),
         (formatting.seconds(3_840), "1 h 4 min"),
+        (formatting.age(119), "119 s"),
+        (formatting.age(-1), "0 s"),
+        (formatting.age(3 * 3600), "3 h"),
+        (formatting.age(3.2 * 86400), "3 d"),
+        (formatting.duration(3.3611 * 3600), "3.36 h"),
+        (formatting.duration(600), "10.0 min"),
+        (formatting.duration(float("inf")), "never"),
+        (formatting.dollars(1234.5), "$1,234.50"),
+        (formatting.dollars(0.005521), "$0.00552"),
         (formatting.bandwidth(0.7954), "0.795 GB/s"),
         (formatting.significant(0.0), "0"),
         (formatting.significant(2.6e-6, 2), "2.6e-06"),
@@ -74,3 +81,14 @@ def test_labels_are_one_short_line(label: str, expected: str) -> None:
 )
 def test_settings_are_spelled_as_in_yaml(value: object, expected: str) -> None:
     assert formatting.setting(value) == expected
+
+
+FORGED = "a\n1  b\x1b[2J\u202e"
+
+
+def test_a_cell_is_one_line_that_a_terminal_does_not_obey() -> None:
+    shown = r"a 1 b\x1b[2J\u202e"
+    lines = formatting.aligned_table(("name", "size"), [[FORGED, "1"], ["b", "20"]], left=("name",)).split("\n")
+    cells = (("name", "size"), (shown, "   1"), ("b", "  20"))
+    assert lines == [f"{name.ljust(len(shown))}  {size}" for name, size in cells]
+    assert formatting.numbered_line(7, [FORGED, "x"]) == f"   7  {shown}  x"

@@ -1,21 +1,19 @@
-"""Formatting of figures as short texts.
-
-Functions take values in the units of the summary.
-"""
+"""Figures as short texts, and tables of them on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import Any
 
-from slipstream.shared.artifacts.results.export import NO_LIMIT
-from slipstream.shared.cron import times_after
+from slipstream.shared.errors import one_line
 
 UNKNOWN = "—"
 LABEL_LETTERS = 14
+#: Limit in percent or points from which on there is no limit.
+NO_LIMIT = 1000.0
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -33,9 +31,9 @@ def rows(number: int) -> str:
     return count_with_noun(number, "row")
 
 
-def percent(share: float | None) -> str:
+def percent(share: float | None, digits: int = 2) -> str:
     """Return a share of 1 in percent: 98.89 % for 0.98888."""
-    return UNKNOWN if share is None else f"{100 * share:.2f} %"
+    return UNKNOWN if share is None else f"{100 * share:.{digits}f} %"
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -65,16 +63,12 @@ def moment(seconds: float) -> str:
     return f"{time:%Y-%m-%d}" if (time.hour, time.minute) == (0, 0) else f"{time:%Y-%m-%d %H:%M}"
 
 
-def days(seconds: float) -> str:
-    return f"{significant(seconds / 86_400)} days"
-
-
-def age(measured_at: float) -> str:
-    """Return the time since ``measured_at``, or "" below half an hour: 0.5 hours, 3.2 days."""
-    hours = (datetime.now(UTC).timestamp() - measured_at) / 3600
-    if hours < 0.5:
-        return ""
-    return f"{hours:.1f} hours" if hours < 24 else f"{hours / 24:.1f} days"
+def age(seconds: float) -> str:
+    """Return rounded seconds in the largest unit that fits twice: 100 s, 3 min, 30 d."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def column_figure(column: Mapping[str, Any], name: str) -> str:
@@ -82,17 +76,17 @@ def column_figure(column: Mapping[str, Any], name: str) -> str:
     if name not in column:
         return ""
     if column["type"] == "time":
-        return days(column[name]) if name == "std" else moment(column[name])
+        return f"{significant(column[name] / 86_400)} days" if name == "std" else moment(column[name])
     return value(column[name])
 
 
-def size(number: int | None) -> str:
+def file_size(number: int | None) -> str:
     """Return the bytes of a file in decimal units: 84.3 KB."""
     return UNKNOWN if number is None else scaled(number, 1000, ("B", "KB", "MB", "GB", "TB"))
 
 
-def message_size(number: int) -> str:
-    """Return the size of a message in binary units, as message sizes are powers of two: 16 MiB."""
+def size_text(number: float) -> str:
+    """Return bytes of memory or of a message in binary units: 16 MiB."""
     return scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
@@ -108,17 +102,21 @@ def scaled(number: float, step: int, names: tuple[str, ...]) -> str:
     return f"{number:.0f} {names[power]}" if number == int(number) else f"{significant(number)} {names[power]}"
 
 
+def duration(seconds: float | None) -> str:
+    """Return a time in one unit: 61.2 µs, 5.50 ms, 3.36 h."""
+    if seconds is None or math.isinf(seconds):
+        return UNKNOWN if seconds is None else "never"
+    units = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    unit, length = next((fitting for fitting in units if seconds >= fitting[1]), units[-1])
+    return f"{significant(seconds / length)} {unit}"
+
+
 def milliseconds(value: float | None) -> str:
-    """Return a latency, in microseconds below one millisecond: 61.2 µs."""
-    return UNKNOWN if value is None else microseconds(value * 1000)
+    return UNKNOWN if value is None else duration(value / 1e3)
 
 
 def microseconds(value: float | None) -> str:
-    if value is None:
-        return UNKNOWN
-    if value < 1000:
-        return f"{significant(value)} µs"
-    return f"{significant(value / 1000)} ms" if value < 1e6 else f"{significant(value / 1e6)} s"
+    return UNKNOWN if value is None else duration(value / 1e6)
 
 
 def seconds(value: float) -> str:
@@ -132,7 +130,10 @@ def seconds(value: float) -> str:
 
 
 def dollars(value: float | None) -> str:
-    return UNKNOWN if value is None else f"${value:,.2f}"
+    """Return dollars with cents, or with three digits below ten cents."""
+    if value is None:
+        return UNKNOWN
+    return f"${value:.3g}" if 0 < value < 0.1 else f"${value:,.2f}"
 
 
 def energy(watt_hours: float | None) -> str:
@@ -217,97 +218,41 @@ LESS_IS_BETTER = ("log_loss", "ece", "rmse", "mae", "bits_per_byte", "perplexity
 UNITS = {**dict.fromkeys(SHARES, ("points", 2)), "bits_per_byte": ("bits per byte", 3)}
 
 
-@dataclass(frozen=True)
-class DataFigures:
-    source: str
-    target: str
-    #: "classification", "regression" or "next token".
-    task: str
-    #: Number of classes; 0 unless the task is classification.
-    classes: int
-    rows_read: int
-    rows_kept: int
-    rows_quarantined: int
-    rows_train: int
-    rows_validation: int
-    rows_test: int
-    #: Word for a row on pages: "row", or "document" for text data.
-    unit: str = "row"
-    #: Number of tokens of the training split; 0 unless the data are text.
-    tokens: int = 0
+# Tables
 
 
-@dataclass(frozen=True)
-class Quarantined:
-    """Number of rows quarantined for one reason, and file and line of the first row."""
+def aligned_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str], width: int | None = None
+) -> str:
+    """Return the lines of a table; columns named in ``left`` are left-aligned, all others right-aligned.
 
-    reason: str
-    column: str
-    rows: int
-    file: str
-    line: int
-
-
-@dataclass(frozen=True)
-class NetworkFigures:
-    """Interconnect figures by the conventions of nccl-tests.
-
-    The all_reduce figures are None if all_reduce was not measured. The whole profile, with the times of all iterations,
-    is too large for a workflow's result.
+    Columns beyond ``width`` continue below, with the first column repeated. Cells may hold names from untrusted files,
+    so line breaks and control characters in them are escaped.
     """
-
-    #: Number of processes and nodes, "gloo" or "nccl", and the device.
-    world: int
-    nodes: int
-    backend: str
-    device: str
-    #: Median microseconds at the smallest size, and that size in bytes.
-    all_reduce_latency_us: float | None
-    all_reduce_latency_bytes: int | None
-    #: Bus bandwidth in 1e9 bytes per second at the largest size (0 for one process), and that size in bytes.
-    all_reduce_busbw_gbps: float | None
-    all_reduce_busbw_bytes: int | None
-    #: Seconds since 1970, UTC. The profile may be of an earlier run on the same hardware.
-    measured_at: float
-    #: Slow links and other findings that need attention.
-    findings: list[str]
-    #: True if only the collectives of training were measured, at few sizes.
-    short: bool = False
-
-
-@dataclass(frozen=True)
-class ScheduleFigures:
-    """Times of a scheduled run in UTC, to the minute."""
-
-    kickoff: str
-    #: Time of the report.
-    ended: str
-    #: Later times of the schedule that were skipped because this run was active.
-    skipped: list[str]
-
-
-def schedule_figures(cron: str, kickoff: datetime, ended: datetime) -> ScheduleFigures:
-    """Return the figures of the run that ``cron`` started for ``kickoff``."""
-    return ScheduleFigures(
-        format_minute(kickoff),
-        format_minute(ended),
-        [format_minute(time) for time in skipped_runs(cron, kickoff, ended)],
+    lines = [list(columns), *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(f"{line[place]:{'<' if columns[place] in left else '>'}{widths[place]}}" for place in part).rstrip()
+        for part in column_groups(widths, width)
+        for line in lines
     )
 
 
-def skipped_runs(cron: str, kickoff: datetime, ended: datetime) -> list[datetime]:
-    """Return the times after ``kickoff`` at which ``cron`` fired until the run ended.
+def column_groups(widths: Sequence[int], width: int | None) -> Iterator[list[int]]:
+    """Yield the column indices of every part of a table split at ``width``.
 
-    Flyte silently skips these times because the run is active. So the run can name them when it ends, without state
-    between runs.
+    All parts have the first column; wider columns than ``width`` are not split.
     """
-    return list(takewhile(lambda time: time <= utc(ended), times_after(cron, utc(kickoff))))
+    part, taken = [0], widths[0]
+    for place, its in enumerate(widths[1:], 1):
+        if width is not None and taken + 2 + its > width and len(part) > 1:
+            yield part
+            part, taken = [0], widths[0]
+        part.append(place)
+        taken += 2 + its
+    yield part
 
 
-def utc(time: datetime) -> datetime:
-    """Return ``time`` in UTC; a time without a zone is UTC, as in Flyte."""
-    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def format_minute(time: datetime) -> str:
-    return f"{utc(time):%Y-%m-%d %H:%M}"
+def numbered_line(number: int, cells: Iterable[str]) -> str:
+    """Return a line of a numbered list, with cells as in :func:`aligned_table`."""
+    return "  ".join([f"{number:>4}", *map(one_line, cells)])

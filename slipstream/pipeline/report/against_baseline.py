@@ -1,0 +1,37 @@
+"""Comparison of the model with the baseline on the test rows, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.shared import formatting as fmt
+from slipstream.shared.artifacts.results.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class AgainstBaseline:
+    """Difference between the model's metric and the baseline's, as text.
+
+    ``shown`` is 1 if the model is significantly better, -1 if it is significantly worse, else 0.
+    """
+
+    words: str
+    interval: str
+    shown: int
+
+    @property
+    def sentence(self) -> str:
+        """Difference, interval and significance as half a sentence."""
+        return f"{self.words}, {self.interval}" if self.shown else f"not significant: {self.words}, {self.interval}"
+
+
+def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:
+    metric, gain = evaluation.metric.name, evaluation.gain
+    if evaluation.baseline.of(metric) is None:
+        return None
+    better_is_above = metric not in fmt.LESS_IS_BETTER
+    unit, digits = fmt.UNITS.get(metric, ("%", 1))
+    low, high = (gain.low, gain.high) if gain.value >= 0 else (-gain.high, -gain.low)
+    side = "above" if (gain.value >= 0) == better_is_above else "below"
+    words = f"{abs(gain.value):.{digits}f} {unit} {side}" if gain.value else "equal"
+    return AgainstBaseline(words, f"{fmt.limits(low, high, digits)} with 95 % confidence", gain.shown)

@@ -1,0 +1,1 @@
+"""Resources of stages: accelerators, spot capacity, retries."""
