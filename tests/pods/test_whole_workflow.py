@@ -58,6 +58,31 @@ def test_prepared_data_is_found_again(local: Rehearsal) -> None:
     assert {attempt.task for attempt in second.record.attempts} == {"list_data", "report_data"}
 
 
+@pytest.mark.prove
+def test_a_cached_output_whose_bytes_are_gone_is_named_and_made_again(local: Rehearsal) -> None:
+    """As a lifecycle rule leaves it: Flyte's cache goes on naming the output."""
+    local.forget()
+    inputs = inputs_of(local)
+    local.execution("made").run(PREPARE, inputs)
+    (made,) = {key.rpartition("/")[0] for key in local.bucket.keys("raw/") if "/tasks.prepare.prepare/manifest" in key}
+    for key in local.bucket.keys(made):
+        local.bucket.s3.delete_object(Bucket=local.bucket.name, Key=key)
+    again = local.execution("gone")
+    with pytest.raises(NodeFailed) as failure:
+        again.run(PREPARE, inputs)
+    assert set(again.record.hits.values()) == {"prepare"}
+    line = f"{local.bucket.uri(made)}: this cached output of the task tasks.prepare.prepare was deleted from the store"
+    said = str(failure.value)
+    assert f"{line}, but " in said and "start again with --overwrite-cache, which makes it again" in said
+    assert not failure.value.outcome.recoverable
+    overwritten = local.execution("overwritten", overwrite_cache=True)
+    overwritten.run(PREPARE, inputs)
+    assert "prepare" in pods_of(overwritten)
+    last = local.execution("last")
+    last.run(PREPARE, inputs)
+    assert set(last.record.hits.values()) == {"prepare"}
+
+
 def test_a_users_mistake_ends_the_execution_at_once(local: Rehearsal) -> None:
     execution = local.execution("mistake")
     with pytest.raises(NodeFailed, match="absent") as failure:
