@@ -58,13 +58,19 @@ def test_prepared_data_is_found_again(local: Rehearsal) -> None:
     assert {attempt.task for attempt in second.record.attempts} == {"list_data", "report_data"}
 
 
+def prepared_in(place: Rehearsal) -> set[str]:
+    keys = place.bucket.keys("raw/")
+    return {key.rpartition("/")[0] for key in keys if "/tasks.prepare.prepare/manifest" in key}
+
+
 @pytest.mark.prove
 def test_a_cached_output_whose_bytes_are_gone_is_named_and_made_again(local: Rehearsal) -> None:
     """As a lifecycle rule leaves it: Flyte's cache goes on naming the output."""
     local.forget()
     inputs = inputs_of(local)
+    before = prepared_in(local)
     local.execution("made").run(PREPARE, inputs)
-    (made,) = {key.rpartition("/")[0] for key in local.bucket.keys("raw/") if "/tasks.prepare.prepare/manifest" in key}
+    (made,) = prepared_in(local) - before
     for key in local.bucket.keys(made):
         local.bucket.s3.delete_object(Bucket=local.bucket.name, Key=key)
     again = local.execution("gone")
@@ -116,7 +122,7 @@ def test_every_cached_node_hits_the_second_time_and_the_rest_are_three_pods(loca
 @pytest.mark.prove
 def test_a_changed_export_setting_repeats_only_the_export(local: Rehearsal) -> None:
     inputs = inputs_of(local)
-    Acts(local, inputs, print).undisturbed()
+    local.execution("unchanged", seed=3).run(MAIN, inputs)
     other = replace(CONFIG, export=replace(CONFIG.export, calibration_rows=CONFIG.export.calibration_rows + 1))
     changed = local.execution("changed", seed=3)
     changed.run(MAIN, {**inputs, "config": literal(other)})
