@@ -1,4 +1,4 @@
-"""All patches of flytekit, its PyTorch plugin, mashumaro and torch's launcher.
+"""Patches of flytekit, its PyTorch plugin, mashumaro and torch's launcher.
 
 Every :class:`Patch` names the versions it is for and what upstream does. ``tests/registration/test_compat.py`` fails
 when an installed version is another, or when upstream no longer needs a patch.

@@ -139,7 +139,7 @@ class WorkerFailed(RuntimeError):
 
 
 class GroupEnd(IntEnum):
-    """What torch or the plugin raised in the agent when its workers ended."""
+    """Error that torch or the plugin raised in the agent when its workers ended."""
 
     SIGNAL = 0
     RECOVERABLE = 1

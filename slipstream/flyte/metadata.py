@@ -248,8 +248,6 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
-# A kill at the pod's own limit would recur, so it is not retried. If the node had no memory left, the pod is retried,
-# since another node may have more.
 #: Environment variable with the stage of a pod; unset in local runs.
 STAGE = "SLIPSTREAM_STAGE"
 
@@ -258,7 +256,8 @@ STAGE = "SLIPSTREAM_STAGE"
 def named_out_of_memory() -> Iterator[None]:
     """Replace an error of the block if processes were killed for lack of memory during it.
 
-    Raises ``UserError`` or, in a pod below its own limit, ``FlyteRecoverableException``.
+    Raises ``UserError``: a kill at the pod's own limit would recur. In a pod below its limit the node had no memory
+    left, and another node may have more: raises ``FlyteRecoverableException``.
     """
     before = memory_counters()
     try:

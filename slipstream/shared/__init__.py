@@ -1,1 +1,1 @@
-"""What the stages share."""
+"""Packages that stages and operations share."""

@@ -271,7 +271,7 @@ class ObservedTrial:
 
 @dataclass
 class OccupiedSlots:
-    """One worker's record of running trials; ``holder`` is this worker."""
+    """Record of the trials that the worker ``holder`` runs."""
 
     store: SweepStore
     holder: Holder

@@ -179,7 +179,7 @@ class Placement(Settings):
 
     @property
     def auto_precision(self) -> str:
-        """What a training's precision "auto" becomes here; "gpu" if the profile does not name the kind of GPU."""
+        """Precision that "auto" resolves to on this hardware; "gpu" if the profile names no kind of GPU."""
         if not int(self.gpu or 0):
             return "fp32"
         if not self.accelerator:
