@@ -97,7 +97,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
+def store(server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     """A reachable S3 with the bucket ``bucket``."""
     quieten(server)
     for name, value in CREDENTIALS.items():
@@ -105,21 +105,23 @@ def store(server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     s3.client_of.cache_clear()
     s3.client().create_bucket(Bucket="bucket")
-    return quieten(server)
+    yield quieten(server)
+    quieten(server)
 
 
 @pytest.fixture
-def google(google_server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
+def google(google_server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     """A reachable Google Cloud Storage with the bucket ``bucket``."""
     from slipstream.shared.storage import gcs
 
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_server.url)
     gcs.client_of.cache_clear()
-    return quieten(google_server)
+    yield quieten(google_server)
+    quieten(google_server)
 
 
 @pytest.fixture
-def azure(azure_server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
+def azure(azure_server: FaultyS3, short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     """A reachable Azure Blob Storage with the container ``bucket``."""
     quieten(azure_server)
     from slipstream.shared.storage import azure
@@ -128,7 +130,8 @@ def azure(azure_server: FaultyS3, short_pauses: None, monkeypatch: pytest.Monkey
     azure.client_of.cache_clear()
     with contextlib.suppress(FileExistsError):
         azure.client("").mkdir("bucket")
-    return quieten(azure_server)
+    yield quieten(azure_server)
+    quieten(azure_server)
 
 
 @pytest.fixture(params=list(REMOTE))
@@ -139,10 +142,10 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
 
 
 def quieten(server: FaultyS3) -> FaultyS3:
-    """Forget faults that an earlier test left, and what it asked."""
+    """Forget the faults that a test injected, and its requests."""
     server.plan.clear()
     server.fired.clear()
     server.requests.clear()
-    server.silent_until = 0.0
+    server.silent_until = server.down_until = 0.0
     server.ignores_conditions, server.clock_ahead_s = False, 0.0
     return server
