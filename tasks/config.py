@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, NamedTuple
 
 from flytekit import task
 
-from slipstream.config import RunConfig
+from slipstream.config import FineTuneConfig, RunConfig
 from slipstream.flyte.homes import shared_address
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import BY_VALUE, map_errors, runs_locally
@@ -59,7 +59,7 @@ class Sections(NamedTuple):
 
 @task(**stage_metadata("fingerprint"))
 @map_errors
-def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
+def with_base(base: str, config: FineTuneConfig) -> Annotated[RunConfig, BY_VALUE]:
     """Return the configuration for fine-tuning the language model at ``base``.
 
     The base's tokenizer is used unless another is configured.
@@ -70,7 +70,8 @@ def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
         raise UserError(f"model.base: {config.model.base} conflicts with --base {base}; expected only one of them")
     tokenizer = base if config.data.tokenizer == DataConfig().tokenizer else config.data.tokenizer
     data = replace(config.data, task="language", tokenizer=tokenizer)
-    return replace(config, data=data, model=replace(config.model, base=base))
+    sections = {each.name: getattr(config, each.name) for each in fields(config)}
+    return RunConfig(**{**sections, "data": data, "model": replace(config.model, base=base)})
 
 
 @task(**stage_metadata("fingerprint"))

@@ -116,7 +116,11 @@ def trained_bytes(directory: Path) -> int:
     ("base", "settings", "expected"),
     [
         ("nowhere", {}, "model.base: nowhere: no such directory; expected a directory, here or in a store"),
-        ("base", {"model": {"quantise": "nf4"}}, 'model.quantise: "nf4" is not allowed; expected none, or a'),
+        (
+            "base",
+            {"model": {"lora": {"rank": 0}, "quantise": "nf4"}},
+            'model.quantise: "nf4" is not allowed; expected none, or a',
+        ),
         ("base", {"data": {"length": 512}}, "has positions for 64 tokens, and a row has 512"),
         ("base", {"model": {**ADAPTERS, "quantise": "nf4"}}, "which is not a multiple of 64"),
         ("base", {"model": {"base": "other"}}, "model.base: other conflicts with --base base"),
