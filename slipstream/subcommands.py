@@ -63,6 +63,9 @@ SUBCOMMANDS = {
     "hugging-face": Subcommand(
         "slipstream.shared.models.hugging_face.command", "Write a transformer in Hugging Face's format."
     ),
+    "generate": Subcommand(
+        "slipstream.pipeline.export.generate", "Generate text with an exported transformer.", "transformers", "text"
+    ),
     "doctor": Subcommand("slipstream.operations.doctor.command", "Diagnose a package, a cluster or a node."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment.", in_clone=True),
     "versions": Subcommand("slipstream.versions", "Print the libraries of this image, for a profile."),
