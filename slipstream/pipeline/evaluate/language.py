@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.pipeline.evaluate.kneser_ney import KneserNey
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.prepared.documents import Document, read_documents
-from slipstream.shared.artifacts.prepared.token_rows import FILES, TOKENIZER
+from slipstream.shared.artifacts.prepared.token_rows import FILES, TOKENIZER, not_learned, read_tokens
 from slipstream.shared.artifacts.results.evaluation import BaselineScores, Continuation, Gain, LanguageFigures, Scores
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import NO_LIMIT
@@ -104,7 +104,7 @@ def graded_documents(run: ModelFunction, signature: Signature, documents: list[D
     rows, counts = [], list[int]()
     for document in documents:
         count = -(-(len(document.tokens) - 1) // length)
-        filled = np.full(count * length + 1, -1 - end, signature.inputs[0].dtype)
+        filled = np.full(count * length + 1, not_learned(end), signature.inputs[0].dtype)
         filled[: len(document.tokens)] = document.tokens
         rows.append(np.lib.stride_tricks.sliding_window_view(filled, length + 1)[::length])
         counts.append(count)
@@ -146,7 +146,7 @@ def document_continuations(
 def prompt_of(document: Document, length: int) -> list[int]:
     """Return the ids before a chat's first answer, or a document's first ids, at most half of a row."""
     tokens = document.tokens
-    ids = np.where(tokens < 0, -1 - tokens, tokens)
+    ids, _ = read_tokens(tokens)
     if tokens[0] < 0:
         return ids[: int(np.argmax(tokens >= 0))].tolist()
     return ids[: min(PROMPT_TOKENS, length // 2, len(ids) - 1)].tolist()

@@ -32,7 +32,6 @@ from slipstream.shared.models.factory_code import import_from_working_directory
 from slipstream.shared.models.initial.drawn import DrawnValues, InitialValues, StatesDeviations, fill_parameters
 from slipstream.shared.models.pruning import Retained, prune_model
 from slipstream.shared.models.tables_and_images import MLP, ResNet
-from slipstream.shared.models.token_rows import token_ids
 from slipstream.shared.models.transformer import Transformer
 from slipstream.shared.models.transformer_config import TransformerConfig
 from slipstream.shared.settings import kinds_of, unknown_setting
@@ -45,8 +44,6 @@ MOST_ROWS = 1024
 FACTORIES: dict[str, type[nn.Module]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
 #: Dtypes of outputs that are too narrow for regression targets.
 HALF = (torch.bfloat16, torch.float16)
-#: Dtypes of stored tokens; the id of a token that is not learned is stored as -1 - id.
-NARROW = ("int16", "int32")
 
 
 class ResultBytes(TorchDispatchMode):
@@ -107,11 +104,6 @@ class Predictor(nn.Module):
         self.register_buffer("image_mean", torch.tensor(signature.image_mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
 
-    @property
-    def narrow_tokens(self) -> bool:
-        """True if inputs are stored tokens, in which negative numbers mark tokens that are not learned."""
-        return self.signature.task == "next token" and self.signature.inputs[0].dtype in NARROW
-
     def own_state(self) -> dict[str, Tensor]:
         """Return the state dict, or if ``adapted`` only the adapters."""
         state = self.state_dict()
@@ -123,9 +115,9 @@ class Predictor(nn.Module):
             # Both buffers stay on the host even if the model is on the meta device.
             mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
             inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
-        if self.narrow_tokens and self.first:
-            inputs = tuple(map(token_ids, inputs))
-        outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=token_ids(ids))
+        if self.signature.task == "next token" and self.first:
+            inputs = tuple(x.long() for x in inputs)
+        outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=ids.long())
         if self.signature.task == "regression" and self.last:
             # Precision matters: a target of about 200,500 would be 200,704 in bfloat16, and infinite in float16.
             if outputs.dtype in HALF:
