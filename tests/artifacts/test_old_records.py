@@ -36,7 +36,7 @@ def record(kind: type) -> Reader:
 HOLDER = Holder("f1a2", 1, "prefix")
 READ: list[tuple[bytes, Reader, object]] = [
     (
-        b'{\n "announced": "step-000000000020.a0001",\n "beat": 3,\n\n'
+        b'{\n "announced": "step-000000000020.a0001",\n "beat": 3,\n'
         b' "ended": false,\n "leaving": false,\n "step": 20\n}\n',
         record(Heartbeat),
         Heartbeat(3, 20, "step-000000000020.a0001"),

@@ -16,6 +16,7 @@ from slipstream.pipeline.train.memory.choices import TraceJob, numbers_to_try
 from slipstream.pipeline.train.memory.command import rows_of_text, rows_of_tokens
 from slipstream.pipeline.train.memory.processes import TraceFailure, trace_footprints
 from slipstream.pipeline.train.memory.trace import Footprint, TracedStep
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.source.config import DataConfig
@@ -116,8 +117,8 @@ def test_a_configuration_of_text_says_it_before_the_text_is_prepared(tmp_path: P
     parameters = json.loads(found.stdout)["rows"][0]["lasting"]["parameters"]
     assert parameters == pytest.approx(4 * (2 * 300 * 32 + 2 * layer + 32), rel=0.01), "embedding and output layer"
     config = DataConfig.from_dict(tell)
-    assert rows_of_text(config, ModelConfig()).document_end == 0
-    assert rows_of_text(replace(config, across_documents=True), ModelConfig()).document_end == -1
+    assert rows_of_text(config, ModelOrigin(ModelConfig())).document_end == 0
+    assert rows_of_text(replace(config, across_documents=True), ModelOrigin(ModelConfig())).document_end == -1
 
 
 @pytest.mark.parametrize("options", [("--length", "16"), ()])
