@@ -57,7 +57,7 @@ from slipstream.shared.artifacts.versions import installed_version
 from slipstream.shared.comparison.latencies import Workload, affordable_batches, measure_latencies
 from slipstream.shared.comparison.quality import QualityLoss, quality_loss
 from slipstream.shared.errors import UserError
-from slipstream.shared.machine.description import ClusterMachine, this_machine
+from slipstream.shared.machine.description import CpuModel, this_machine
 from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.models.predict import held_out_rows, predict_records, record_targets
 
@@ -234,7 +234,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
     )
 
 
-def machine_figures(machine: ClusterMachine, config: ExportConfig) -> MachineFigures:
+def machine_figures(machine: CpuModel, config: ExportConfig) -> MachineFigures:
     """Return machine, threads per call and library versions for ``export.json``."""
     import onnxruntime
     import torch

@@ -163,7 +163,7 @@ def rendered_of(found: list[Any] | str) -> RenderedText | str:
     return found if isinstance(found, str) else RenderedText(*found)
 
 
-class _OfThread(threading.local):
+class ThreadTemplates(threading.local):
     """Holder of one template process per thread.
 
     Linux kills a child when the thread that started it ends, and threads must not receive each other's replies.
@@ -173,7 +173,7 @@ class _OfThread(threading.local):
         self.process = TemplateProcess()
 
 
-_of_thread = _OfThread()
+_of_thread = ThreadTemplates()
 
 
 def template_process() -> TemplateProcess:
