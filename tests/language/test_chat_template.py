@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -262,7 +260,7 @@ class TestTheProcess:
     def test_one_that_ends_in_the_middle_is_said(self) -> None:
         ChatTemplate(OWN_TEMPLATE, {}, DATE)
         process = template_process()
-        os.kill(child_of(process).process.pid, signal.SIGSTOP)
+        psutil.Process(child_of(process).process.pid).suspend()
         child_of(process).process.kill()
         with refuses(TemplateStopped):
             process._receive(child_of(process), 10)
