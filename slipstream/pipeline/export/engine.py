@@ -29,8 +29,8 @@ from slipstream.pipeline.export.choose import (
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.convert import PARITY_BATCHES, exporters_silenced, output_name, without_provenance
 from slipstream.pipeline.export.package.assemble import LOGITS, assemble_package, finish_package
-from slipstream.pipeline.export.package.distributions import model_distributions
 from slipstream.pipeline.export.package.libraries import ModelProvenance, write_libraries
+from slipstream.pipeline.export.package.samples import model_distributions
 from slipstream.pipeline.export.quantize.half_precision import TRIED_ROWS, Half, largest_output_error, write_half
 from slipstream.pipeline.export.quantize.quantise import Quantiser, calibration_rows, stacked_products
 from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS

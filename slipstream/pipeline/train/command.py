@@ -25,7 +25,7 @@ from slipstream.shared.artifacts.prepared.streamed import make_stub
 from slipstream.shared.artifacts.results.training import KIND
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.artifacts.workspaces import Holder
-from slipstream.shared.distributed.leaving import exit_at_once, group_stands
+from slipstream.shared.distributed.process_group import exit_at_once, group_stands
 from slipstream.shared.distributed.user_errors import torch_user_error
 from slipstream.shared.errors import OutOfMemory, UserError
 from slipstream.shared.logs import logger
@@ -74,7 +74,7 @@ def is_finished(output: Path, made_by: Callable[[], Mapping[str, object]]) -> bo
 def alone_at_once() -> Iterator[None]:
     """Print an error of this rank and end the process without waiting for other ranks.
 
-    See :mod:`slipstream.shared.distributed.leaving`.
+    See :mod:`slipstream.shared.distributed.process_group`.
     """
     try:
         yield

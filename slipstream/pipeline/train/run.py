@@ -54,14 +54,13 @@ from slipstream.pipeline.train.setup import (
     same_origin,
 )
 from slipstream.pipeline.train.so_far import progress_written
-from slipstream.pipeline.train.telemetry.around import current_losses
 from slipstream.pipeline.train.telemetry.attempt import (
     describe_machine,
     overhead_seconds,
     record_attempt,
 )
 from slipstream.pipeline.train.telemetry.pods import samples_uploaded
-from slipstream.pipeline.train.telemetry.totals import written_totals
+from slipstream.pipeline.train.telemetry.totals import current_losses, written_totals
 from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.artifacts.results.ledger import RESTORE
 from slipstream.shared.artifacts.versions import code_version
