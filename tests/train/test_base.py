@@ -137,7 +137,7 @@ def count_openings(counted: Path) -> None:
             file.write("opened\n")
         return listing(*arguments)
 
-    BaseDirectory.list = listed  # type: ignore[method-assign]
+    BaseDirectory.list = listed  # type: ignore[assignment, method-assign]
 
 
 def counting_rank(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:

@@ -114,7 +114,7 @@ def decode_plain(content: bytes, kind: type[T]) -> T | None:
         record = kind(**tree)
     except (TypeError, ValueError):
         return None
-    hints = field_types(kind)
+    hints = field_types(cast(Hashable, kind))
     return record if all(is_plain(value, hints[name]) for name, value in tree.items()) else None
 
 

@@ -159,7 +159,10 @@ def test_of_a_base_its_config_says_it_all(
 def test_numbers_are_whole_rounds_of_a_pipeline() -> None:
     config = {"batch_size": 26, "accumulation": 4, "parallel": {"pipeline": 4}}
     job = TraceJob(
-        ModelConfig(), rows_of_tokens(ModelConfig("transformer", SMALL), 16), TrainingConfig.from_dict(config), 4
+        ModelConfig(),
+        rows_of_tokens(ModelOrigin(ModelConfig("transformer", SMALL)), 16),
+        TrainingConfig.from_dict(config),
+        4,
     )
     assert numbers_to_try(job) == [4, 16, 24]
 
@@ -169,7 +172,7 @@ def test_a_model_of_billions_of_parameters_takes_no_memory(layers: int, paramete
     """Its weights alone are 7 or 30 GiB."""
     model = ModelConfig("transformer", {**LARGE, "num_hidden_layers": layers})
     training = TrainingConfig.from_dict({"precision": "bf16", "parallel": {"shard": "weights"}, "batch_size": 8})
-    job = TraceJob(model, rows_of_tokens(model, 4096), training, 8)
+    job = TraceJob(model, rows_of_tokens(ModelOrigin(model), 4096), training, 8)
     (found,) = trace_footprints([job.step])
     assert isinstance(found, Footprint), found
     assert found.at_peak["parameters"] == pytest.approx(parameters * 4 / 8, rel=0.01)

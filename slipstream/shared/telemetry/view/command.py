@@ -16,7 +16,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import UNKNOWN, age, aligned_table, percent, size_text
 from slipstream.shared.one_line import one_line
 from slipstream.shared.telemetry.bottleneck import DECISIVE, decisive_causes
-from slipstream.shared.telemetry.metrics import STEP
+from slipstream.shared.telemetry.metrics import STEP_PHASES
 from slipstream.shared.telemetry.node import NodeFacts, read_facts
 from slipstream.shared.telemetry.records import CHECKPOINT, EVALUATION, DeviceReading, RankTotals, Sample
 from slipstream.shared.telemetry.ring import SILENT_S, latest_samples, newest_sample
@@ -122,7 +122,7 @@ def listed(others: Sequence[StageSamples], now: float) -> list[str]:
 SHOWN_SAMPLES = 6
 DEVICES = ("device", "utilisation", "SM activity", "memory", "power", "temperature", "state")
 HOST = ("host", "CPUs used", "threads waiting for a CPU", "throttled by the quota", "memory")
-RANKS = ("rank", "steps", "samples/s", "ms/step", *STEP, EVALUATION, CHECKPOINT, "last step")
+RANKS = ("rank", "steps", "samples/s", "ms/step", *STEP_PHASES, EVALUATION, CHECKPOINT, "last step")
 CAUSES = ("cause", "share", "")
 #: Left-aligned columns.
 WORDS = ("device", "state", "host", "cause", "")
@@ -223,7 +223,7 @@ def rank_row(rank: RankTotals, now: float) -> list[str]:
     Percentages are of the time of steps, evaluations and checkpoints.
     """
     seconds = rank.phase_seconds
-    steps_s = sum(seconds.get(phase, 0.0) for phase in STEP)
+    steps_s = sum(seconds.get(phase, 0.0) for phase in STEP_PHASES)
     whole = steps_s + sum(seconds.get(phase, 0.0) for phase in (EVALUATION, CHECKPOINT))
     begun = rank.steps > 0 and steps_s > 0
 
@@ -237,7 +237,7 @@ def rank_row(rank: RankTotals, now: float) -> list[str]:
         f"{1e3 * steps_s / rank.steps:.3g}" if begun else UNKNOWN,
         *(
             f"{1e3 * seconds.get(phase, 0.0) / rank.steps:.3g} ms {share(phase)}" if begun else UNKNOWN
-            for phase in STEP
+            for phase in STEP_PHASES
         ),
         *(f"{seconds.get(phase, 0.0):.3g} s {share(phase)}" for phase in (EVALUATION, CHECKPOINT)),
         f"{age(now - rank.last_step_at)} ago" if rank.last_step_at else UNKNOWN,
