@@ -91,6 +91,8 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
     from slipstream.shared.models.factory_code import fingerprint_model
 
     config.model.check_base()
+    if runs_locally():  # a relative path is of no use outside of a pod
+        config = replace(config, model=config.model.with_lasting_addresses())
     origin = ModelOrigin(config.model)
     if config.model.base and config.data.task == "language":
         # Importing these takes half a second.

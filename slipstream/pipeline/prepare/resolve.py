@@ -136,10 +136,11 @@ def given_tokenizer(address: str) -> tuple[dict[str, str], int]:
     """
     tokenizer, vocabulary = Tokenizer(read_tokenizer(address)), vocabulary_beside(address)
     if 0 < vocabulary < tokenizer.vocabulary:
+        last = tokenizer.vocabulary - 1
         raise UserError(
-            f"data.tokenizer: {address}: {FAST} has the token id {tokenizer.vocabulary - 1}, and the model of "
-            f"{CONFIG} has embeddings for {vocabulary} ids (vocab_size); expected smaller ids; give the tokenizer of "
-            f"that model, or a directory without {CONFIG}"
+            f"data.tokenizer: {address}: {FAST} has the token {tokenizer.text_of(last)!r} with the id {last}, and the "
+            f"model of {CONFIG} has embeddings for {vocabulary} ids (vocab_size); expected smaller ids; remove tokens "
+            "that were added, or give the model embeddings for them (resize_token_embeddings in transformers)"
         )
     return tokenizer.files, vocabulary
 

@@ -115,7 +115,8 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
     Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml
     """
     settings = RunConfig.from_file(config) if config else RunConfig()
-    training, origin = settings.for_training(), ModelOrigin(settings.model)
+    training, model = settings.for_training(), settings.model.with_lasting_addresses()
+    origin = ModelOrigin(model)
     with alone_at_once(), local_prepared_data(prepared) as directory:
 
         @cache
@@ -123,7 +124,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             # Lazy: only a process that needs the digest reads the base.
             data = PreparedData.open(directory)
             made = {"command": "slipstream.train", "code": code_version(KIND)}
-            return {**made, **run_identity(data, settings.model, training, base_digest=origin.digest)}
+            return {**made, **run_identity(data, model, training, base_digest=origin.digest)}
 
         if is_finished(output, made_by):
             return
@@ -135,7 +136,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             return
         request = TrainingRequest(
             prepared=directory,
-            model=settings.model,
+            model=model,
             training=training,
             directory=output,
             home=home,

@@ -1,0 +1,69 @@
+"""A base by any path: what is stored does not depend on the working directory, and no path enters a key."""
+
+import json
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+
+from slipstream.config import RunConfig
+from slipstream.flyte.stage import describe_input, section_digest
+from slipstream.shared.models.adapters.layers import is_adapter
+from slipstream.shared.models.adapters.peft_files import NewAdapter, peft_files
+from slipstream.shared.models.base.directory import ModelOrigin
+from slipstream.shared.models.base.shape import with_base_shape
+from slipstream.shared.models.config import LoraConfig
+from slipstream.shared.models.factory import build_model
+from slipstream.shared.storage.local import lasting_address, local_path
+from tasks import config
+from tasks.config import Sections, config_sections
+from tests.support.bases import SIGNATURE, make_base
+
+LORA = LoraConfig(rank=2)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_base(tmp_path / "models/base")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(config, "runs_locally", lambda: True)
+    return tmp_path
+
+
+def sections_of(base: str) -> Sections:
+    data = {"task": "language", "tokenizer": base, "length": 48}
+    return config_sections(RunConfig.from_dict({"model": {"base": base, "lora": {"rank": 2}}, "data": data}))
+
+
+def test_one_base_under_three_paths_is_stored_absolute_and_has_one_key(places: Path) -> None:
+    found = [sections_of(base) for base in ("../models/base", "~/models/base", str(places / "models/base"))]
+    assert {Path(each.model.base).resolve() for each in found} == {places / "models/base"}
+    assert all(Path(each.model.base).is_absolute() for each in found)
+    assert len({(section_digest(each.model), each.model_code) for each in found}) == 1
+    assert len({json.dumps(describe_input(each.model), sort_keys=True) for each in found}) == 1
+    (places / "models/base/config.json").write_text((places / "models/base/config.json").read_text() + " ")
+    assert sections_of("../models/base").model_code != found[0].model_code, "the bytes count"
+
+
+def test_addresses_in_stores_and_unknown_users_are_as_given(places: Path) -> None:
+    assert lasting_address("s3://bucket/base") == "s3://bucket/base" and lasting_address("") == ""
+    assert local_path("~nobody-of-this-name/base") == Path("~nobody-of-this-name/base")
+
+
+def test_peft_opens_the_adapter_from_another_folder(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sections_of("../models/base").model
+    shaped = with_base_shape(model, SIGNATURE.inputs[0].shape[0], ModelOrigin(model))
+    network = build_model(shaped, SIGNATURE, seed=0, empty=True).network.to_empty(device="cpu")
+    tensors = {name: tensor for name, tensor in network.state_dict().items() if is_adapter(name)}
+    (places / "adapter").mkdir()
+    for name, content in peft_files(NewAdapter(LORA, model.base, tensors)).items():
+        (places / "adapter" / name).write_bytes(content)
+    (places / "elsewhere").mkdir()
+    monkeypatch.chdir(places / "elsewhere")
+    opened = peft.AutoPeftModelForCausalLM.from_pretrained(places / "adapter", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(places / "models/base", dtype=torch.float32)
+    assert opened.get_base_model().config.hidden_size == theirs.config.hidden_size
