@@ -158,6 +158,7 @@ class Trainer:
             pieces = micro_batch_slices(data, training, replicas * shards)
             lineage = Lineage.open(request, data)
             architecture = lineage.architecture(request.origin, data)
+            inherited = lineage.inherited(request.origin) if group.rank == 0 else {}
             precision = common_precision(training.precision, abilities)
             check_exchange(self.applied.exchange(training.gradients), group.backend, precision)
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
@@ -169,6 +170,7 @@ class Trainer:
             data=data,
             lineage=lineage,
             architecture=architecture,
+            inherited=inherited,
             precision=precision,
             pieces=pieces,
             data_ranks=replicas * shards,
@@ -330,7 +332,8 @@ class Trainer:
             recorder.end(f"{type(error).__name__}: {error}")
             raise
         guard.close()
-        return TrainedState(resumed, record_attempt(resumed) | (profiler.files if profiler else {}))
+        files = record_attempt(resumed) | (profiler.files if profiler else {}) | resolved.inherited
+        return TrainedState(resumed, files)
 
     def write(self, trained: TrainedState) -> None:
         """Write the trained model on rank 0, and shut down all ranks.

@@ -39,6 +39,12 @@ START = DirectoryPurpose(
 )
 
 
+#: Hugging Face's default settings of generation.
+GENERATION = "generation_config.json"
+#: Files of a base that a trained model holds, and their directory in it.
+SETTINGS, INHERITED = (CONFIG, GENERATION), "base"
+
+
 @dataclass(frozen=True)
 class BaseDirectory:
     """Directory at ``address`` with its files by name, without subdirectories."""
@@ -65,6 +71,10 @@ class BaseDirectory:
         if purpose.config not in files:
             raise UserError(f"{where}: holds no {purpose.config}; {purpose.expected}")
         return cls(address, files, purpose)
+
+    def inherited(self) -> dict[str, bytes]:
+        """Return the files for a trained model from which an export takes the base's settings."""
+        return {f"{INHERITED}/{name}": canonical_json(self.json(name)) for name in SETTINGS if name in self.files}
 
     def where(self, name: str) -> str:
         """Return a file's name for messages, with setting and address."""
