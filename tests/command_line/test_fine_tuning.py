@@ -115,7 +115,7 @@ def trained_bytes(directory: Path) -> int:
 @pytest.mark.parametrize(
     ("base", "settings", "expected"),
     [
-        ("nowhere", {}, "/nowhere: no such directory; expected a directory, here or in a store"),
+        ("nowhere", {}, "model.base: nowhere: no such directory, and no model of this name in Hugging Face's cache"),
         (
             "base",
             {"model": {"lora": {"rank": 0}, "quantise": "nf4"}},

@@ -29,7 +29,7 @@ from slipstream.shared.distributed.process_group import exit_at_once, group_stan
 from slipstream.shared.distributed.user_errors import torch_user_error
 from slipstream.shared.errors import OutOfMemory, UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.directory import ModelOrigin
+from slipstream.shared.models.base.directory import ModelOrigin, with_lasting_addresses
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import STORES
 from slipstream.shared.telemetry.metrics import MetricLabels
@@ -115,7 +115,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
     Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml
     """
     settings = RunConfig.from_file(config) if config else RunConfig()
-    training, model = settings.for_training(), settings.model.with_lasting_addresses()
+    training, model = settings.for_training(), with_lasting_addresses(settings.model)
     origin = ModelOrigin(model)
     with alone_at_once(), local_prepared_data(prepared) as directory:
 

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from slipstream.shared.settings import LARGEST, Natural, Settings, settings
-from slipstream.shared.storage.local import lasting_address
 
 #: Maximum number of blocks of a model; language models have at most 126.
 DEEPEST = 2000
@@ -109,11 +108,6 @@ class ModelConfig(Settings):
         """
         if self.lora.rank and not self.base:
             raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
-
-    def with_lasting_addresses(self) -> ModelConfig:
-        """Return a copy with absolute addresses of base and start adapter, which are stored with a model."""
-        start = lasting_address(self.lora.start)
-        return replace(self, base=lasting_address(self.base), lora=replace(self.lora, start=start))
 
     def without_addresses(self) -> ModelConfig:
         """Return a copy without the addresses of base and start adapter, for keys that have their digests instead."""
