@@ -93,7 +93,7 @@ def refuse_local_base(base: str) -> None:
     if not base.startswith(STORES):
         raise UserError(
             f"--base: {base}: pods cannot read this machine's disk or cache; expected an address in a store: upload "
-            "the directory with config.json, the safetensors and the tokenizer, and give its s3://, gs:// or abfs://"
+            "the directory with config.json, the safetensors and the tokenizer, and give its address (s3://, gs://, abfs://)"
         )
 
 

@@ -82,7 +82,7 @@ def test_with_remote_only_a_store_will_do(places: Path) -> None:
 
 def test_addresses_in_stores_and_unknown_users_are_as_given(places: Path) -> None:
     assert lasting_address("s3://bucket/base") == "s3://bucket/base" and lasting_address("") == ""
-    assert local_path("~nobody-of-this-name/base") == Path("~nobody-of-this-name/base")
+    assert local_path("~unknown-user/base") == Path("~unknown-user/base")
 
 
 def test_peft_opens_the_adapter_from_another_folder(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,13 @@ from onnx import TensorProto
 
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.prepared.token_rows import FAST, TOKENIZER, disable_padding_and_truncation
+from slipstream.shared.artifacts.prepared.token_rows import (
+    FAST,
+    TOKENIZER,
+    disable_padding_and_truncation,
+    parse_tokenizer_json,
+)
 from slipstream.shared.artifacts.results.export import DeployedTensor, LibraryFiles, ModelSignature
-from slipstream.shared.artifacts.strict_json import parse_json
 from slipstream.shared.artifacts.versions import ROOT
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.chat_template import stop_token_ids
@@ -84,7 +88,7 @@ def plain_settings(stored: bytes) -> bytes:
     """Return a ``tokenizer_config.json`` without entries that name code or a place."""
     from slipstream.shared.models.hugging_face.files import without_code
 
-    content = parse_json(stored)
+    content = parse_tokenizer_json(stored.decode())
     kept = without_code(content)
     return stored if kept == content else json.dumps(kept, indent=2, ensure_ascii=False).encode()
 
