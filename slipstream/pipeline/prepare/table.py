@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream.pipeline.prepare.base_set import REFERENCE, TableSchema
-from slipstream.pipeline.prepare.card import make_card
+from slipstream.pipeline.prepare.card import make_card, with_skipped
 from slipstream.pipeline.prepare.fit.fit import FittedColumns, check_values, fit_columns
 from slipstream.pipeline.prepare.fit.scan import ScanResult, SplitRows, UnitScan, read_again, scan_unit
 from slipstream.pipeline.prepare.fit.splits import Cuts, find_cuts
@@ -86,9 +86,10 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
     scanned = ScanResult.nothing(scan)
     for part in parts:
         scanned.merge(part)
+    bad = table.bad + scanned.bad
     if base is None:
-        check_values(scanned, scan.target, scan.config)
-    quarantine.check_limit(table.bad + scanned.bad, table.read, scan.config.quarantine_limit)
+        check_values(scanned, bad, scan.target, scan.config)
+    quarantine.check_limit(bad, table.read, scan.config.quarantine_limit)
     fitted = base.fitted(scanned) if base else fit_columns(scanned, scan.types, scan.target, scan.config)
     return FittedTable(opened, scanned, fitted)
 
@@ -153,6 +154,7 @@ def encode_records(transform: Transform, rows: SplitRows, numbers: dict[str, np.
 def data_card(fitting: FittedTable) -> DataCard:
     opened, scanned = fitting.opened, fitting.scanned
     card = make_card(opened.source.name, opened.input, scanned, fitting.fitted, opened.dropped)
+    card = with_skipped(card, opened.source.listing)
     return opened.source.base.continued(card, scanned.sample_table()) if opened.source.base else card
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from slipstream.shared.artifacts.resume import ResumableScratch
-from slipstream.shared.errors import UserError
 from slipstream.shared.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.quarantine import BadRow
-from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource
+from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource, class_folders
 
 #: Limits on the size in bytes and the number of files of a block, the job of one worker.
 BLOCK_BYTES = 8 << 20
@@ -48,12 +47,7 @@ class TextUnit:
 
 def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
     """Convert text files to a table in ``scratch``, one row per file; raise ``UserError`` without class folders."""
-    for file in source.files:
-        if "/" not in source.listing.relative(file):
-            raise UserError(
-                f"{file.uri}: is not in a class folder; expected a directory with one folder of texts for each class, "
-                "or data.format: csv for a table"
-            )
+    class_folders(source, "texts", ", or data.format: csv for a table")
     units: list[Unit] = []
     bad: list[BadRow] = []
     first = 0

@@ -54,6 +54,11 @@ def read_quarantine(artifact: Artifact) -> list[BadRow]:
     return [BadRow(**row) for row in table.to_pylist()]
 
 
+def describe(row: BadRow) -> str:
+    where = f" in column {row.column!r}" if row.column else ""
+    return f"{row.file}, line {row.line:,}: {row.reason}{where} ({row.raw[:60]!r})"
+
+
 def check_limit(rows: list[BadRow], read: int, limit: float) -> None:
     """Raise ``UserError`` with a summary if more than the share ``limit`` of the ``read`` rows is quarantined."""
     if len(rows) <= limit * read:

@@ -15,12 +15,14 @@ ADDRESS = "Python's standard library"
 LEFT_OUT = ("test", "tests", "site-packages", "dist-packages", "idlelib", "turtledemo", "__pycache__")
 
 
-def list_data(address: str, config: DataConfig) -> Listing:
+def list_data(address: str, target: str, config: DataConfig) -> Listing:
     """List the files at an address; raise ``UserError`` if there are none.
 
     Without an address, the data is the standard library for language, else scikit-learn's digits.
     """
-    return list_standard_library() if config.task == "language" and not address else list_source(address)
+    if config.task == "language" and not address:
+        return list_standard_library()
+    return list_source(address, target, config)
 
 
 def list_standard_library() -> Listing:

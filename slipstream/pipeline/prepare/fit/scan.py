@@ -236,7 +236,7 @@ def scan_unit(job: tuple[UnitScan, Unit]) -> ScanResult:
             # The extremes show cheaply whether such values exist; the rows are searched only then.
             reasons = judge_sizes(numbers) | reasons
             rows, figures = measure_rows(batch, numbers, unit.first_row + done, splits, reasons)
-        result.bad += set_aside(original, reasons, lines, unit)
+        result.bad += set_aside(original, reasons, lines, unit, scan)
         result.rejected.append(done + np.array(sorted(reasons), np.int64))
         count_rows(rows, scan, result)
         result.figures = result.figures.merge(figures)
@@ -308,12 +308,17 @@ def measure_rows(
 
 
 def set_aside(
-    original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit
+    original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit, scan: UnitScan
 ) -> Iterator[BadRow]:
-    """Yield the rows in ``reasons`` for the quarantine, with their original values."""
+    """Yield the rows in ``reasons`` for the quarantine, with their original values.
+
+    The reason names a text that may be a class, such as "None".
+    """
     for row in sorted(reasons):
         name, reason = reasons[row]
         raw = value_types.as_python(original.column(name).slice(row, 1))[0]
+        if reason == NO_TARGET and scan.types[name] == value_types.TEXT and (mark := str(raw or "").strip()):
+            reason = f"{NO_TARGET}: {mark!r} is in data.missing"
         yield BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.errors import UserError
@@ -47,6 +48,7 @@ class TextJob:
     config: DataConfig
     has_header: bool
     path: Path
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class TextPlan:
     warnings: list[str]
     config: DataConfig
     partitions: Partitions = Partitions()
+    target: str = ""
 
 
 def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
@@ -101,7 +104,7 @@ def plan_text(source: ResolvedSource) -> TextPlan:
     Raises ``UserError`` if CSV files have different columns.
     """
     plan = (plan_json if source.format == "json" else plan_csv)(list(source.files), source.config)
-    return replace(plan, partitions=find_partitions(source))
+    return replace(plan, partitions=find_partitions(source), target=source.target)
 
 
 def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
@@ -202,7 +205,8 @@ def text_jobs(plan: TextPlan, scratch: Path) -> Iterator[TextJob]:
     for file, names in zip(plan.files, plan.names, strict=True):
         for index, block in enumerate(read_blocks(file, plan.config)):
             path = scratch / f"text-{number:06d}.arrow"
-            yield TextJob(block, names, plan.types, plan.config, plan.config.header and index == 0, path)
+            has_header = plan.config.header and index == 0
+            yield TextJob(block, names, plan.types, plan.config, has_header, path, plan.target)
             number += 1
 
 
@@ -218,6 +222,8 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
             continue
         texts = in_one(column)
         arrays[name], failed = number_format.convert(texts, job.types[name])
+        if name == job.target and job.types[name] == value_types.TEXT:
+            arrays[name] = with_marks(arrays[name], texts)
         if not failed.any():
             continue
         rows = np.flatnonzero(failed & keep)
@@ -237,6 +243,12 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
     others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
     bad.sort(key=lambda row: row.line)
     return ConvertedBlock(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
+
+
+def with_marks(column: pa.Array, texts: pa.Array) -> pa.Array:
+    """Return the target's texts with the marks for "missing", so that the quarantine can name them."""
+    marks = pc.utf8_trim_whitespace(texts)
+    return pc.if_else(pc.and_(pc.is_null(column), pc.not_equal(marks, "")), marks, column)
 
 
 def in_one(column: pa.ChunkedArray) -> pa.Array:
