@@ -14,7 +14,7 @@ NODES = {"first": ("Gemm", 60), "second": ("MatMul", 20), "third": ("Relu", 15),
 
 
 def calls_of(noise: float = 0.0, preempted: dict[int, int] | None = None) -> list[tuple[str, str, int]]:
-    """Executions call by call; calls in ``preempted`` lose so many microseconds in the third node."""
+    """Executions call by call; calls in ``preempted`` lose that many microseconds in the third node."""
     draw, found = np.random.default_rng(0), []
     for call in range(CALLS):
         for name, (operator, duration) in NODES.items():

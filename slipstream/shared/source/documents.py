@@ -12,7 +12,7 @@ from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.files import SourceFile
-from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
 from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource, class_folders
 
 #: Limits on the size in bytes and the number of files of a block, the job of one worker.
@@ -38,18 +38,18 @@ class TextUnit:
 
     path: Path
     rows: int
-    bad: list[BadRow]
+    bad: QuarantinedRows
 
     @property
     def files(self) -> list[Path]:
-        return [self.path]
+        return [self.path, *self.bad.spools]
 
 
 def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
     """Convert text files to a table in ``scratch``, one row per file; raise ``UserError`` without class folders."""
     class_folders(source, "texts", ", or data.format: csv for a table")
     units: list[Unit] = []
-    bad: list[BadRow] = []
+    bad = QuarantinedRows()
     first = 0
     for piece in scratch.map(read_files, blocks_of(source, scratch.root)):
         if piece.rows:
@@ -85,7 +85,7 @@ def read_files(job: TextFiles) -> TextUnit:
             rows.append({TEXT: text, CLASS: name, LINE: 1})
     schema = pa.schema({TEXT: pa.string(), CLASS: pa.string(), LINE: pa.int64()})
     write_spool(job.path, pa.RecordBatch.from_pylist(rows, schema))
-    return TextUnit(job.path, len(rows), bad)
+    return TextUnit(job.path, len(rows), QuarantinedRows.spooled(bad, job.path.with_suffix(".bad")))
 
 
 def read_text(file: SourceFile, encoding: str) -> str | BadRow:

@@ -152,7 +152,8 @@ class Listing:
         if format not in (*IMAGE_FORMATS, "text"):
             return self
         suffixes = {Path(file.name).suffix.lower() for file in self.files}
-        hidden, shown = [], list(self.files)
+        hidden: list[SourceFile] = []
+        shown = list(self.files)
         for file in self.hidden:
             parts = self.relative(file).split("/")
             never = any(part.startswith(".") for part in parts) or OF_PROGRAMS.fullmatch(parts[-1])

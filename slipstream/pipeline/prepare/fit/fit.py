@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ from slipstream.shared.source.columns.transform import (
     take_part,
 )
 from slipstream.shared.source.config import DataConfig
-from slipstream.shared.source.quarantine import BadRow, describe
+from slipstream.shared.source.quarantine import QuarantinedRows, describe
 
 #: Roles of a column.
 NUMERIC, CATEGORICAL, DOCUMENT, TARGET = "numeric", "categorical", "document", "target"
@@ -126,14 +125,14 @@ def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
     return mean
 
 
-def check_values(scanned: ScanResult, bad: list[BadRow], target: str, config: DataConfig) -> None:
+def check_values(scanned: ScanResult, bad: QuarantinedRows, target: str, config: DataConfig) -> None:
     """Raise ``UserError`` if no row is usable, with the first ``bad`` ones, or the id or group column is empty."""
     rows = sum(scanned.rows)
-    if rows == 0 and all(row.reason.startswith(NO_TARGET) for row in bad):
+    if rows == 0 and all(each.first.reason.startswith(NO_TARGET) for each in bad.reasons):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
     if rows == 0:
         raise UserError(
-            f"data: all {len(bad):,} rows were quarantined: {'; '.join(map(describe, bad[:SHOWN]))}; correct the rows, "
+            f"data: all {len(bad):,} rows were quarantined: {'; '.join(map(describe, bad.first))}; correct the rows, "
             "or the settings of the section data"
         )
     for setting in ("id", "group"):
@@ -187,11 +186,12 @@ def judge_target(
 
 def class_warnings(scanned: ScanResult, target: str) -> list[str]:
     """Return a warning for every text in ``data.missing`` that may be the name of a class."""
-    marked = Counter(row.reason for row in scanned.bad if row.reason.startswith(f"{NO_TARGET}: "))
+    named = f"{NO_TARGET}: "
     return [
-        f"target {target!r}: {count:,} rows were quarantined, as {reason.removeprefix(f'{NO_TARGET}: ')}; if it is a "
-        "class, set data.missing without it"
-        for reason, count in marked.items()
+        f"target {target!r}: {each.rows:,} rows were quarantined, as {each.first.reason.removeprefix(named)}; if it is "
+        "a class, set data.missing without it"
+        for each in scanned.bad.reasons
+        if each.first.reason.startswith(named)
     ]
 
 
