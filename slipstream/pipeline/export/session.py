@@ -149,11 +149,8 @@ def at_batch(path: Path, signature: Signature, records: np.ndarray, config: Expo
 
 
 def figures_by_operator(rows: int, kernels: Sequence[tuple[str, str, int]]) -> ProfileFigures:
-    """Return the shares of operators from all executions: node, operator and whole microseconds, call by call.
-
-    A node counts with the median of its calls, so that other work on the machine, which delays a few of them, moves no
-    share. The limits come from resampled calls.
-    """
+    """Return the shares of operators from all executions: node, operator and whole microseconds, call by call."""
+    # A node counts with the median of its calls, so that other work on the machine, which delays some, moves no share.
     calls: dict[tuple[str, str], list[int]] = {}
     for name, operator, duration in kernels:
         calls.setdefault((name, operator), []).append(duration)
@@ -179,6 +176,6 @@ def resampled_medians(durations: np.ndarray, draw: np.random.Generator) -> np.nd
 
 
 def without_products(times: np.ndarray, are_products: np.ndarray) -> np.ndarray:
-    """Return the speedup without matmuls and convolutions for every set of ``times`` by node, ``[sets, nodes]``."""
+    # The times are [sets, nodes].
     total = times.sum(axis=1)
     return total / np.maximum(times[:, ~are_products].sum(axis=1), 1e-3 * total)

@@ -341,7 +341,6 @@ class BaseSet:
             writer.note(name, record)
 
     def quarantined(self) -> Iterator[BadRow]:
-        """Yield its quarantined rows. Raise ``UserError`` if they have changed."""
         with TemporaryDirectory() as scratch:
             self.copy([quarantine.NAME], writer := ArtifactWriter(Path(scratch)))
             with (writer.directory / quarantine.NAME).open("rb") as file:

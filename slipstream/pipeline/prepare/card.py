@@ -77,7 +77,6 @@ def make_card(
 
 
 def with_skipped(card: DataCard, listing: Listing) -> DataCard:
-    """Return the card with the number of hidden names in the raw data, and a warning that names them."""
     return replace(card, skipped=len(listing.skipped) or None, warnings=[*listing.warnings, *card.warnings])
 
 
@@ -172,9 +171,8 @@ def predicts_alone(
 ) -> float | None:
     """Return the univariate score of a binned column on held-out rows, at least 0; ``None`` if they are too few.
 
-    Every bin predicts the mean of its training rows, and the score is R² against the mean of all. For classes, a bin
-    predicts the share of every class, and the score is 2 AUC - 1, averaged over the classes (one against the rest).
-    For two classes, ``numbers`` are ranked themselves if that separates the training rows better than their bins.
+    Every bin predicts the mean of its training rows, and the score is R². For classes, a bin predicts their shares, and
+    the score is 2 AUC - 1, averaged over the classes (one against the rest).
     """
     if len(held_out.rows) < ENOUGH:
         return None
@@ -190,6 +188,7 @@ def predicts_alone(
         enough = np.minimum(counts.sum(axis=0), rest.sum(axis=0)) >= ENOUGH_OF_CLASS
         if not enough.any():
             return None
+        # Numbers are ranked themselves if that separates the training rows better than their bins.
         if numbers is not None and classes == 2:
             separated = 2 * area_under_curve(numbers.take(train.rows), train.target, 1 - train.target) - 1
             if abs(separated) >= 2 * area_without_own_row(table, prior[1]) - 1:
@@ -210,15 +209,11 @@ def predicts_alone(
 
 
 def class_table(binned: np.ndarray, target: np.ndarray, size: int, classes: int) -> np.ndarray:
-    """Return the number of rows by bin and class, ``[size, classes]``."""
     return np.bincount(binned * classes + target, minlength=size * classes).reshape(size, classes)
 
 
 def area_under_curve(scores: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> float:
-    """Return the area under the ROC curve of ``scores``, all with a number of positive and of negative rows.
-
-    Without rows of one of the two, it is 0.5.
-    """
+    """Return the area under the ROC curve of ``scores`` with numbers of rows; 0.5 if all are of one class."""
     _, level = np.unique(scores, return_inverse=True)
     ahead, behind = np.bincount(level, positive), np.bincount(level, negative)
     pairs = ahead.sum() * behind.sum()
@@ -226,7 +221,7 @@ def area_under_curve(scores: np.ndarray, positive: np.ndarray, negative: np.ndar
 
 
 def area_without_own_row(table: np.ndarray, prior: float) -> float:
-    """Return the area under the curve of two classes if every training row is scored by the other rows of its bin."""
+    # Every training row is scored by the other rows of its bin.
     negative, positive = table.T
     rows, nothing = np.maximum(1, negative + positive), np.zeros(len(table))
     scores = np.append((positive - 1 + prior) / rows, (positive + prior) / rows)

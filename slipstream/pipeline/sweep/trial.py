@@ -89,7 +89,8 @@ def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
         from slipstream.shared.artifacts.prepared.streamed import open_prepared
         from slipstream.shared.models.base.directory import fingerprint_origin
 
-        model, training = job.config.model, job.config.for_training()
+        data, model = open_prepared(job.prepared), job.config.model
+        training = job.config.for_training().for_rows(data.training_rows)
         base = fingerprint_origin(model)
         request = TrainingRequest(
             prepared=job.prepared,
@@ -97,7 +98,7 @@ def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
             training=training,
             directory=job.directory,
             home=job.home,
-            made_by={"sweep": run_identity(open_prepared(job.prepared), model, training, base_digest=base)},
+            made_by={"sweep": run_identity(data, model, training, base_digest=base)},
             holder=job.holder,
             notices=job.notices,
             grace_s=job.grace_s,

@@ -124,7 +124,8 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             base = fingerprint_origin(settings.model)
             data = PreparedData.open(directory)
             made = {"command": "slipstream.train", "code": code_version(KIND)}
-            return {**made, **run_identity(data, settings.model, training, base_digest=base)}
+            resolved = training.for_rows(data.training_rows)
+            return {**made, **run_identity(data, settings.model, resolved, base_digest=base)}
 
         if is_finished(output, made_by):
             return

@@ -137,7 +137,6 @@ class Listing:
 
     @property
     def warnings(self) -> list[str]:
-        """Return a warning that names the skipped files and folders, if there are any."""
         names = self.skipped
         more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
         one = len(names) == 1
@@ -183,10 +182,7 @@ def check_unchanged(files: Iterable[SourceFile]) -> None:
 
 
 def list_source(address: str, target: str = "", config: DataConfig | None = None) -> Listing:
-    """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or they need a table's log.
-
-    The format that ``config`` and ``target`` imply decides whether names with a leading underscore are hidden.
-    """
+    """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or a log lists them."""
     if not address:
         return Listing("")
     files, folder = find_files(address)
@@ -232,8 +228,7 @@ def format_of_all(listing: Listing, target: str, config: DataConfig) -> Format:
 def find_files(address: str) -> tuple[list[SourceFile], str]:
     """Return the files at an address, hidden ones included, and the folder that contains them.
 
-    As in a shell, brackets are literal if no name matches the pattern. Raise ``UserError`` for files that belong to a
-    table in a format with a log of its own, such as Delta Lake.
+    As in a shell, brackets are literal if no name matches the pattern.
     """
     stored = address.startswith(STORES)
     if not stored or not {"*", "?"} & set(address):
@@ -275,10 +270,7 @@ def local_file(path: Path, name: str = "") -> SourceFile:
 
 
 def stored_files(data: str, below: str = "") -> list[SourceFile]:
-    """Return the object at a key, or all objects below a prefix; with ``below``, those that :func:`pattern_of` matches.
-
-    Raise ``UserError`` for files of a table with a log.
-    """
+    """Return the object at a key, or all objects below a prefix that match the glob ``below``."""
     listed = list_objects(data)
     matches = re.compile(pattern_of(below) if below else "", re.DOTALL).match
     files = [SourceFile(o.uri, o.size, o.etag) for o in listed if matches(o.uri[len(data) :])]
@@ -342,10 +334,6 @@ def local_matches(root: str, below: str) -> list[SourceFile]:
 
 
 def local_listing(root: Path, paths: Iterable[Path]) -> list[SourceFile]:
-    """Return the files at ``paths`` below a folder; hidden ones may vanish meanwhile.
-
-    Raise ``UserError`` for files of a table with a log.
-    """
     files, folders = [], {root}
     for path in paths:
         try:
@@ -450,7 +438,6 @@ def real_parents(path: Path, root: Path) -> list[str]:
 
 
 def paths_matching(root: str, below: str) -> list[Path]:
-    """Return the paths below a folder that match a glob."""
     pattern = glob.escape(root) + below
     names = glob.glob(pattern) if pattern else ["."]  # noqa: PTH207 - Path.glob takes no absolute pattern
     return [Path(name) for name in names]

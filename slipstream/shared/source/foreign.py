@@ -81,10 +81,7 @@ def logged_table(files: Iterable[str], listed: Iterable[str]) -> str:
 
 
 def logged_table_on_disk(root: Path, folders: Iterable[Path]) -> str:
-    """Return the error text if one of ``folders``, at or below ``root``, is of a table with a log; "" if none is.
-
-    The folders above are looked at up to the one above ``root``, and further above folders such as ``year=2020``.
-    """
+    """Return the error text if one of ``folders``, at or below ``root``, is in a table with a log; "" if none is."""
     for folder in folders_up_to(root.absolute(), [folder.absolute() for folder in folders]):
         for mark in LOGGED:
             pattern = "metadata/*.metadata.json" if mark == "metadata" else mark
@@ -93,6 +90,7 @@ def logged_table_on_disk(root: Path, folders: Iterable[Path]) -> str:
     return ""
 
 
+# The log of a table may be in the parent of the given folder, or above folders such as ``year=2020``.
 def folders_up_to(root: Path, folders: Iterable[Path]) -> Iterator[Path]:
     seen: set[Path] = set()
     for folder in folders:

@@ -1,7 +1,4 @@
-"""Quarantined rows, stored with file, line, column and reason, up to a limit set by the user.
-
-Memory holds their number by column and reason, and the first of them. All of them are in *spool* files.
-"""
+"""Quarantined rows, stored with file, line, column and reason, up to a limit set by the user."""
 
 from __future__ import annotations
 
@@ -54,8 +51,6 @@ class BadRow:
 
 @dataclass
 class ReasonCount:
-    """Number of rows that are quarantined for one reason, and the first of them."""
-
     rows: int
     first: BadRow
 
@@ -70,7 +65,6 @@ class QuarantinedRows:
 
     @classmethod
     def counted(cls, rows: Iterable[BadRow]) -> QuarantinedRows:
-        """Count rows that are stored elsewhere."""
         first: list[BadRow] = []
         return cls(count_reasons((row, 1) for row in first_noted(rows, first)), first)
 
@@ -94,18 +88,16 @@ class QuarantinedRows:
 
     @classmethod
     def joined(cls, parts: Sequence[QuarantinedRows]) -> QuarantinedRows:
-        """Return the rows of all ``parts``, in this order."""
         reasons = count_reasons((each.first, each.rows) for part in parts for each in part.reasons)
         first = [row for part in parts for row in part.first][:FIRST]
         return cls(reasons, first, [path for part in parts for path in part.spools])
 
     def moved(self, address: Callable[[int, Path], Path]) -> QuarantinedRows:
-        """Return the same rows with the spools at ``address(number, path)``."""
         return replace(self, spools=[address(*each) for each in enumerate(self.spools)])
 
 
 def count_reasons(found: Iterable[tuple[BadRow, int]]) -> list[ReasonCount]:
-    """Count rows by column and reason; each pair is a row and the number of rows with its reason."""
+    # Every pair is a row and the number of rows with its reason.
     counts: dict[tuple[str, str], ReasonCount] = {}
     for row, rows in found:
         why = row.column, row.reason
@@ -116,7 +108,6 @@ def count_reasons(found: Iterable[tuple[BadRow, int]]) -> list[ReasonCount]:
 
 
 def first_noted(rows: Iterable[BadRow], first: list[BadRow]) -> Iterator[BadRow]:
-    """Yield the rows, cut to what is stored, and append the first ones to ``first``."""
     for row in rows:
         kept = replace(row, raw=row.raw[:RAW_CHARACTERS]) if len(row.raw) > RAW_CHARACTERS else row
         if len(first) < FIRST:
@@ -125,7 +116,6 @@ def first_noted(rows: Iterable[BadRow], first: list[BadRow]) -> Iterator[BadRow]
 
 
 def written(rows: Iterable[BadRow], path: Path) -> Iterator[BadRow]:
-    """Write the rows to a spool, batch by batch, and yield them."""
     remaining = iter(rows)
     batch = list(islice(remaining, SPOOLED))
     if not batch:
@@ -167,7 +157,6 @@ def write_parquet(sink: Path | pa.NativeFile, rows: Iterable[BadRow]) -> None:
 
 
 def read_quarantine(artifact: Artifact) -> Iterator[BadRow]:
-    """Yield the quarantined rows of prepared data."""
     return read_parquet(pa.BufferReader(artifact.read_bytes(NAME)))
 
 
@@ -185,8 +174,7 @@ def describe(row: BadRow) -> str:
 def check_limit(bad: QuarantinedRows | Iterable[BadRow], read: int, limit: float, *, certain: bool = False) -> None:
     """Raise ``UserError`` with a summary if more than the share ``limit`` of the ``read`` rows is quarantined.
 
-    With ``certain``, more rows may follow, and ``read`` is the largest number that the data can have; then fewer than
-    :data:`ENOUGH_TO_END` bad rows raise nothing.
+    With ``certain``, more rows may follow, and ``read`` is the largest number that the data can have.
     """
     found = bad if isinstance(bad, QuarantinedRows) else QuarantinedRows.counted(bad)
     count = len(found)

@@ -185,7 +185,6 @@ def judge_target(
 
 
 def class_warnings(scanned: ScanResult, target: str) -> list[str]:
-    """Return a warning for every text in ``data.missing`` that may be the name of a class."""
     named = f"{NO_TARGET}: "
     return [
         f"target {target!r}: {each.rows:,} rows were quarantined, as {each.first.reason.removeprefix(named)}; if it is "

@@ -227,15 +227,12 @@ def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan:
 
 @dataclass(frozen=True)
 class ScanUnitJob:
-    """Job of one worker: scan a unit, and write its quarantined rows to ``aside``."""
-
     scan: UnitScan
     unit: Unit
     aside: Path
 
 
 def scan_unit(job: ScanUnitJob) -> ScanResult:
-    """Count the values of one unit; runs in a worker process."""
     result = ScanResult.nothing(job.scan)
     bad = QuarantinedRows.spooled(bad_rows(job, result), job.aside)
     return replace(result, bad=bad)
@@ -330,10 +327,7 @@ def measure_rows(
 def set_aside(
     original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit, scan: UnitScan
 ) -> Iterator[BadRow]:
-    """Yield the rows in ``reasons`` for the quarantine, with their original values.
-
-    The reason names a text that may be a class, such as "None".
-    """
+    """Yield the rows in ``reasons`` for the quarantine, with their original values."""
     for row in sorted(reasons):
         name, reason = reasons[row]
         raw = value_types.as_python(original.column(name).slice(row, 1))[0]

@@ -12,7 +12,7 @@ from slipstream.shared.untrusted_files import link_or_copy
 
 
 def link_spools(bad: QuarantinedRows, directory: Path, name: str) -> QuarantinedRows:
-    """Put the spools into ``directory``, and return the rows with the bare names that they have there."""
+    """Link the spools into ``directory``, and return the rows with their bare names there."""
 
     def linked(number: int, path: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,6 @@ def link_spools(bad: QuarantinedRows, directory: Path, name: str) -> Quarantined
 
 
 def find_spools(bad: QuarantinedRows, directory: Path) -> QuarantinedRows:
-    """Return rows that :func:`link_spools` returned, with the paths of their spools in ``directory``."""
     return bad.moved(lambda _, path: exchange.path_in(directory, path))
 
 

@@ -36,7 +36,7 @@ class ColumnCard:
     ``top`` are the most frequent texts with their counts; ``rest`` counts all other rows. ``why`` is the reason for the
     ``role``. ``distinct_of`` is "sample" if distinct values were counted in a sample. ``drift`` is the population
     stability index by split, and ``drift_chance`` the probability of an index this large without drift. ``alone`` is
-    the univariate score: the share of the target that the column alone explains. ``histogram`` has ``counts`` and one
+    the univariate score (docs/glossary.md). ``histogram`` has ``counts`` and one
     more ``edges``, and omits the outermost 1 %.
     """
 

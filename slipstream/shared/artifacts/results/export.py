@@ -142,7 +142,6 @@ class ProfileFigures:
 
     @property
     def wide(self) -> bool:
-        """True if the profile says little about ``at_most``."""
         return self.at_most_limits is None or self.at_most_limits[1] > WIDE * self.at_most_limits[0]
 
 
@@ -263,10 +262,7 @@ class ExportReport:
 
     @property
     def ceiling(self) -> str:
-        """Sentence with the largest possible gain of quantisation at ``decided_at_batch``.
-
-        It gives no number if the profile is too noisy, or if a measured variant contradicts it.
-        """
+        """Sentence with the largest possible gain of quantisation at ``decided_at_batch``."""
         unknown = "The largest possible gain of quantisation is unknown"
         if not self.profile:
             return f"{unknown}, as operators are timed on CPUs only"

@@ -107,10 +107,8 @@ def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
 
 
 def within_limit(pieces: Iterable[ConvertedBlock], plan: TextPlan) -> Iterator[ConvertedBlock]:
-    """Yield the pieces; raise ``UserError`` once too many rows are bad whatever the remaining bytes hold.
-
-    Rows that do not fit a guessed type do not count, as another plan may read them.
-    """
+    """Yield the pieces; raise ``UserError`` once too many rows are bad whatever the remaining bytes hold."""
+    # Rows that do not fit a guessed type do not count, as another plan may read them.
     config, known = plan.config, all(file.compression is None for file in plan.files)
     left, read, certain = sum(file.size for file in plan.files), 0, QuarantinedRows()
     for piece in pieces:
@@ -274,7 +272,6 @@ def line_of(row: BadRow) -> int:
 
 
 def unreadable_rows(job: TextJob, name: str, lines: np.ndarray, rows: np.ndarray, texts: pa.Array) -> Iterator[BadRow]:
-    """Yield the bad rows of a column; ``rows`` are the numbers of those whose texts do not have its type."""
     reason = f"not {job.types[name]}"
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
@@ -283,7 +280,7 @@ def unreadable_rows(job: TextJob, name: str, lines: np.ndarray, rows: np.ndarray
 
 
 def with_marks(column: pa.Array, texts: pa.Array) -> pa.Array:
-    """Return the target's texts with the marks for "missing", so that the quarantine can name them."""
+    # The quarantine names the marks for "missing" in the target.
     marks = pc.utf8_trim_whitespace(texts)
     return pc.if_else(pc.and_(pc.is_null(column), pc.not_equal(marks, "")), marks, column)
 
