@@ -19,13 +19,12 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.language.engine import tokenizers_library
 from slipstream.shared.language.tokenizer import Tokenizer, read_tokenizer, vocabulary_beside
 from slipstream.shared.source.config import DataConfig, Format
-from slipstream.shared.source.files import IMAGE_FORMATS, Listing, SourceFile
+from slipstream.shared.source.files import IMAGE_FORMATS, LANGUAGE_TABLES, Listing, SourceFile, format_of_all
 from slipstream.shared.source.resolved import (
     KINDS,
     Kind,
     ResolvedSource,
     digest_files,
-    format_of_all,
     one_format,
     texts_by_class,
 )
@@ -88,7 +87,7 @@ def resolve_source(listing: Listing, target: str, config: DataConfig, fingerprin
     if not listing.files:
         check_image_settings(listing, config)
         return SourceToPrepare(listing, "digits", (), target, config)
-    declared = config.format if config.format != "auto" else format_of_all(listing, target)
+    declared = format_of_all(listing, target, config)
     if declared in IMAGE_FORMATS:
         check_image_settings(listing, config)
         format = one_format(listing, listing.files, config)
@@ -182,7 +181,7 @@ def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataCon
 
 def table_format(file: SourceFile) -> Format | None:
     """Return the format of a file if its rows are documents or conversations, else None."""
-    return file.known_format if file.known_format in ("json", "parquet", "arrow") else None
+    return file.known_format if file.known_format in LANGUAGE_TABLES else None
 
 
 def check_image_settings(listing: Listing, config: DataConfig) -> None:

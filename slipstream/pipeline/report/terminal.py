@@ -98,11 +98,19 @@ def sweep_lines(sweep: Sweep | None) -> Iterator[str]:
     yield from labelled_lines("", f"{fmt.capitalise_sentence(sweep.worth)}.")
 
 
-def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
-    """Yield the diagnosis if less than :data:`USEFUL` of the time was useful and enough seconds could be saved."""
+def training_lines(training: TrainingFigures | None, bottleneck: Bottleneck | None) -> Iterator[str]:
+    """Yield an early end or too few steps, and the diagnosis.
+
+    The diagnosis appears if less than :data:`USEFUL` of the time was useful and enough seconds could be saved.
+    """
+    ended = training.ended if training else ""
+    if ended:
+        yield from labelled_lines("Training", ended)
     if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
         used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
-        yield from labelled_lines("Training", f"{used}. {fmt.capitalise_sentence(bottleneck.sentence)}")
+        yield from labelled_lines(
+            "" if ended else "Training", f"{used}. {fmt.capitalise_sentence(bottleneck.sentence)}"
+        )
 
 
 def trained_by(training: TrainingFigures | None) -> Iterator[str]:

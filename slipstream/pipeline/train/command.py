@@ -124,7 +124,8 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             # Lazy: only a process that needs the digest reads the base.
             data = PreparedData.open(directory)
             made = {"command": "slipstream.train", "code": code_version(KIND)}
-            return {**made, **run_identity(data, model, training, base_digest=origin.digest)}
+            resolved = training.for_rows(data.training_rows)
+            return {**made, **run_identity(data, model, resolved, base_digest=origin.digest)}
 
         if is_finished(output, made_by):
             return

@@ -145,12 +145,14 @@ class Trainer:
 
         Raises ``AgreedUserError`` if data, settings and devices are incompatible.
         """
-        request, made_for = with_micro_batches(self.request, self.group, self.on_host)
+        with same_error_on_all_ranks(self.on_host):
+            data = open_prepared(self.request.prepared)
+            check_rows(data)
+        known = replace(self.request, training=self.request.training.for_rows(data.training_rows))
+        request, made_for = with_micro_batches(known, self.group, self.on_host)
         training, group = request.training, self.group
         abilities = self.peers.gather(device_capability(group.device))
         with same_error_on_all_ranks(self.on_host):
-            data = open_prepared(request.prepared)
-            check_rows(data)
             if training.compile:
                 check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
@@ -332,7 +334,7 @@ class Trainer:
             recorder.end(f"{type(error).__name__}: {error}")
             raise
         guard.close()
-        files = record_attempt(resumed) | (profiler.files if profiler else {}) | resolved.inherited
+        files = {**record_attempt(resumed), **(profiler.files if profiler else {}), **resolved.inherited}
         return TrainedState(resumed, files)
 
     def write(self, trained: TrainedState) -> None:

@@ -137,7 +137,7 @@ def end_tokens(model: Transformer, stops: Sequence[int], base: BaseSettings) -> 
         stated: list[object] = []
     else:
         given = (base.get(name, {}).get("eos_token_id") for name in (GENERATION, CONFIG))
-        known = next((each for each in given if each is not None), [])
+        known: Any = next((each for each in given if each is not None), [])
         stated = known if isinstance(known, list) else [known]
     ids = list(dict.fromkeys([*stated, *stops]))
     return {"eos_token_id": ids[0] if len(ids) == 1 else ids} if ids else {}
