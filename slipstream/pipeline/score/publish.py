@@ -87,8 +87,6 @@ def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel)
     address = plan.source.address
     if not rows:
         raise UserError(f"data: {address!r} has no rows; expected at least one row to score")
-    if absent := set.intersection(*(set(part.absent) for part in parts if part.rows)):
-        raise UserError(f"data: no row of {address!r} has a value of the requested column {min(absent)!r}")
     quarantine.check_limit(bad, rows, plan.source.config.quarantine_limit)
     counts: dict[str, np.ndarray] = {}
     for part in parts:

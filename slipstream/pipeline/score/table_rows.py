@@ -62,7 +62,7 @@ class TableBatch:
     """``read`` rows of a ``file``.
 
     ``columns`` has the scorable rows (kept columns with the prefix ``KEPT``), ``lines`` their lines (int64 ``[rows]``),
-    ``bad`` the quarantined rows. ``absent`` are columns without any value in these rows.
+    ``bad`` the quarantined rows.
     """
 
     file: str
@@ -70,7 +70,6 @@ class TableBatch:
     columns: pa.RecordBatch
     lines: np.ndarray
     bad: list[BadRow]
-    absent: frozenset[str] = frozenset()
 
 
 def read_table(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
@@ -102,10 +101,13 @@ def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType
     return kinds
 
 
-def missing_column(file: SourceFile, name: str, names: list[str], wanted: RequestedColumns) -> UserError:
-    asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
-    listed = ", ".join(map(repr, names[:20])) + (" …" if len(names) > 20 else "")
-    return UserError(f"{file.uri}: has no column {name!r}, but {asked}; the columns are {listed}")
+def check_present(file: SourceFile, names: list[str], wanted: RequestedColumns) -> None:
+    """Raise ``UserError`` unless every requested column is one of ``names``, the columns of a file."""
+    for name in wanted.names:
+        if name not in names:
+            asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
+            listed = ", ".join(map(repr, names[:20])) + (" …" if len(names) > 20 else "")
+            raise UserError(f"{file.uri}: has no column {name!r}, but {asked}; the columns are {listed}")
 
 
 # Columnar files
@@ -115,23 +117,20 @@ def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedCol
     schema, units = list_units(file, source.format)
     check_names(schema.names, file)
     partition = keys_in(source.listing.relative(file))
-    there = {**dict.fromkeys(partition, value_types.TEXT), **stored_types(schema)}
-    for name in wanted.names:
-        if name not in there:
-            raise missing_column(file, name, list(there), wanted)
+    check_present(file, list({**partition, **dict.fromkeys(schema.names)}), wanted)
     for name, kind in wanted.types.items():
-        if cannot_become(there[name], kind):
-            raise UserError(
-                f"{file.uri}: column {name!r} holds {there[name]} values, but the model takes it as {kind}; expected "
-                "the type that it was trained with"
-            )
+        if name in schema.names and value_types.column_type(schema.field(name).type) == value_types.OTHER:
+            raise other_type(file.uri, name, value_types.OTHER, kind)
     for unit in units:
         if unit.rows:
             yield from unit_rows(replace(unit, partition=partition), wanted)
 
 
-def stored_types(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: value_types.column_type(field.type) for field in schema}
+def other_type(file: str, name: str, stored: str, kind: str) -> UserError:
+    return UserError(
+        f"{file}: column {name!r} holds {stored} values, but the model takes it as {kind}; expected the type that it "
+        "was trained with"
+    )
 
 
 def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
@@ -140,11 +139,25 @@ def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
         for name, kind in wanted.types.items():
             column = stored.column(name)
             if value_types.column_type(column.type) != kind or missing_marks(wanted.number_format, kind):
-                column, failed = retype_column(column, kind, wanted.number_format)
+                column, failed = retype_column(readable(column, name, kind, unit.file), kind, wanted.number_format)
                 unreadable[name] = failed
             columns[name] = column
         kept = {name: as_kept(stored.column(name), name, kind, unit.file) for name, kind in wanted.keep.items()}
         yield quarantine_rows(columns, kept, unreadable, RowOrigin(unit.file, lines, stored), wanted)
+
+
+def readable(column: pa.Array, name: str, kind: str, file: str) -> pa.Array:
+    """Return a column that can be read as ``kind``: without values, any column can.
+
+    Raises ``UserError`` for values of another type. Numbers are read as integers, as in text, where a column with a gap
+    may have decimal marks.
+    """
+    stored = value_types.column_type(column.type)
+    if (stored, kind) == (value_types.NUMBER, value_types.INTEGER) or not cannot_become(stored, kind):
+        return column
+    if value_types.nan_as_null(column).null_count < len(column):
+        raise other_type(file, name, stored, kind)
+    return pa.nulls(len(column), value_types.ARROW[kind])
 
 
 def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Array:
@@ -163,23 +176,36 @@ def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Arr
 def text_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
     partition = {name: text for name, text in keys_in(source.listing.relative(file)).items() if name in wanted.names}
     if source.format == "json":
-        # Quotes span no lines, and declared columns are read regardless of content.
-        config = replace(source.config, quote="", escape="")
-        names = [name for name in wanted.names if name not in partition]
-    else:
-        delimiter, _ = detect_delimiter([file], source.config)
-        config = replace(source.config, delimiter=delimiter)
-        names = text_names(file, config)
-        check_names(names, file)
-        for name in wanted.names:
-            if name not in names and name not in partition:
-                raise missing_column(file, name, names, wanted)
+        yield from json_rows(file, source, partition, wanted)
+        return
+    delimiter, _ = detect_delimiter([file], source.config)
+    config = replace(source.config, delimiter=delimiter)
+    names = text_names(file, config)
+    check_names(names, file)
+    check_present(file, [*names, *partition], wanted)
     for index, block in enumerate(read_blocks(file, config)):
-        if source.format == "json":
-            parsed = json_lines.parse_json_block(block, names, config)
-        else:
-            parsed = csv_blocks.parse_csv_block(block, names, config, config.header and index == 0)
+        parsed = csv_blocks.parse_csv_block(block, names, config, config.header and index == 0)
         yield parsed_rows(parsed, partition, wanted)
+
+
+def json_rows(
+    file: SourceFile, source: ResolvedSource, partition: Mapping[str, str | None], wanted: RequestedColumns
+) -> Iterator[TableBatch]:
+    """Yield the rows of a file of JSON Lines.
+
+    A key that some records lack is a missing value, one that all records lack an absent column.
+    """
+    # Quotes span no lines.
+    config = replace(source.config, quote="", escape="")
+    keys: dict[str, None] = {}
+    rows = 0
+    for block in read_blocks(file, config):
+        parsed = json_lines.parse_json_block(block, [], config)
+        keys |= dict.fromkeys(parsed.table.column_names)
+        rows += parsed.table.num_rows
+        yield parsed_rows(parsed, partition, wanted)
+    if rows:
+        check_present(file, [*keys, *partition], wanted)
 
 
 def parsed_rows(parsed: ParsedBlock, partition: Mapping[str, str | None], wanted: RequestedColumns) -> TableBatch:
@@ -189,11 +215,11 @@ def parsed_rows(parsed: ParsedBlock, partition: Mapping[str, str | None], wanted
                 f"{parsed.file}: column {name!r} holds lists or objects, but the model takes it as "
                 f"{wanted.types.get(name, 'text')}; expected values"
             )
-    rows = parsed.table.num_rows
+    there, rows = set(parsed.table.column_names) - set(partition), len(parsed.lines)
     texts = {
-        name: pa.repeat(pa.scalar(partition[name], pa.string()), rows)
-        if name in partition
-        else in_one(parsed.table[name])
+        name: in_one(parsed.table[name])
+        if name in there
+        else pa.repeat(pa.scalar(partition.get(name), pa.string()), rows)
         for name in wanted.names
     }
     columns, unreadable = {}, dict[str, np.ndarray]()
@@ -202,8 +228,7 @@ def parsed_rows(parsed: ParsedBlock, partition: Mapping[str, str | None], wanted
     kept = {name: texts[name] for name in wanted.keep}
     origin = RowOrigin(parsed.file, parsed.lines, pa.RecordBatch.from_pydict(texts))
     batch = quarantine_rows(columns, kept, unreadable, origin, wanted)
-    absent = frozenset(name for name in wanted.names if rows and texts[name].null_count == rows)
-    return replace(batch, read=parsed.read, bad=sorted(parsed.bad + batch.bad, key=line_of), absent=absent)
+    return replace(batch, read=parsed.read, bad=sorted(parsed.bad + batch.bad, key=line_of))
 
 
 def line_of(row: BadRow) -> int:
