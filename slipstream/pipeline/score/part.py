@@ -158,18 +158,20 @@ def scored_batches(job: ScorePartJob, model: ServedModel, counting: BinCounter |
         return
     wanted = wanted_of(job.plan, model)
     for file in files:
+        name = source.listing.relative(file)
         for batch in read_table(file, source, wanted):
-            yield of_table(batch, predictor, wanted, job, counting)
+            yield of_table(batch, name, predictor, wanted, job, counting)
 
 
 def wanted_of(plan: ScoringPlan, model: ServedModel) -> RequestedColumns:
     transform = model.transform
     marks = NumberFormat(transform.decimal, transform.thousands, tuple(transform.missing))
-    return RequestedColumns(model.types, kept_types(plan.source, plan.config.keep), marks)
+    return RequestedColumns(model.types, kept_types(plan.source, plan.config.keep, plan.deciding), marks)
 
 
 def of_table(
     batch: TableBatch,
+    name: str,
     predictor: TablePredictor,
     wanted: RequestedColumns,
     job: ScorePartJob,
@@ -181,7 +183,9 @@ def of_table(
     predicted = predictor(rows)
     if counting:
         counting.add(rows, predicted)
-    kept = {name: rows.column(KEPT + name) for name in wanted.keep}
+    kept = {kept: rows.column(KEPT + kept) for kept in wanted.keep}
+    if not kept:
+        kept = {FILE: pa.repeat(pa.scalar(name, pa.string()), rows.num_rows), ROW: pa.array(batch.numbers)}
     table, bad = finite_rows(part_table(kept, predicted, job), predicted, [batch.file] * rows.num_rows, batch.lines)
     return ScoredBatch(table, batch.read, batch.bad + bad)
 
@@ -209,7 +213,7 @@ def of_files(
 def part_table(kept: dict[str, pa.Array], predicted: Predictions, job: ScorePartJob) -> pa.Table:
     """Return the part's table: kept columns, predictions, model version."""
     columns = dict(kept)
-    outputs = predicted.outputs.astype(np.float32, copy=False)
+    outputs = predicted.outputs.astype(np.float64 if predicted.labels is None else np.float32, copy=False)
     if predicted.labels is not None:
         columns[LABEL] = predicted.labels
     names = [PROBABILITY + name for name in cached_model(job.model).signature.classes] or [VALUE]
