@@ -15,7 +15,7 @@ from slipstream.pipeline.export.package.samples import decode_rows, undecided_ro
 from slipstream.pipeline.export.session import onnx_predictor
 from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.pipeline.promote.store import PromotionPointer, Registry, manifest_digest, package_version
-from slipstream.shared.artifacts.prepared.card import NAMED
+from slipstream.shared.artifacts.prepared.card import CARD, NAMED
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.shared.artifacts.prepared.token_rows import FILES
 from slipstream.shared.artifacts.results.export import DeployedSignature, Holdout
@@ -243,8 +243,10 @@ def evaluate_promotion(
 
 def untested_classes(data: PreparedData) -> str:
     """Return the classes that training rows have and test rows lack, in words; "" if there are none."""
-    classes = data.card["classes"].items()
-    untested = [f"{name!r} ({rows['train']:,})" for name, rows in classes if rows["train"] and not rows["test"]]
+    classes = data.card["classes"].items() if CARD in data.artifact.files else ()
+    untested = [
+        f"{name!r} ({rows['train']:,} training rows)" for name, rows in classes if rows["train"] and not rows["test"]
+    ]
     more = f" and {len(untested) - NAMED} more" if len(untested) > NAMED else ""
     return f"{', '.join(untested[:NAMED])}{more}" if untested else ""
 
@@ -252,8 +254,8 @@ def untested_classes(data: PreparedData) -> str:
 def doubt_in_words(doubt: str, *, taken: bool) -> str:
     if not doubt:
         return ""
-    remedy = "taken anyway: promotion.when_in_doubt" if taken else "add test rows, or set promotion.when_in_doubt"
-    return f"; no test row has the classes with these numbers of training rows: {doubt} ({remedy})"
+    remedy = "taken anyway (promotion.when_in_doubt)" if taken else "add test rows, or set promotion.when_in_doubt"
+    return f"; no test row has class {doubt}; {remedy}"
 
 
 def promotion_decision(
