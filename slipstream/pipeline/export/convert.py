@@ -207,10 +207,7 @@ def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray], signature: Sign
 
 
 def rounding_error(outputs: np.ndarray, signature: Signature | None, tolerance: float) -> float:
-    """Return the difference of ``outputs`` that rounding explains, in their units.
-
-    A model computes in single precision; the mean of a regression's target is added in the precision of the outputs.
-    """
+    """Return the difference of ``outputs`` that rounding explains; it follows a target's spread, not its mean."""
     mean, std = (signature.target_mean, signature.target_std) if signature else (0.0, 1.0)
     largest = np.abs(outputs).max()
     return float(tolerance * np.abs(outputs - mean).max() + 1e-7 * std + 2 * np.spacing(largest))

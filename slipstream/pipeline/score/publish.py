@@ -2,8 +2,8 @@
 
 ``tables/<key>/`` holds parts and manifest, under names with their digests. ``published/<key>.json`` points to the
 manifest and publishes the table. Before, the table does not exist; afterwards, none of its files is written again,
-unless it is lost. If other bytes replace lost files, ``published/<key>-2.json`` publishes the table, and so on; the
-highest number of a key counts. Killed runs leave unreferenced files, which the next run of the same key removes.
+unless it is lost. If other bytes replace lost files, ``published/<key>-2.json`` publishes the table; the highest number
+counts. Killed runs leave unreferenced files, which the next run of the same key removes.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ class DamagedTable(UserError):
 class FoundTable:
     """Published table of a key, None if there is none.
 
-    ``why`` is the reason why it cannot be used, "" if it can. ``leftovers`` are the keys of files that killed or slower
-    runs left beneath it.
+    ``why`` is the reason why it cannot be used, or "". ``leftovers`` are keys of files that other runs left.
     """
 
     publication: Publication | None

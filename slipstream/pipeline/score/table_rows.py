@@ -166,8 +166,7 @@ def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
 def readable(column: pa.Array, name: str, kind: str, file: str) -> pa.Array:
     """Return a column that can be read as ``kind``: without values, any column can.
 
-    Raises ``UserError`` for values of another type. Numbers are read as integers, as in text, where a column with a gap
-    may have decimal marks.
+    Raises ``UserError`` for values of another type.
     """
     stored = value_types.column_type(column.type)
     if (stored, kind) == (value_types.NUMBER, value_types.INTEGER) or not cannot_become(stored, kind):
