@@ -208,6 +208,7 @@ def test_a_process_of_its_own_says_the_same(pyflyte_run: Run, tmp_path: Path) ->
     assert here.returncode == 1 and "'yy'" in one_message(here.stdout)
 
 
+@pytest.mark.prove
 def test_a_factory_that_raises_is_refused_by_all_workers_and_said_once(pyflyte_run: Run, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "import os\n"

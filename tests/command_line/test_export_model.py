@@ -99,6 +99,7 @@ def of_a_factory(name: str, arguments: dict[str, object], tmp_path: Path) -> tup
     return ("--model", str(tmp_path / "trained"), "--data", str(tmp_path / "data"))
 
 
+@pytest.mark.prove
 def test_a_factory_is_called_if_the_configuration_names_it(pyflyte_run: Run, tmp_path: Path) -> None:
     given = of_a_factory("nets:build", {"hidden": [16]}, tmp_path)
     for config in (SHORT, json.dumps({"model": {"name": "nets:other"}})):

@@ -14,7 +14,6 @@ from slipstream.operations.proofs.gpu.layouts import LENGTH, SIGNATURE, SIZES, t
 from slipstream.shared.models import transformer
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
-from tests.support.proving import first_few
 
 #: What only the tables need.
 TABLES = {"arange", "cos", "sin"}
@@ -90,7 +89,8 @@ def test_after_a_pass_for_inference_alone_there_is_one_to_train_by(model: Predic
     model(tokens).sum().backward()
 
 
-@pytest.mark.parametrize("warm", first_few([False, True]))
+@pytest.mark.prove
+@pytest.mark.parametrize("warm", [False, True])
 def test_a_pass_that_is_only_traced_leaves_and_takes_nothing(model: Predictor, tokens: Tensor, warm: bool) -> None:
     expected = model(tokens)
     entries = int(warm)

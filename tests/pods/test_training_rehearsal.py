@@ -95,6 +95,29 @@ def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster,
 
 
 @pytest.mark.prove
+def test_a_profile_with_another_group_goes_on_with_an_unfinished_training(
+    cluster: Cluster, world: Path, tmp_path: Path
+) -> None:
+    """What is finished is cached apart, by processes and nodes; what is unfinished is one training."""
+    registered = {cluster.template(nodes).metadata.discovery_version for nodes in (1, 2)}
+    assert len(registered) == 2
+    alone = cluster.pod(1, "alone")
+    until_saved(cluster, alone, "alone")
+    alone.kill()
+    alone.finish()
+    pods = pods_of_job(cluster, "joined", beside="alone")
+    outputs = [pod.finish() for pod in pods]
+    assert [pod.exit_code for pod in pods] == [0, 0], outputs
+    assert any("resumes from step" in output for output in outputs), outputs
+    resumed = cluster.trained("joined", tmp_path)
+    assert "alone/raw/checkpoints/" in json.loads((resumed / "attempt.json").read_text())["resumed_from"]
+    history = json.loads((resumed / "history.json").read_text())
+    assert history["steps_total"] == json.loads((world / "history.json").read_text())["steps_total"]
+    before, after = (load_file(each / "last.safetensors") for each in (world, resumed))
+    assert all(np.allclose(before[name], after[name], rtol=1e-4, atol=1e-5) for name in before)
+
+
+@pytest.mark.prove
 def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Cluster, tmp_path: Path) -> None:
     def step_of(output: str) -> int:
         found = re.search(r"resumes from step (\d+)", output)

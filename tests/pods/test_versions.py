@@ -8,15 +8,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from flyteidl.core.literals_pb2 import Literal
 
 from slipstream.config import RunConfig
 from slipstream.flyte import metadata
 from slipstream.flyte.metadata import VERSIONS, refuse_other_versions, registered_version, registered_versions
 from slipstream.flyte.stage import map_errors
 from slipstream.operations.doctor.archive import RegistrationArchive
-from slipstream.operations.proofs.rehearsal.rehearsal import TARGET, literal, rehearsal, write_table
+from slipstream.operations.proofs.rehearsal.propeller import NodeFailed
+from slipstream.operations.proofs.rehearsal.rehearsal import (
+    TARGET,
+    Rehearsal,
+    literal,
+    package_workflows,
+    rehearsal,
+    write_table,
+)
 from slipstream.shared.artifacts import versions
-from slipstream.shared.artifacts.versions import installed_releases, pinned_releases
+from slipstream.shared.artifacts.versions import installed_releases, pinned_releases, version_of
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import Profile, parse_profile
 from slipstream.shared.stages import STAGES
@@ -144,8 +153,19 @@ def test_every_cached_task_carries_its_versions(package_for: Callable[[str], Reg
         if carried and task.metadata.discoverable:
             version = json.loads(carried)
             assert version["stage"] in CACHED and task.metadata.discovery_version.startswith(
-                versions.version_of(version["code"], version["libraries"])
+                version_of(version["code"], version["libraries"])
             )
+
+
+PREPARE = "workflows.training.prepare"
+
+
+def inputs_of(place: Rehearsal) -> dict[str, Literal]:
+    return {
+        "data": literal(write_table(place.bucket)),
+        "target": literal(TARGET),
+        "config": literal(RunConfig()),
+    }
 
 
 @pytest.mark.prove
@@ -155,9 +175,43 @@ def test_a_stale_file_of_versions_is_refused_on_the_cluster(tmp_path: Path) -> N
     stale.write_text(re.sub(r"(?m)^numpy==.*", "numpy==1.0", installed))
     (tmp_path / "place").mkdir()
     with rehearsal(tmp_path / "place", parse_profile("stale", {"versions": str(stale)})) as place:
-        data = write_table(place.bucket)
-        inputs = {"data": literal(data), "target": literal(TARGET), "config": literal(RunConfig())}
-        execution = place.execution("first")
-        with pytest.raises(Exception, match=r"numpy [\d.]+, but 1\.0 was registered"):
-            execution.run("workflows.training.prepare", inputs)
+        with pytest.raises(NodeFailed, match=r"numpy [\d.]+, but 1\.0 was registered"):
+            place.execution("first").run(PREPARE, inputs_of(place))
         assert not place.catalog.entries
+
+
+@pytest.mark.prove
+def test_another_build_hits_on_the_cluster_and_old_code_in_the_image_is_refused(tmp_path: Path) -> None:
+    builds = tmp_path / "builds.txt"
+    builds.write_text(re.sub(r"(?m)^(\S+==[\d.]+)$", r"\1+cu130", versions.installed_constraints()))
+    for name in ("place", "again"):
+        (tmp_path / name).mkdir()
+    with rehearsal(tmp_path / "place", parse_profile("mine", {})) as place:
+        inputs = inputs_of(place)
+        place.execution("first").run(PREPARE, inputs)
+        place.package = package_workflows(tmp_path / "again", parse_profile("mine", {"versions": str(builds)}))
+        again = place.execution("another-build")
+        again.run(PREPARE, inputs)
+        assert again.record.cached and again.record.hits == again.record.cached
+
+        registered_with_other_code(place.package, "0123456789abcdef")
+        edited, entries = place.execution("edited"), dict(place.catalog.entries)
+        with pytest.raises(NodeFailed) as refused:
+            edited.run(PREPARE, inputs)
+        installed = registered_versions("prepare").code
+        assert "0123456789abcdef" in str(refused.value) and installed in str(refused.value)
+        assert not refused.value.outcome.recoverable and not edited.record.hits
+        assert place.catalog.entries == entries
+
+
+def registered_with_other_code(package: RegistrationArchive, code: str) -> None:
+    """Change the tasks to those of a laptop whose code has the digest ``code``."""
+    for template in package.tasks.values():
+        for pair in template.container.env:
+            if pair.key == VERSIONS:
+                carried = json.loads(pair.value)
+                pair.value = json.dumps({**carried, "code": code})
+                version = version_of(carried["code"], carried["libraries"])
+                template.metadata.discovery_version = template.metadata.discovery_version.replace(
+                    version, version_of(code, carried["libraries"])
+                )

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from flyteidl.core.literals_pb2 import Literal
 
+from slipstream.config import RunConfig
 from slipstream.operations.proofs.rehearsal.acts import Acts
 from slipstream.operations.proofs.rehearsal.bucket import SECRET
 from slipstream.operations.proofs.rehearsal.propeller import Execution, NodeFailed
@@ -19,6 +20,7 @@ from slipstream.operations.proofs.rehearsal.rehearsal import (
     write_table,
 )
 from slipstream.shared.profiles.profile import load_profile
+from slipstream.shared.settings import portable
 
 MAIN, PREPARE = "workflows.training.train_and_export", "workflows.training.prepare"
 #: The pods of a main job: those whose results are found again, and those of every run.
@@ -128,6 +130,25 @@ def test_a_changed_export_setting_repeats_only_the_export(local: Rehearsal) -> N
     changed.run(MAIN, {**inputs, "config": literal(other)})
     assert set(changed.record.hits.values()) == CACHED - {"export"}
     assert sorted(pods_of(changed)) == sorted([*ALWAYS, "export"])
+
+
+def as_the_console_sends(config: RunConfig) -> Literal:
+    """A literal of the configuration as a relaunch from the console sends it: a Struct, whose numbers are floats."""
+    made = Literal()
+    made.scalar.generic.update(portable(config))
+    return made
+
+
+@pytest.mark.prove
+def test_a_relaunch_from_the_console_hits_the_cache(local: Rehearsal) -> None:
+    inputs = inputs_of(local)
+    local.execution("started", seed=4).run(MAIN, inputs)
+    relaunched = local.execution("relaunched", seed=4)
+    sent = as_the_console_sends(CONFIG)
+    assert isinstance(sent.scalar.generic["training"]["epochs"], float)
+    relaunched.run(MAIN, {**inputs, "config": sent})
+    assert set(relaunched.record.hits.values()) == CACHED
+    assert sorted(pods_of(relaunched)) == sorted(ALWAYS)
 
 
 @pytest.mark.prove

@@ -45,6 +45,7 @@ def refused(tmp_path: Path, talks: list[dict[str, str]] | Path, template: str, w
     return str(error.value)
 
 
+@pytest.mark.prove
 def test_a_row_at_which_it_hangs_ends_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "SECONDS", 3.0)
     monkeypatch.setattr(corpus, "PIECE_BYTES", 700)

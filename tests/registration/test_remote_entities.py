@@ -28,6 +28,7 @@ from slipstream.shared.settings import Settings, settings_schema, to_dict
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import FlyteAdmin, flyte_admin, register_package, write_config
+from tests.support.proving import diagonal, first_few
 
 PYFLYTE = "from flytekit.clis.sdk_in_container.pyflyte import main; main()"
 Ended = subprocess.CompletedProcess[str]
@@ -124,7 +125,10 @@ def test_no_setting_is_left_out_of_the_registered_schema() -> None:
 # Both commands
 
 
-@pytest.mark.parametrize(("command", "name"), [("remote-launchplan", PLAN), ("remote-workflow", WORKFLOW)])
+COMMANDS = [("remote-launchplan", PLAN), ("remote-workflow", WORKFLOW)]
+
+
+@pytest.mark.parametrize(("command", "name"), first_few(COMMANDS))
 def test_its_help_shows_the_defaults(admin: FlyteAdmin, tmp_path: Path, command: str, name: str) -> None:
     ended = started(admin, tmp_path / "client", command, name, "--help")
     assert ended.returncode == 0, ended.stdout
@@ -139,9 +143,9 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("given", GIVEN)
-@pytest.mark.parametrize(("command", "name"), [("remote-launchplan", PLAN), ("remote-workflow", WORKFLOW)])
-def test_it_starts_with_a_configuration(admin: FlyteAdmin, tmp_path: Path, command: str, name: str, given: str) -> None:
+@pytest.mark.parametrize(("given", "entity"), diagonal(GIVEN, COMMANDS))
+def test_it_starts_with_a_configuration(admin: FlyteAdmin, tmp_path: Path, given: str, entity: tuple[str, str]) -> None:
+    command, name = entity
     more = () if GIVEN[given] is None else ("--config", json.dumps(GIVEN[given]))
     ended = started(admin, tmp_path / "client", command, name, *more)
     assert ended.returncode == 0, ended.stdout
@@ -156,7 +160,7 @@ def test_a_workflow_starts_with_the_defaults_of_its_plan(admin: FlyteAdmin, tmp_
     assert config_of(admin).model.lora.rank == 16
 
 
-@pytest.mark.parametrize("command", ["remote-launchplan", "remote-workflow"])
+@pytest.mark.parametrize("command", first_few(["remote-launchplan", "remote-workflow"]))
 def test_a_wrong_setting_is_one_line(admin: FlyteAdmin, tmp_path: Path, command: str) -> None:
     before = len(admin.executions)
     ended = started(admin, tmp_path / "client", command, WORKFLOW, "--config", '{"training": {"epoch": 3}}')

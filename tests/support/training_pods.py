@@ -213,6 +213,7 @@ def pods_of_job(
     processes: int = 1,
     attempt: int = 0,
     inputs: str = "inputs",
+    beside: str = "",
     variables: Sequence[dict[str, str]] = ({}, {}),
 ) -> list[PodProcess]:
     """Both pods of one attempt of a PyTorchJob; ``variables`` are those that one of them has alone."""
@@ -230,6 +231,7 @@ def pods_of_job(
             number=rank,
             attempt=attempt,
             inputs=inputs,
+            beside=beside,
             **{"PET_NODE_RANK": str(rank), **job, **own},
         )
         for rank, own in enumerate(variables)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from slipstream.operations.plan.serving.queueing import MOST_BUSY, ServiceTimes, erlang_c, p99_seconds, servers_needed
-from tests.support.proving import diagonal
+from tests.support.proving import diagonal, first_few
 from tests.support.wording import refuses
 
 SHARES = (np.arange(2000) + 0.5) / 2000
@@ -32,7 +32,7 @@ def times_of(service: ServiceTimes, random: np.random.Generator) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("busy", "servers"), diagonal((0.3, 0.6, 0.8, 0.9), (1, 2, 5, 16)))
-@pytest.mark.parametrize("service", [STEADY, EXPONENTIAL], ids=["steady", "exponential"])
+@pytest.mark.parametrize("service", first_few([STEADY, EXPONENTIAL], names=["steady", "exponential"]))
 def test_the_p99_is_that_of_a_simulated_queue_to_20_percent(service: ServiceTimes, servers: int, busy: float) -> None:
     rate, random = busy * servers / service.mean, np.random.default_rng(servers)
     found = simulated_p99(servers, random.exponential(1 / rate, (REQUESTS, QUEUES)), times_of(service, random))
