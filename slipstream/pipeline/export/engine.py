@@ -231,7 +231,9 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
         opset=opset,
         dynamic_batch=True,
         inputs=[DeployedTensor(i.name, i.dtype, ("batch", *i.shape)) for i in signature.inputs],
-        outputs=[DeployedTensor(output_name(signature), "float32", ("batch", *signature.output_shape), unit)],
+        outputs=[
+            DeployedTensor(output_name(signature), signature.output_dtype, ("batch", *signature.output_shape), unit)
+        ],
         classes=list(signature.classes),
         cardinalities=list(signature.cardinalities),
         preprocessing=list(PREPROCESSING),

@@ -16,7 +16,7 @@ from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
 from slipstream.shared.artifacts.format import ArtifactWriter
-from slipstream.shared.artifacts.prepared.card import CARD, ColumnCard, DataCard
+from slipstream.shared.artifacts.prepared.card import CARD, ColumnCard, DataCard, missing_classes
 from slipstream.shared.artifacts.prepared.data import SPLITS, TARGET, Signature, TensorSpec
 from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.artifacts.resume import ResumableScratch
@@ -169,19 +169,15 @@ def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedI
         max=encoded.high,
     )
     of_classes = dict(zip(images.classes, encoded.counts.tolist(), strict=True))
-    unseen = [
-        f"class {name!r} has no training row: its {sum(counts)} rows all fell into other splits"
-        for name, counts in of_classes.items()
-        if counts[TRAIN] == 0
-    ]
+    by_split = {name: dict(zip(SPLITS, counts, strict=True)) for name, counts in of_classes.items()}
     return DataCard(
         source=images.name,
         rows=row_counts(read, encoded.counts.sum(axis=0).tolist(), len(encoded.bad)),
         task=signature.task,
         target=signature.target,
         columns=[column],
-        classes={name: dict(zip(SPLITS, counts, strict=True)) for name, counts in of_classes.items()},
-        warnings=[*images.warnings, *unseen, *duplicate_warnings(encoded)],
+        classes=by_split,
+        warnings=[*images.warnings, *missing_classes(by_split), *duplicate_warnings(encoded)],
     )
 
 

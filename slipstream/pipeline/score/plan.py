@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from slipstream.pipeline.score.config import ScoringConfig
 from slipstream.pipeline.score.model import IMAGES, ModelAddress, ServedModel, find_model
+from slipstream.pipeline.score.table_rows import deciding_files
 from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
@@ -25,7 +26,7 @@ LOG = logger("score")
 #: Maximum bytes and files of a part, unless it is one larger file. The sizes do not depend on the workers.
 PART_BYTES, PART_FILES = 64 << 20, 4096
 #: Version of the table's format, which is part of its key.
-FORM = 1
+FORM = 2
 #: Settings of the section "data" that come from the model, so that rows are read like its training rows.
 OF_THE_MODEL = ("decimal", "thousands", "missing")
 #: Names of columns written in addition to the kept ones.
@@ -44,7 +45,8 @@ class ScoringPortion:
 class ScoringPlan:
     """Plan of one scoring, or a worker's share of it.
 
-    ``fingerprint`` is of the data; ``by`` is what the model's inputs are made from; ``key`` identifies the table.
+    ``fingerprint`` is of the data; ``by`` is what the model's inputs are made from; ``key`` identifies the table;
+    ``deciding`` are the files that decide the types of kept columns.
     """
 
     source: ResolvedSource
@@ -55,6 +57,7 @@ class ScoringPlan:
     output: str
     key: str
     portions: tuple[ScoringPortion, ...]
+    deciding: dict[str, SourceFile]
 
     @property
     def size(self) -> int:
@@ -100,7 +103,15 @@ def plan_scoring(
     key = hashlib.sha256(canonical_json(made_of)).hexdigest()[:16]
     portions = tuple(ScoringPortion(number, files) for number, files in enumerate(portion_files(source.files)))
     return ScoringPlan(
-        source, fingerprint, address, model.by, config, output, key, portions or (ScoringPortion(0, ()),)
+        source,
+        fingerprint,
+        address,
+        model.by,
+        config,
+        output,
+        key,
+        portions or (ScoringPortion(0, ()),),
+        deciding_files(source, config.keep),
     )
 
 

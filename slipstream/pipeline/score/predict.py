@@ -40,7 +40,7 @@ class Predictions:
     """Predictions for some rows.
 
     ``labels`` are texts, with probabilities as ``outputs``, float32 ``[rows, classes]``. A regression has no labels,
-    and values ``[rows, 1]``.
+    and values ``[rows, 1]``, float64 (float32 from older packages).
     """
 
     labels: pa.Array | None

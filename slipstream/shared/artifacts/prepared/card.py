@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
@@ -27,6 +28,24 @@ def exact_keys_validator(*names: str) -> AfterValidator:
 
 
 BY_SPLIT = ("train", "validation", "test")
+#: Rows of every split by class.
+ClassRows: TypeAlias = Mapping[str, Mapping[str, int]]
+#: Largest number of classes that are named for a split.
+NAMED = 3
+
+
+def missing_classes(classes: ClassRows) -> list[str]:
+    """Return warnings that name the classes without a row in a split."""
+    warnings = []
+    for split, adjective in zip(BY_SPLIT, ("training", "validation", "test"), strict=True):
+        missing = [name for name, rows in classes.items() if not rows[split]]
+        warnings += [
+            f"class {name!r} has no {adjective} row: its {sum(classes[name].values())} rows all fell into other splits"
+            for name in missing[:NAMED]
+        ]
+        if more := len(missing) - NAMED if len(missing) > NAMED else 0:
+            warnings.append(f"{more} more classes have no {adjective} row")
+    return warnings
 
 
 @dataclass(frozen=True)

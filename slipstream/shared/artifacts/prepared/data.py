@@ -34,7 +34,7 @@ SIGNATURE = "signature.json"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
-DTYPES = ("float32", "int16", "int32", "int64", "uint8")
+DTYPES = ("float32", "float64", "int16", "int32", "int64", "uint8")
 #: Largest number of values in one input of a row: NumPy limits a record to 2 GiB.
 MOST_VALUES = (1 << 27) - 1
 #: Smallest number of blocks that :meth:`PreparedData.sample` reads, if the split has as many.
@@ -96,6 +96,8 @@ class Signature:
     image_std: tuple[float, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
+    #: Dtype of a regression's stored targets and of its model's outputs; earlier versions stored float32.
+    target_dtype: str = "float32"
     #: Column of row weights, "" if rows are unweighted. Stored weights have mean 1 over the training split.
     weight: str = ""
     #: Vocabulary size, padding (id 0) included; 0 without tokens.
@@ -105,6 +107,15 @@ class Signature:
     document_end: int = -1
     #: Mean number of tokens with loss per training row, by which a row's loss is divided; 0 if all tokens have loss.
     learned: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.target_dtype not in ("float32", "float64"):
+            raise ValueError(f"target_dtype: {self.target_dtype}; expected float32 or float64")
+
+    @property
+    def output_dtype(self) -> str:
+        """Dtype of a model's outputs."""
+        return self.target_dtype if self.task == "regression" else "float32"
 
     @property
     def outputs(self) -> int:
@@ -121,12 +132,12 @@ class Signature:
         """Fields of a stored row after the inputs: the target and, if rows are weighted, the weight."""
         if self.task == "next token":
             return (TensorSpec(TARGET, self.inputs[0].dtype, self.inputs[0].shape),)
-        target = TensorSpec(TARGET, "int32" if self.task == "classification" else "float32", ())
+        target = TensorSpec(TARGET, "int32" if self.task == "classification" else self.target_dtype, ())
         return (target, TensorSpec(WEIGHT, "float32", ())) if self.weight else (target,)
 
     @property
     def record(self) -> np.dtype:
-        """NumPy dtype of one stored row: inputs, then labels, every field aligned to four bytes.
+        """NumPy dtype of one stored row: inputs, then labels, every field aligned to four bytes, or eight with float64.
 
         For "next token" a row stores length + 1 tokens once, and the fields input and target overlap.
         """
@@ -142,12 +153,13 @@ class Signature:
                 }
             )
         names, formats, offsets, offset = [], [], [], 0
+        aligned = 8 if "float64" in [spec.dtype for spec in (*self.inputs, *self.labels)] else 4
         for spec in (*self.inputs, *self.labels):
             scalar = np.dtype(spec.dtype).newbyteorder("<")
             names.append(spec.name)
             formats.append((scalar, spec.shape))
             offsets.append(offset)
-            offset += -(-math.prod(spec.shape) * scalar.itemsize // 4) * 4
+            offset += -(-math.prod(spec.shape) * scalar.itemsize // aligned) * aligned
         return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": offset})
 
 

@@ -137,12 +137,13 @@ def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
     headers = [text_names(file, config) for file in files]
     for file, names in zip(files, headers, strict=True):
         check_names(names, file)
-        check_columns(headers[0], names, file, files[0])
+        check_columns(headers[0], names, file, files[0], config.drop)
     sample = next(read_blocks(files[0], config, SAMPLE_BYTES))
     types, warnings = guess_columns(
         csv_blocks.parse_csv_block(sample, headers[0], config, config.header), headers[0], config
     )
-    return TextPlan(files, headers, types, detected + warnings, config)
+    others = {name: value_types.OTHER for names in headers for name in names if name not in types}
+    return TextPlan(files, headers, types | others, detected + warnings, config)
 
 
 def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
@@ -255,12 +256,14 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
         bad.append(unreadable_rows(job, name, parsed.lines, rows, texts))
         keep[rows] = False
     batch = pa.RecordBatch.from_pydict(
-        {name: arrays[name] for name in job.types} | {LINE: pa.array(parsed.lines)} | identities(parsed, job)
+        {name: arrays[name] for name in job.types if name in arrays}
+        | {LINE: pa.array(parsed.lines)}
+        | identities(parsed, job)
     )
     if not keep.all():
         batch = batch.filter(pa.array(keep))
     write_spool(job.path, batch)
-    types = {name: value_types.column_type(array.type) for name, array in arrays.items()}
+    types = job.types | {name: value_types.column_type(array.type) for name, array in arrays.items()}
     others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
     aside = QuarantinedRows.spooled(heapq.merge(*bad, key=line_of), job.path.with_suffix(".bad"))
     size = job.block.size
