@@ -61,7 +61,7 @@ def test_a_table_that_was_damaged_is_named(served: Registry, tmp_path: Path) -> 
     assert not (tmp_path / "copy").exists()
     part.unlink()
     said = CliRunner().invoke(main, [str(output)])
-    assert said.exit_code == 1 and "missing, though the manifest lists it" in said.output
+    assert said.exit_code == 1 and "is missing; score the same data again" in said.output
 
 
 def test_pyflyte_scores_and_ends_with_what_was_published(served: Registry, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_bad_input_is_one_line(model: Path, tmp_path: Path) -> None:
     with refuses(UserError):
         main.main([str(model), "--prompt", "x" * 200], standalone_mode=False)
     (tmp_path / "config.json").write_text('{"model_type": "none-such"}')
-    with refuses(UserError):
+    with pytest.raises(UserError, match=r"`none-such`"):
         main.main([str(tmp_path), "--prompt", "x"], standalone_mode=False)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from slipstream.pipeline.report.pages import charts, device_charts
 from slipstream.shared import formatting
 from slipstream.shared.artifacts.results.devices import TrainingDevices
 from slipstream.shared.artifacts.results.training import LiveProgress
@@ -39,6 +38,8 @@ def render_page(template: str, **context: object) -> str:
 
 
 def training_page(so_far: LiveProgress, made_at: datetime, devices: TrainingDevices | None = None) -> str:
+    from slipstream.pipeline.report.pages import charts, device_charts  # they load Matplotlib
+
     return render_page(
         "training_page.html",
         so_far=so_far,
