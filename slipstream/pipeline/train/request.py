@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -66,6 +66,10 @@ class TrainingRequest:
     @cached_property
     def origin(self) -> ModelOrigin:
         return self.opened or ModelOrigin(self.model)
+
+    def for_rows(self, rows: int) -> TrainingRequest:
+        """Return the request for a training split of ``rows`` rows, with the same opened base."""
+        return replace(self, training=self.training.for_rows(rows), opened=self.origin)
 
 
 @dataclass(frozen=True)
