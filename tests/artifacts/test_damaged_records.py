@@ -423,7 +423,7 @@ READERS: dict[str, Reader] = {
         to_json(PromotionPointer(1, "ab" * 8, "cd" * 32, "why", "at", "run")), pointer, UserError
     ),
     "slipstream/pipeline/score/publish.py publication": Reader(
-        to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, UserError
+        to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, []
     ),
     "slipstream/pipeline/export/check.py manifest": Reader(ENDED, package_manifest, check.BadPackage),
     "slipstream/pipeline/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, check.BadPackage),

@@ -20,6 +20,7 @@ from slipstream.pipeline.evaluate.language import (
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.documents import Document, read_documents
+from slipstream.shared.artifacts.prepared.token_rows import read_tokens
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
@@ -43,12 +44,12 @@ def by_hand(model: Predictor, document: Document, length: int) -> float:
     """The bits of a document, one piece after the other."""
     nats = 0.0
     for start in range(0, len(document.tokens) - 1, length):
-        piece = torch.from_numpy(document.tokens[start : start + length + 1].astype(np.int64))
+        ids, labels = read_tokens(torch.from_numpy(document.tokens[start : start + length + 1]))
         row = torch.zeros(1, length, dtype=torch.int16)
-        row[0, : len(piece) - 1] = piece[:-1]
+        row[0, : len(ids) - 1] = ids[:-1]
         with torch.no_grad():
             chances = model(row)[0].log_softmax(-1)
-        for place, token in enumerate(piece[1:].tolist()):
+        for place, token in enumerate(labels[1:].tolist()):
             if token >= 0:
                 nats -= chances[place, token].item()
     return nats / math.log(2)

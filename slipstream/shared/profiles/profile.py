@@ -182,7 +182,7 @@ def read_profile_tables(choice: str, through: tuple[Path, ...]) -> Table:
         data[VERSIONS] = str(path.parent / tables.versions)
     if EXTENDS not in data:
         return data
-    below = read_profile_tables(data.pop(EXTENDS), (*through, path))
+    below = read_profile_tables(str(data.pop(EXTENDS)), (*through, path))
     below.pop(PLAN, None)
     return merge_tables(below, data)
 
