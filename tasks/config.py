@@ -87,16 +87,17 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
     Raises ``UserError`` if the parallel layout does not fit the number of processes, or if a model to compress is
     sharded or has adapters.
     """
-    from slipstream.shared.models.base.directory import fingerprint_origin
+    from slipstream.shared.models.base.directory import ModelOrigin
     from slipstream.shared.models.factory_code import fingerprint_model
 
     config.model.check_base()
+    origin = ModelOrigin(config.model)
     if config.model.base and config.data.task == "language":
         # Importing these takes half a second.
         from slipstream.pipeline.prepare.resolve import check_ids_of_base
         from slipstream.pipeline.train.checks import check_base
 
-        check_base(config.model, config.for_training(), config.data)
+        check_base(origin, config.for_training(), config.data)
         check_ids_of_base(config.data.tokenizer, config.model.base)
     config = replace(config, collectives=with_lasting_history(config.collectives))
     placement, training, compression = current_profile().placement("train"), config.for_training(), config.compression
@@ -126,7 +127,7 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
         training,
         config.export,
         config.collectives,
-        fingerprint_model(config.model) or fingerprint_origin(config.model),
+        fingerprint_model(config.model) or origin.digest,
         compression,
         fine_tuning,
         compression.teaching,

@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "sessions": {"flyte"},
     "formatting": {"one_line"},
     "untrusted_files": set(),
-    "toml_file": set(),
+    "toml_file": ERRORS,
     "stages": set(),
     "settings": ERRORS | {"toml_file"},
     "storage": ERRORS | {"untrusted_files"},

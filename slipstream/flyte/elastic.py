@@ -32,7 +32,15 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.flyte.artifact_types import Made
-from slipstream.flyte.before_start import check_pod
+from slipstream.flyte.before_start import (
+    PATIENCE_S,
+    WaitingForPods,
+    attempt_patience,
+    check_pod,
+    given_up,
+    rendezvous_timeouts,
+    waiting_for_pods,
+)
 from slipstream.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
 from slipstream.flyte.failures import (
     GROUP_ENDED,
@@ -51,21 +59,13 @@ from slipstream.flyte.failures import (
 from slipstream.flyte.forked_workers import LOOK, forked_workers, start_server
 from slipstream.flyte.homes import checkpoint_address, this_attempt
 from slipstream.flyte.memory_notes import noted_memory
-from slipstream.flyte.other_pods import (
-    PATIENCE_S,
-    WaitingForPods,
-    attempt_patience,
-    given_up,
-    rendezvous_timeouts,
-    waiting_for_pods,
-)
 from slipstream.flyte.stage import importable, local_path, map_errors, run_stage, runs_locally
 from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.workspaces import Holder
-from slipstream.shared.distributed.leaving import group_stands
 from slipstream.shared.distributed.names import names_of_this_machine
+from slipstream.shared.distributed.process_group import group_stands
 from slipstream.shared.errors import Interrupted, Preempted, UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.machine.gpus import bf16_gpus, visible_gpus

@@ -28,7 +28,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from pydantic_core import ArgsKwargs
 
 from slipstream.shared.errors import UserError
-from slipstream.shared.toml_file import BadToml, read_toml
+from slipstream.shared.toml_file import read_toml
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 Schema = dict[str, Any]
@@ -167,14 +167,11 @@ class Settings:
             raise UserError(f"{path}: cannot be read: {error}") from None
 
     @classmethod
-    def from_toml(cls, path: Path) -> Self:
-        """Read a TOML file. Raises ``UserError`` with the paths of file and setting."""
+    def from_toml(cls, path: Path, missing: str = "") -> Self:
+        """Read a TOML file like :func:`.read_toml`. Raises ``UserError`` with the paths of file and setting."""
+        tables = read_toml(path, missing)
         try:
-            return cls.from_dict(read_toml(path))
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file; expected a TOML file") from None
-        except (OSError, BadToml) as error:
-            raise UserError(f"{path}: cannot be read: {error}") from None
+            return cls.from_dict(tables)
         except UserError as error:
             raise UserError(f"{path}: {error.message}") from None
 

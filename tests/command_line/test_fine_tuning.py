@@ -15,8 +15,7 @@ import yaml
 from slipstream.config import RunConfig
 from slipstream.shared.artifacts.results.evaluation import Evaluation, read_evaluation
 from slipstream.shared.artifacts.versions import ROOT
-from slipstream.shared.models.base.directory import fingerprint_base
-from tests.support.bases import make_base
+from tests.support.bases import fingerprint_base, make_base
 from tests.support.command_line import Run, one_message
 from tests.support.corpora import WORDS, write_lines, write_stories
 from tests.support.quick_config import EXPORT, NETWORK

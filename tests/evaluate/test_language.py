@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slipstream.pipeline.evaluate.engine import evaluate
-from slipstream.pipeline.evaluate.kneser_ney import KneserNey
 from slipstream.pipeline.evaluate.language import (
+    KneserNey,
     beside_bits,
     bits_per_byte,
     evaluate_language,

@@ -29,8 +29,8 @@ from slipstream.pipeline.export.choose import (
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.convert import PARITY_BATCHES, exporters_silenced, output_name, without_provenance
 from slipstream.pipeline.export.package.assemble import LOGITS, assemble_package, finish_package
-from slipstream.pipeline.export.package.distributions import model_distributions
 from slipstream.pipeline.export.package.libraries import ModelProvenance, write_libraries
+from slipstream.pipeline.export.package.samples import model_distributions
 from slipstream.pipeline.export.quantize.half_precision import TRIED_ROWS, Half, largest_output_error, write_half
 from slipstream.pipeline.export.quantize.quantise import Quantiser, calibration_rows, stacked_products
 from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS
@@ -57,7 +57,7 @@ from slipstream.shared.artifacts.versions import installed_version
 from slipstream.shared.comparison.latencies import Workload, affordable_batches, measure_latencies
 from slipstream.shared.comparison.quality import QualityLoss, quality_loss
 from slipstream.shared.errors import UserError
-from slipstream.shared.machine.description import ClusterMachine, this_machine
+from slipstream.shared.machine.description import CpuModel, this_machine
 from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.models.predict import held_out_rows, predict_records, record_targets
 
@@ -234,7 +234,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
     )
 
 
-def machine_figures(machine: ClusterMachine, config: ExportConfig) -> MachineFigures:
+def machine_figures(machine: CpuModel, config: ExportConfig) -> MachineFigures:
     """Return machine, threads per call and library versions for ``export.json``."""
     import onnxruntime
     import torch

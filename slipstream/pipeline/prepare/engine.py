@@ -22,8 +22,8 @@ from slipstream.shared.artifacts.resume import ResumableScratch, resumable_scrat
 from slipstream.shared.distributed.pool import WorkerPool, workers_for
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.documents import list_data
 from slipstream.shared.source.files import Listing, files_unchanged, list_source
-from slipstream.shared.source.standard_library import list_data
 from slipstream.shared.storage import out_of_space
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from slipstream.shared.artifacts.results.sweep import AgainstGiven, Sweep, Sweep
 from slipstream.shared.comparison.quality import UNITS, quality_loss
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.directory import fingerprint_origin
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.predict import held_out_rows, model_function, predict_records, record_targets
 from slipstream.shared.settings import to_dict
@@ -115,7 +115,7 @@ def open_given(address: str, asked: ModelConfig, directory: Path, signature: Sig
 def sweep_identity(config: RunConfig, content: str) -> SweepIdentity:
     """Return the identity of a sweep on prepared data with the fingerprint ``content``."""
     sweep = config.sweep
-    model = {**to_dict(config.model.without_addresses()), "base": fingerprint_origin(config.model)}
+    model = {**to_dict(config.model.without_addresses()), "base": ModelOrigin(config.model).digest}
     return SweepIdentity(content, model, resume_settings(config.for_training()), sweep.space, sweep.seed)
 
 

@@ -54,14 +54,13 @@ from slipstream.pipeline.train.setup import (
     same_origin,
 )
 from slipstream.pipeline.train.so_far import progress_written
-from slipstream.pipeline.train.telemetry.around import current_losses
 from slipstream.pipeline.train.telemetry.attempt import (
     describe_machine,
     overhead_seconds,
     record_attempt,
 )
 from slipstream.pipeline.train.telemetry.pods import samples_uploaded
-from slipstream.pipeline.train.telemetry.totals import written_totals
+from slipstream.pipeline.train.telemetry.totals import current_losses, written_totals
 from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.artifacts.results.ledger import RESTORE
 from slipstream.shared.artifacts.versions import code_version
@@ -72,7 +71,7 @@ from slipstream.shared.errors import Preempted
 from slipstream.shared.logs import logger
 from slipstream.shared.models.adapters.network import hold_frozen
 from slipstream.shared.models.arithmetic import autocast_context, common_precision, device_capability
-from slipstream.shared.models.base.directory import BaseRecord, fingerprint_origin
+from slipstream.shared.models.base.directory import BaseRecord
 from slipstream.shared.models.factory import initial_values
 from slipstream.shared.models.initial.drawn import fill_parameters
 from slipstream.shared.models.trained import write_trained
@@ -158,7 +157,7 @@ class Trainer:
             _, replicas, shards, _ = training.parallel.sizes(group.world, count_nodes(group.world))
             pieces = micro_batch_slices(data, training, replicas * shards)
             lineage = Lineage.open(request, data)
-            architecture = lineage.architecture(request.model, data)
+            architecture = lineage.architecture(request.origin, data)
             precision = common_precision(training.precision, abilities)
             check_exchange(self.applied.exchange(training.gradients), group.backend, precision)
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
@@ -185,7 +184,8 @@ class Trainer:
             predictor = resolved.lineage.begin(resolved.architecture, training)
             built = BuiltModel(resolved, predictor, None)
             if built.unfilled or training.parallel.divides:
-                built = replace(built, values=initial_values(config, predictor.network, training.seed))
+                values = initial_values(config, predictor.network, training.seed, self.request.origin)
+                built = replace(built, values=values)
             if predictor.adapted:
                 hold_frozen(predictor.network, resolved.precision)
             check_memory(predictor, training, self.group, resolved.precision)
@@ -212,7 +212,7 @@ class Trainer:
                 check_parameters(predictor.network)
             if training.recompute == "full":
                 recompute_blocks(predictor.network)
-            digest = fingerprint_origin(config) if first_of_machine(group) else ""
+            digest = self.request.origin.digest if config.base and first_of_machine(group) else ""
             if training.compile and not divides:
                 compiled = compile_for(ReplicatedModel(predictor, traits), [first], resolved.precision, group)
             elif not divides:

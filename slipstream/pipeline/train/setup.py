@@ -86,7 +86,7 @@ class PlacedModel:
     compiled: CompiledTraining | None
     #: Seconds of a pass that do not depend on its rows (kernel launches); 0 if unknown.
     overhead: float
-    #: :func:`fingerprint_origin` of the base and adapter that training starts from; "" without them.
+    #: :attr:`.ModelOrigin.digest` of the base and adapter that training starts from; "" without them.
     origin: str
 
 

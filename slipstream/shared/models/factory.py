@@ -25,6 +25,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.layers import is_adapter
 from slipstream.shared.models.adapters.network import AdaptedValues, add_adapters, quantise_frozen
 from slipstream.shared.models.adapters.peft_files import read_peft
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.base.tensors import BaseValues, OpenedBase
 from slipstream.shared.models.config import ModelConfig
@@ -144,18 +145,20 @@ def build_model(
     empty: bool = False,
     shapes_alone: bool = False,
     retained: Retained | None = None,
+    origin: ModelOrigin | None = None,
 ) -> Predictor:
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
     A model that states the standard deviations of its parameters (``initial_std``, see
     :mod:`slipstream.shared.models.initial.drawn`) is built and run on the meta device and filled afterwards, from its
-    base if it has one. With ``empty`` it stays on the meta device, so that every device can fill its own slices. With
-    ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
+    base, opened as ``origin``, if it has one. With ``empty`` it stays on the meta device, so that every device can fill
+    its own slices. With ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
     (:mod:`slipstream.shared.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the
     arguments or raises, if its model does not fit the data or the retained units, or if the base does not fit;
     ``StorageUnavailable`` if the base's store does not answer.
     """
-    config = shaped_for(config, signature)
+    origin = origin or ModelOrigin(config)
+    config = shaped_for(config, signature, origin)
     name = resolve_model_name(config, signature)
     factory = factory_of(name)
     check_arguments(name, factory, config.arguments)
@@ -201,7 +204,7 @@ def build_model(
     if device.type == "meta":
         check_without_constants(name, model)
         if not empty:
-            values = initial_values(config, model, seed)
+            values = initial_values(config, model, seed, origin)
             fill_parameters(model.to_empty(device="cpu"), values)
     elif isinstance(model, StatesDeviations):  # The model of a function is known only after the call.
         fill_parameters(model, DrawnValues(model, seed))
@@ -209,21 +212,21 @@ def build_model(
     return predictor.train(was_training)
 
 
-def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialValues:
-    """Return the initial values of ``model``: its base's, else drawn values.
+def initial_values(config: ModelConfig, model: nn.Module, seed: int, origin: ModelOrigin) -> InitialValues:
+    """Return the initial values of ``model``: those of its base, opened as ``origin``, else drawn values.
 
     Raises ``UserError``, before reading any, if a base or start adapter lacks some of them, and ``StorageUnavailable``.
     """
     if not config.base:
         return DrawnValues(model, seed)
-    base = OpenedBase.open(config.base)
+    base = OpenedBase.open(origin.base)
     base.check(model, tied=bool(config.arguments.get("tie_word_embeddings")))
     values = BaseValues(base)
     if not config.lora.rank:
         return values
     start = None
     if config.lora.start:
-        adapter = read_peft(config.lora.start)
+        adapter = read_peft(origin.start)
         adapter.check(config.lora, model)
         start = BaseValues(adapter.tensors)
     return AdaptedValues(values, seed, start)

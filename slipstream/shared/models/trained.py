@@ -28,7 +28,7 @@ from slipstream.shared.artifacts.records import read_record, write_record
 from slipstream.shared.artifacts.results.training import HISTORY, KIND, History
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.directory import BaseRecord
+from slipstream.shared.models.base.directory import BaseRecord, ModelOrigin
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, resolve_model_name
 from slipstream.shared.models.pruning import Retained
@@ -152,10 +152,11 @@ class Architecture:
         Raises ``UserError`` if the base is missing or has changed, ``StorageUnavailable`` if its store does not answer.
         """
         assert self.base is not None, "of a model with adapters it was checked when that was opened"
-        self.base.check()
         # The start adapter may be gone; its weights are overwritten anyway.
         config = replace(self.config, base=self.base.address, lora=replace(self.config.lora, start=""))
-        return build_model(config, self.signature, seed=0)
+        origin = ModelOrigin(config)
+        self.base.check(origin)
+        return build_model(config, self.signature, seed=0, origin=origin)
 
 
 @dataclass(frozen=True)
@@ -234,15 +235,16 @@ class TrainedModel:
         record = self.architecture.base
         if record is None:
             return None
+        untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
+        origin = ModelOrigin(untouched)
         try:
-            record.check()
+            record.check(origin)
         except UserError as error:
             if self.config.lora.rank:
                 raise
             LOG.warning("%s; the evaluation continues without it", error.message)
             return None
-        untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
-        return build_model(untouched, self.signature, seed=0).eval()
+        return build_model(untouched, self.signature, seed=0, origin=origin).eval()
 
     @property
     def history(self) -> History:

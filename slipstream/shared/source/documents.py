@@ -1,7 +1,9 @@
-"""Text files in class folders, read as a table of two columns: text and class."""
+"""Text files as documents: in class folders, and the modules of Python's standard library."""
 
 from __future__ import annotations
 
+import os
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,8 @@ from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import Listing, SourceFile, list_source, local_file
 from slipstream.shared.source.quarantine import BadRow
 from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource
 
@@ -106,3 +109,27 @@ def read_text(file: SourceFile, encoding: str) -> str | BadRow:
     except UnicodeError as error:
         return BadRow(file.uri, 1, TEXT, f"not {encoding} (data.encoding)", str(error))
     return text or BadRow(file.uri, 1, TEXT, "the file is empty", "")
+
+
+ADDRESS = "Python's standard library"
+#: Skipped directories: tests repeat each other, and installed packages differ between machines.
+LEFT_OUT = ("test", "tests", "site-packages", "dist-packages", "idlelib", "turtledemo", "__pycache__")
+
+
+def list_data(address: str, config: DataConfig) -> Listing:
+    """List the files at an address; raise ``UserError`` if there are none.
+
+    Without an address, the data is the standard library for language, else scikit-learn's digits.
+    """
+    return list_standard_library() if config.task == "language" and not address else list_source(address)
+
+
+def list_standard_library() -> Listing:
+    folder = Path(sysconfig.get_path("stdlib"))
+    return Listing(ADDRESS, tuple(local_file(path) for path in sorted(modules_below(folder))), str(folder))
+
+
+def modules_below(folder: Path) -> Iterator[Path]:
+    for current, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith("config-")]
+        yield from (Path(current, name) for name in names if name.endswith(".py"))

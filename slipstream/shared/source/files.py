@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import Format
-from slipstream.shared.source.foreign import by_name
+from slipstream.shared.source.unsupported_formats import unsupported_extension
 from slipstream.shared.storage import STORES, ObjectInfo, list_objects, open_listed
 
 #: Format by file extension; a compression suffix is removed before.
@@ -355,8 +355,8 @@ def file_format(file: SourceFile, declared: Format) -> Format:
     Raise ``UserError`` if it is unknown.
     """
     format = declared if declared != "auto" else file.known_format or format_inside(file)
-    if not format and (foreign := by_name(file.name)):
-        raise UserError(f"{file.uri}: {foreign}")
+    if not format and (unsupported := unsupported_extension(file.name)):
+        raise UserError(f"{file.uri}: {unsupported}")
     if not format:
         raise UserError(
             f"{file.uri}: the extension {Path(file.name).suffix!r} is not a known format; set data.format to csv, "

@@ -97,7 +97,7 @@ def flyte_settings() -> dict[str, str]:
 
 
 class AzureContainer:
-    """Container of Azure (a ``RehearsalBucket``); an object's version is its ETag."""
+    """Container of Azure (a ``BucketClient``); an object's version is its ETag."""
 
     def __init__(self, name: str) -> None:
         self._container, _, host = name.partition("@")

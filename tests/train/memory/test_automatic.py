@@ -26,6 +26,7 @@ from slipstream.pipeline.train.parallel.layout import check_plan
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.plan import ParallelPlan
 from slipstream.shared.storage import storage_for
@@ -41,7 +42,7 @@ MEMORY = "memory_of_tests"
 
 
 def job(**changed: Any) -> TraceJob:
-    return TraceJob(MODEL, rows_of_tokens(MODEL, LENGTH), replace(AUTO, **changed), 1)
+    return TraceJob(MODEL, rows_of_tokens(ModelOrigin(MODEL), LENGTH), replace(AUTO, **changed), 1)
 
 
 def body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
@@ -213,4 +214,4 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
 def test_what_cannot_be_traced_asks_for_a_number() -> None:
     offload = replace(AUTO, parallel=replace(AUTO.parallel, shard="weights", offload=True))
     with refuses(UserError, match="training.accumulation:"):
-        fewest_that_fit(TraceJob(MODEL, rows_of_tokens(MODEL, LENGTH), offload, 2), 2**30)
+        fewest_that_fit(TraceJob(MODEL, rows_of_tokens(ModelOrigin(MODEL), LENGTH), offload, 2), 2**30)

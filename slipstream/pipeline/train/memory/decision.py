@@ -137,7 +137,8 @@ def with_micro_batches(
     number = run_and_gather(
         peers, lambda: decide_micro_batches(request, made_for, group.device.type) if group.rank == 0 else 0
     )[0]
-    return replace(request, training=replace(training, accumulation=number)), made_for
+    training = replace(training, accumulation=number)
+    return replace(request, training=training, opened=request.origin), made_for
 
 
 def data_and_model(request: TrainingRequest) -> tuple[str, str]:
@@ -147,7 +148,7 @@ def data_and_model(request: TrainingRequest) -> tuple[str, str]:
     """
     data = open_prepared(request.prepared)
     # ``start`` is a trained model, whose shape is already decided.
-    model = request.model if request.start else shaped_for(request.model, data.signature)
+    model = request.model if request.start else shaped_for(request.model, data.signature, request.origin)
     settings = canonical_json({**to_dict(model), "base": ""})
     return data.artifact.content, xxhash.xxh3_128_hexdigest(settings)
 

@@ -19,8 +19,8 @@ from slipstream.pipeline.train.loop.probe import ROWS, unchanged_after
 from slipstream.pipeline.train.loop.state import TrainingState
 from slipstream.pipeline.train.parallel.layout import Forward
 from slipstream.pipeline.train.setup import ResumedTraining, Setup
-from slipstream.pipeline.train.telemetry.around import safe_diagnosis
 from slipstream.pipeline.train.telemetry.pods import read_device_series
+from slipstream.pipeline.train.telemetry.totals import safe_diagnosis
 from slipstream.shared.artifacts.results.ledger import (
     DATA_WAIT,
     STALL,

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from io import FileIO
 from typing import Any, NamedTuple
 
@@ -127,17 +127,54 @@ def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarra
 BLOCK_BYTES = 16 << 20
 
 
+class ModelOrigin:
+    """Base and start adapter of a model, opened when they are first needed and then kept."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.model = model
+
+    @cached_property
+    def base(self) -> BaseDirectory:
+        """Listed base. Raises like :meth:`BaseDirectory.list`."""
+        return BaseDirectory.list(self.model.base)
+
+    @cached_property
+    def start(self) -> BaseDirectory:
+        """Listed start adapter. Raises like :meth:`BaseDirectory.list`."""
+        return BaseDirectory.list(self.model.lora.start, START)
+
+    @cached_property
+    def base_digest(self) -> str:
+        """XXH3-128 of the base's config.json and safetensors; "" without a base.
+
+        It covers names, sizes and bytes; in a store etags instead of bytes. Raises ``UserError``,
+        ``StorageUnavailable``.
+        """
+        if not self.model.base:
+            return ""
+        names = {name for name in self.base.files if name == CONFIG or name.endswith(".safetensors")}
+        return fingerprint_files(self.base, names)
+
+    @property
+    def digest(self) -> str:
+        """:attr:`base_digest`, followed by the digest of the start adapter, if any."""
+        if not self.model.lora.start:
+            return self.base_digest
+        names = {ADAPTER_CONFIG, ADAPTER} & self.start.files.keys()
+        return f"{self.base_digest} {fingerprint_files(self.start, names)}"
+
+
 @dataclass(frozen=True)
 class BaseRecord:
-    """Base from which a model was fine-tuned: its address and :func:`fingerprint_base`."""
+    """Base from which a model was fine-tuned: its address and :attr:`ModelOrigin.base_digest`."""
 
     address: str
     digest: str
 
-    def check(self) -> None:
-        """Raise ``UserError`` if the base is missing or has changed, ``StorageUnavailable``."""
+    def check(self, origin: ModelOrigin) -> None:
+        """Raise ``UserError`` if the base, opened as ``origin``, is missing or has changed, ``StorageUnavailable``."""
         try:
-            found = fingerprint_base(self.address)
+            found = origin.base_digest
         except UserError as error:
             raise UserError(f"{error.message} (the base of a model that was fine-tuned)") from None
         if found != self.digest:
@@ -145,31 +182,6 @@ class BaseRecord:
                 f"model.base: {self.address}: no longer holds the model that was fine-tuned; expected its original "
                 f"files, with the digest {self.digest}"
             )
-
-
-def fingerprint_base(address: str) -> str:
-    """Return the XXH3-128 digest of config.json and all safetensors in the directory ``address``.
-
-    It covers names, sizes and bytes; in a store etags instead of bytes. Returns "" for an empty address. Raises
-    ``UserError``, ``StorageUnavailable``.
-    """
-    if not address:
-        return ""
-    directory = BaseDirectory.list(address)
-    names = {name for name in directory.files if name == CONFIG or name.endswith(".safetensors")}
-    return fingerprint_files(directory, names)
-
-
-def fingerprint_origin(model: ModelConfig) -> str:
-    """Return :func:`fingerprint_base` of a model's base, followed by the digest of its start adapter, if any.
-
-    Raises like :func:`fingerprint_base`.
-    """
-    base = fingerprint_base(model.base)
-    if not model.lora.start:
-        return base
-    directory = BaseDirectory.list(model.lora.start, START)
-    return f"{base} {fingerprint_files(directory, {ADAPTER_CONFIG, ADAPTER} & directory.files.keys())}"
 
 
 def fingerprint_files(directory: BaseDirectory, names: Set[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.artifacts.prepared.token_rows import CONFIG, INDEX, WHOLE
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.base.directory import BaseDirectory
+from slipstream.shared.models.base.directory import BaseDirectory, ModelOrigin
 from slipstream.shared.models.base.tensors import our_names, stored_tensors
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.transformer_config import TransformerConfig, from_hugging_face
@@ -20,8 +20,8 @@ LAYERS = "model.layers."
 EVERY = frozenset(one.name for one in fields(TransformerConfig))
 
 
-def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
-    """Return the configuration with all transformer arguments for rows of ``length`` tokens.
+def with_base_shape(config: ModelConfig, length: int, origin: ModelOrigin) -> ModelConfig:
+    """Return the configuration, whose base is ``origin``, with all transformer arguments for rows of ``length`` tokens.
 
     The user's arguments override the base's. A configuration without a base, or with all arguments, is returned
     unchanged, and no file is read. Raises ``UserError`` if the transformer does not support the base, or if the base
@@ -33,7 +33,7 @@ def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
         raise UserError(
             "model.arguments.config: not allowed with model.base, which has its own config.json; expected none"
         )
-    directory = BaseDirectory.list(config.base)
+    directory = origin.base
     where = directory.where(CONFIG)
     stated = stated_shape(directory, length)
     shape = TransformerConfig.from_dict({**stated, **config.arguments})
@@ -78,7 +78,7 @@ def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
     return stated
 
 
-def shaped_for(config: ModelConfig, signature: Signature) -> ModelConfig:
+def shaped_for(config: ModelConfig, signature: Signature, origin: ModelOrigin) -> ModelConfig:
     """Apply :func:`with_base_shape` for data of this signature.
 
     Raises ``UserError`` also if the data has no rows of tokens, or another vocabulary size.
@@ -91,7 +91,7 @@ def shaped_for(config: ModelConfig, signature: Signature) -> ModelConfig:
             f"{', '.join(spec.name for spec in signature.inputs)} and asks for a {signature.task}; expected none, or "
             "data.task language"
         )
-    shaped = with_base_shape(config, signature.inputs[0].shape[0])
+    shaped = with_base_shape(config, signature.inputs[0].shape[0], origin)
     known = shaped.arguments["vocab_size"]
     if known != signature.outputs:
         raise UserError(

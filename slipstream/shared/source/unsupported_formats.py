@@ -48,12 +48,12 @@ MOST_BEGINNING = 32
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
-def by_name(name: str) -> str:
+def unsupported_extension(name: str) -> str:
     """Return the error text for an unsupported file extension, with a hint; "" for other extensions."""
     return next((EXTENSIONS[s] for s in map(str.lower, reversed(Path(name).suffixes[-2:])) if s in EXTENSIONS), "")
 
 
-def by_beginning(data: bytes) -> str:
+def unsupported_beginning(data: bytes) -> str:
     """Return the error text for an unsupported file that starts with ``data``, with a hint; "" if unknown.
 
     A signature of letters only may start a column name (ORC in ORCID), so ``data`` must also have a control character.
