@@ -14,7 +14,7 @@ from slipstream.pipeline.prepare.language import corpus
 from slipstream.pipeline.prepare.resolve import given_tokenizer
 from slipstream.shared.artifacts.prepared.token_rows import FAST, disable_padding_and_truncation, largest_id
 from slipstream.shared.errors import UserError
-from slipstream.shared.language.tokenizer import Tokenizer, TokenizerFiles, train_tokenizer
+from slipstream.shared.language.tokenizer import LearnedSpans, Tokenizer, TokenizerFiles, train_tokenizer
 from slipstream.shared.models.hugging_face.command import main as hugging_face
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
 from tests.support.proving import first_few
@@ -93,7 +93,7 @@ def test_transformers_keeps_dropout_and_what_is_stored_has_none(clean: Tokenizer
 @pytest.mark.parametrize("name", first_few(STATES, 2))
 def test_conversations_do_not_depend_on_it(name: str, clean: TokenizerFiles) -> None:
     text = "<|im_start|>user\nalpha beta<|im_end|>\n<|im_start|>assistant\ngamma delta epsilon<|im_end|>\n"
-    spans = [(text.index("gamma"), len(text))]
+    spans = LearnedSpans([(text.index("gamma"), len(text))], marked=False)
     (expected,) = Tokenizer(clean).conversations([text], [spans])
     (found,) = Tokenizer(with_state(clean, STATES[name])).conversations([text], [spans])
     assert found.tolist() == expected.tolist()

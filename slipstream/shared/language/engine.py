@@ -79,17 +79,17 @@ class TokenizerEngine:
         return ids, counts
 
     def encode_with_specials(self, texts: list[str]) -> tuple[array[int], list[int], array[int]]:
-        """Encode texts in which special tokens are recognised; return ids, counts and the start of every token.
+        """Encode texts in which special tokens are recognised; return ids, counts, and start and end of every token.
 
-        Starts are character offsets in the text (uint32); ids and counts are as in :meth:`encode_texts`.
+        Starts and ends are character offsets in the text (uint32); ids and counts are as in :meth:`encode_texts`.
         """
         self.tokenizer.encode_special_tokens = False
-        ids, counts, starts = array("I"), [], array("I")
+        ids, counts, offsets = array("I"), [], array("I")
         for encoded in self.tokenizer.encode_batch(texts, add_special_tokens=False):
             ids.extend(encoded.ids)
             counts.append(len(encoded))
-            starts.extend(start for start, _ in encoded.offsets)
-        return ids, counts, starts
+            offsets.extend(offset for both in encoded.offsets for offset in both)
+        return ids, counts, offsets
 
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))

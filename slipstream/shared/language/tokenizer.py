@@ -9,7 +9,7 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,13 @@ SETTINGS, SPECIAL, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json"
 READ = (FAST, SETTINGS, SPECIAL, TEMPLATE)
 #: End token of tokenizers built here, and tokens that start and end a turn of a conversation.
 END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+
+class LearnedSpans(NamedTuple):
+    """Start and end characters of the learned text of a conversation, and whether the template marked it."""
+
+    spans: Iterable[tuple[int, int]]
+    marked: bool
 
 
 class Tokenizer:
@@ -68,15 +75,13 @@ class Tokenizer:
         ids, counts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_texts, list(texts))
         return split_by_counts(ids, counts)
 
-    def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
-        """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens not in the loss.
-
-        The loss covers tokens that start in one of the conversation's ``spans`` (characters). A token that begins
-        before an answer is not covered.
-        """
-        ids, counts, starts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_with_specials, list(texts))
-        rows = zip(split_by_counts(ids, counts), split_by_counts(starts, counts), spans, strict=True)
-        return [mark_learned_tokens(tokens, begins, answers) for tokens, begins, answers in rows]
+    def conversations(self, texts: Sequence[str], answers: Sequence[LearnedSpans]) -> list[np.ndarray]:
+        """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens not in the loss."""
+        size = sum(map(len, texts))
+        ids, counts, offsets = self._engine.call(size, TokenizerEngine.encode_with_specials, list(texts))
+        both = split_by_counts(offsets, [2 * count for count in counts])
+        rows = zip(split_by_counts(ids, counts), both, answers, strict=True)
+        return [mark_learned_tokens(tokens, places.reshape(-1, 2), learned) for tokens, places, learned in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._engine.call(len(ids), TokenizerEngine.decode, list(ids))
@@ -88,11 +93,16 @@ def split_by_counts(values: array[int], counts: Iterable[int]) -> list[np.ndarra
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(counts)])]
 
 
-def mark_learned_tokens(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Return the ids of tokens that start in one of the spans, and of all others the form ``not_learned``."""
+def mark_learned_tokens(ids: np.ndarray, offsets: np.ndarray, answers: LearnedSpans) -> np.ndarray:
+    """Return the ids of learned tokens, and of all others the form ``not_learned``.
+
+    ``offsets`` are the start and end of every token. A token in front of an answer that also holds its start is learned
+    only if the template marked the answer, as in transformers.
+    """
     learned = np.zeros(len(ids), bool)
-    for first, last in spans:
-        learned |= (starts >= first) & (starts < last)
+    starts, ends = offsets.T
+    for first, last in answers.spans:
+        learned |= ((ends > first) if answers.marked else (starts >= first)) & (starts < last)
     return np.where(learned, ids, not_learned(ids))
 
 

@@ -18,7 +18,7 @@ from slipstream.pipeline.prepare.language.read import read_spool
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.artifacts.prepared.documents import SCHEMA, Document, documents_table
 from slipstream.shared.artifacts.prepared.token_rows import not_learned
-from slipstream.shared.language.tokenizer import Tokenizer
+from slipstream.shared.language.tokenizer import LearnedSpans, Tokenizer
 from slipstream.shared.source.quarantine import BadRow
 
 #: Number of documents encoded at once.
@@ -115,9 +115,8 @@ def encode_conversations(job: EncodeDocumentsJob) -> EncodedChunk:
 
 
 def encode_rows(tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    places = [row["spans"] for row in rows]
-    spans = [list(zip(each[::2], each[1::2], strict=True)) for each in places]
-    return zip(rows, tokenizer.conversations([row["text"] for row in rows], spans), strict=True)
+    answers = [LearnedSpans(zip(row["spans"][::2], row["spans"][1::2], strict=True), row["marked"]) for row in rows]
+    return zip(rows, tokenizer.conversations([row["text"] for row in rows], answers), strict=True)
 
 
 def why_no_row(tokens: int, learned: int, room: int) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import xxhash
 from slipstream.pipeline.prepare.card import row_counts as counted
 from slipstream.pipeline.prepare.fit.fit import check_splits
 from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN
-from slipstream.pipeline.prepare.language.corpus import corpus_chunks
+from slipstream.pipeline.prepare.language.corpus import TOOLS, corpus_chunks
 from slipstream.pipeline.prepare.language.encode import (
     EncodedChunk,
     EncodeDocumentsJob,
@@ -29,8 +30,9 @@ from slipstream.pipeline.prepare.language.read import ReadChunk, ReadJob, first_
 from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.format import ArtifactWriter
-from slipstream.shared.artifacts.prepared.card import CARD, ColumnCard, DataCard
+from slipstream.shared.artifacts.prepared.card import CARD, AnswersCard, ColumnCard, DataCard
 from slipstream.shared.artifacts.prepared.data import SPLITS, Signature, TensorSpec
 from slipstream.shared.artifacts.prepared.documents import write_documents
 from slipstream.shared.artifacts.prepared.token_rows import TOKENIZER
@@ -237,6 +239,8 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedChunk]
     notes = [f"{corpus.copies:,} {what} are copies of others; copies share a split"] if corpus.copies else []
     if any(unit.asked_for_date for unit in corpus.units):
         notes.append(f"the chat template asked for the date and was given {source.config.date} (data.date)")
+    answers = total_answers([unit.answers for unit in corpus.units if unit.answers])
+    notes += left_out_notes(answers)
     return DataCard(
         source=source.name,
         rows=counted(read, corpus.documents, len(corpus.bad)),
@@ -247,7 +251,30 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedChunk]
         warnings=notes,
         tokens=dict(zip(SPLITS, tokens, strict=True)),
         bytes=dict(zip(SPLITS, corpus.bytes, strict=True)),
+        answers=answers,
     )
+
+
+def total_answers(cards: Sequence[AnswersCard]) -> AnswersCard | None:
+    """Return the sums of the chunks' counts; None without conversations."""
+    if not cards:
+        return None
+    rows, left_out = Counter[str](), Counter[str]()
+    for card in cards:
+        rows.update(card.rows)
+        left_out.update(card.left_out)
+    learned, others = sum(card.learned for card in cards), sum(card.not_learned for card in cards)
+    return AnswersCard(dict(rows), learned, others, dict(sorted(left_out.items())))
+
+
+def left_out_notes(answers: AnswersCard | None) -> Iterator[str]:
+    """Yield a warning for every kind of value that the chat template leaves out."""
+    for name, count in answers.left_out.items() if answers else ():
+        role, _, key = name.partition(".")
+        of = f"{key!r} of " if key else ""
+        messages = f"{of}{fmt.count_with_noun(count, 'message')} with the role {role!r}"
+        what = f"the tools of {fmt.count_with_noun(count, 'row')}" if role == TOOLS else messages
+        yield f"the chat template leaves out {what}"
 
 
 # A row has one token more than the model's input and starts with the last token of the row before. So every token of a

@@ -65,6 +65,20 @@ class ColumnCard:
 
 
 @dataclass(frozen=True)
+class AnswersCard:
+    """Answers of the conversations that could be rendered.
+
+    ``rows`` counts rows by the rule that chose their answers. ``left_out`` counts the values that change nothing in the
+    text of the template, by "role" (a whole message), "role.key" or "tools".
+    """
+
+    rows: Annotated[dict[str, int], exact_keys_validator("marked", "all", "last")]
+    learned: int
+    not_learned: int
+    left_out: dict[str, int]
+
+
+@dataclass(frozen=True)
 class DataCard:
     """Contents of ``card.json``; ``None`` fields are not written.
 
@@ -88,9 +102,12 @@ class DataCard:
     #: Tokens and bytes of text by split, for prepared language only; ``rows`` then counts documents.
     tokens: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None
     bytes: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None
+    #: For conversations only.
+    answers: AnswersCard | None = None
 
     def to_json(self) -> dict[str, object]:
-        return without_none({**vars(self), "columns": [without_none(vars(column)) for column in self.columns]})
+        columns = [without_none(vars(column)) for column in self.columns]
+        return without_none({**vars(self), "columns": columns, "answers": self.answers and vars(self.answers)})
 
 
 def without_none(entries: dict[str, object]) -> dict[str, object]:
