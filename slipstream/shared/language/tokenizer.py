@@ -47,8 +47,8 @@ class Tokenizer:
     """Tokenizer loaded from Hugging Face's files.
 
     ``files`` lack the entries that would make ids depend on earlier use or on chance. ``end`` is the id that ends a
-    document, ``vocabulary`` the number of ids; ``specials`` are the texts of the special tokens, ``special_ids`` their
-    ids.
+    document, ``front`` the ids that the post-processor puts in front of one, ``vocabulary`` the number of ids;
+    ``specials`` are the texts of the special tokens, ``special_ids`` their ids.
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
@@ -60,6 +60,7 @@ class Tokenizer:
         if largest >= MOST_IDS:
             raise UserError(f"data.tokenizer: {FAST} has the token id {largest:,}; expected ids below {MOST_IDS:,}")
         self.vocabulary = 1 + largest
+        self.front = self._engine.call(0, TokenizerEngine.front)
         special = self._engine.call(0, TokenizerEngine.specials)
         self.specials = [token.text for token in special]
         self.special_ids = frozenset({*(token.id for token in special), self.end})
@@ -71,9 +72,9 @@ class Tokenizer:
         return number
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids (int64) of every text; text that spells a special token is plain text."""
+        """Return the ids (int64) of every text as a document; text that spells a special token is plain text."""
         ids, counts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_texts, list(texts))
-        return split_by_counts(ids, counts)
+        return [whole_document(each, len(self.front), self.end) for each in split_by_counts(ids, counts)]
 
     def conversations(self, texts: Sequence[str], answers: Sequence[LearnedSpans]) -> list[np.ndarray]:
         """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens not in the loss."""
@@ -85,6 +86,16 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._engine.call(len(ids), TokenizerEngine.decode, list(ids))
+
+
+def whole_document(ids: np.ndarray, front: int, end: int) -> np.ndarray:
+    """Return the ids (int64) of a document: ``ids`` of a tokenizer's post-processor, which put ``front`` in front.
+
+    The end token follows, unless it is already the last one. It also precedes a document with nothing in front.
+    """
+    first = [] if front else [end]
+    last = [] if len(ids) > front and ids[-1] == end else [end]
+    return np.concatenate([first, ids, last]).astype(np.int64)
 
 
 def split_by_counts(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:

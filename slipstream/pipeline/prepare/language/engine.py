@@ -25,6 +25,7 @@ from slipstream.pipeline.prepare.language.encode import (
     EncodeDocumentsJob,
     encode_conversations,
     encode_documents,
+    has_own_start,
 )
 from slipstream.pipeline.prepare.language.read import ReadChunk, ReadJob, first_lines, read, read_spool, shift_lines
 from slipstream.pipeline.prepare.progress import with_progress
@@ -32,8 +33,8 @@ from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
 from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.format import ArtifactWriter
-from slipstream.shared.artifacts.prepared.card import CARD, AnswersCard, ColumnCard, DataCard
-from slipstream.shared.artifacts.prepared.data import SPLITS, Signature, TensorSpec
+from slipstream.shared.artifacts.prepared.card import BEHIND_THE_END, CARD, AnswersCard, ColumnCard, DataCard
+from slipstream.shared.artifacts.prepared.data import ROW_FORMAT, SPLITS, Signature, TensorSpec
 from slipstream.shared.artifacts.prepared.documents import write_documents
 from slipstream.shared.artifacts.prepared.token_rows import TOKENIZER
 from slipstream.shared.artifacts.records import write_record
@@ -105,11 +106,13 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
     encoded = list(encode_corpus(scratch, corpus, tokenizer, config))
     corpus = corpus.without(encoded)
     corpus.check(config)
-    learned = 0.0
+    learned, own_start = sum(piece.learned[TRAIN] for piece in encoded), False
     if corpus.conversations:
-        learned = sum(piece.learned[TRAIN] for piece in encoded) / corpus.documents[TRAIN]
+        mean = learned / corpus.documents[TRAIN]
     else:
         check_rows(row_counts(encoded, config.length), encoded, config)
+        own_start = has_own_start(tokenizer)
+        mean = config.length * learned / sum(piece.tokens[TRAIN] for piece in encoded) if own_start else 0.0
     signature = Signature(
         inputs=(TensorSpec("tokens", dtype_of(tokenizer), (config.length,)),),
         task="next token",
@@ -118,7 +121,9 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
         buckets=max(tokenizer.vocabulary, source.vocabulary),
         # A conversation has its own row, and may have the end token after every turn.
         document_end=-1 if config.across_documents or corpus.conversations else tokenizer.end,
-        learned=learned,
+        document_front=tokenizer.front[0] if own_start else -1,
+        learned=mean,
+        row_format=ROW_FORMAT,
     )
     end = None if corpus.conversations else tokenizer.end
     runs = pack_rows(scratch.root / "packed", encoded, signature, end, shuffle=config.shuffle)
@@ -239,6 +244,8 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedChunk]
     notes = [f"{corpus.copies:,} {what} are copies of others; copies share a split"] if corpus.copies else []
     if any(unit.asked_for_date for unit in corpus.units):
         notes.append(f"the chat template asked for the date and was given {source.config.date} (data.date)")
+    if source.tokenizer and not corpus.conversations and not Tokenizer(source.tokenizer).front:
+        notes.append(BEHIND_THE_END)
     answers = total_answers([unit.answers for unit in corpus.units if unit.answers])
     notes += left_out_notes(answers)
     return DataCard(

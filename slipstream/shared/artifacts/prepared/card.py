@@ -26,6 +26,11 @@ def exact_keys_validator(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+#: Warning for documents of a tokenizer that puts nothing in front of a text.
+BEHIND_THE_END = (
+    "the tokenizer puts no token in front of a text, so the first token of a document is learned and evaluated behind "
+    "the end token"
+)
 BY_SPLIT = ("train", "validation", "test")
 
 

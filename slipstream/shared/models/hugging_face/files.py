@@ -88,8 +88,7 @@ def hugging_face_files(
     if config is None:
         return
     end = model.document_end
-    # The token that ends a text also starts the next one.
-    ends: dict[str, object] = {"bos_token_id": end, "eos_token_id": end} if end >= 0 else {}
+    ends: dict[str, object] = {"bos_token_id": model.document_start, "eos_token_id": end} if end >= 0 else {}
     if end < 0 and stops:
         ends = {"eos_token_id": stops[0] if len(stops) == 1 else list(stops)}
     yield CONFIG, [json.dumps(to_hugging_face(config) | ends, indent=2).encode()]
