@@ -20,6 +20,7 @@ from slipstream.pipeline.evaluate.language import (
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.documents import Document, read_documents
+from slipstream.shared.artifacts.prepared.token_rows import read_tokens
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
@@ -45,7 +46,7 @@ def by_hand(model: Predictor, document: Document, length: int) -> float:
     for start in range(0, len(document.tokens) - 1, length):
         piece = torch.from_numpy(document.tokens[start : start + length + 1].astype(np.int64))
         row = torch.zeros(1, length, dtype=torch.int16)
-        row[0, : len(piece) - 1] = piece[:-1]
+        row[0, : len(piece) - 1] = read_tokens(piece)[0][:-1]
         with torch.no_grad():
             chances = model(row)[0].log_softmax(-1)
         for place, token in enumerate(piece[1:].tolist()):
