@@ -35,6 +35,9 @@ class RunConfig(Settings):
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
+    def for_rows(self, rows: int) -> RunConfig:
+        return replace(self, training=self.training.for_rows(rows))
+
     def for_training(self) -> TrainingConfig:
         """Return the training section, with settings from ``collectives`` if it applies results of the tuner.
 

@@ -68,6 +68,10 @@ def with_base(base: str, config: FineTuneConfig) -> Annotated[RunConfig, BY_VALU
         raise UserError("--base: is empty; expected a directory, here or in a store, with the model to fine-tune")
     if config.model.base not in ("", base):
         raise UserError(f"model.base: {config.model.base} conflicts with --base {base}; expected only one of them")
+    if runs_locally():
+        from slipstream.shared.models.base.directory import base_address
+
+        base = base_address(base)
     tokenizer = base if config.data.tokenizer == DataConfig().tokenizer else config.data.tokenizer
     data = replace(config.data, task="language", tokenizer=tokenizer)
     sections = {each.name: getattr(config, each.name) for each in fields(config)}
@@ -87,10 +91,12 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
     Raises ``UserError`` if the parallel layout does not fit the number of processes, or if a model to compress is
     sharded or has adapters.
     """
-    from slipstream.shared.models.base.directory import ModelOrigin
+    from slipstream.shared.models.base.directory import ModelOrigin, with_lasting_addresses
     from slipstream.shared.models.factory_code import fingerprint_model
 
     config.model.check_base()
+    if runs_locally():  # a relative path is of no use outside of a pod
+        config = replace(config, model=with_lasting_addresses(config.model))
     origin = ModelOrigin(config.model)
     if config.model.base and config.data.task == "language":
         # Importing these takes half a second.

@@ -69,7 +69,7 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     from slipstream.shared.source.files import files_unchanged
     from slipstream.shared.source.resolved import fingerprint_source
 
-    listing = list_data(data, config)
+    listing = list_data(data, target, config)
     fingerprint = fingerprint_source(listing, target)
     with files_unchanged(listing.files):
         source = resolve_source(listing, target, config, fingerprint)

@@ -111,7 +111,7 @@ def live_deck_html(workspace: Workspace, inputs: TaskInputs, running: bool) -> s
     from slipstream.pipeline.train.so_far import read_progress
     from slipstream.pipeline.train.telemetry.pods import devices_so_far
 
-    so_far = read_progress(Path(workspace.so_far), workspace.home, inputs["training"].batch_size, running=running)
+    so_far = read_progress(Path(workspace.so_far), workspace.home, inputs["training"].rows_per_step, running=running)
     return training_page(so_far, datetime.now(UTC), devices_so_far(workspace.home)) if so_far else ""
 
 

@@ -204,6 +204,7 @@ NAMES = {
     "accuracy": "accuracy",
     "log_loss": "log loss",
     "roc_auc": "ROC AUC",
+    "average_precision": "average precision",
     "macro_f1": "macro F1",
     "ece": "calibration error",
     "rmse": "RMSE",

@@ -133,7 +133,7 @@ class Settings:
     @classmethod
     def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return defaults that apply to what ``given``, the user's settings, lack at any level."""
-        return own_defaults(cls)
+        return own_defaults(cls)  # type: ignore[arg-type]
 
     @classmethod
     def from_dict(cls, data: object) -> Self:

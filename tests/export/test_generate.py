@@ -16,7 +16,7 @@ from tests.support.command_line import Ended, invoke
 from tests.support.recorded_network import impossible, recorded
 from tests.support.wording import refuses
 
-SIZES = {"max_position_embeddings": 96}
+SIZES: dict[str, Any] = {"max_position_embeddings": 96}
 
 
 @pytest.fixture(scope="module")

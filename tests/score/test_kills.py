@@ -27,13 +27,13 @@ registry, data, output, at, moment = sys.argv[1:]
 steps = 0
 
 def counted(work):
-    def step(*arguments):
+    def step(*arguments, **named):
         global steps
         steps += 1
         mine = steps == int(at)
         if mine and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        made = work(*arguments)
+        made = work(*arguments, **named)
         if mine:
             os.kill(os.getpid(), signal.SIGKILL)
         return made

@@ -1,8 +1,11 @@
 """A model in service, rows to score, and their scores."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,6 +44,23 @@ def rows(number: int, seed: int = 7) -> pd.DataFrame:
     frame = mixed_frame(number, "classification", seed).drop(columns="y")
     frame["id"] = [f"row {index}" for index in range(number)]
     return frame
+
+
+def by_hand(registry: Registry, frame: pd.DataFrame) -> np.ndarray:
+    """Probabilities, or values, of the package's raw model, with inputs made by pandas alone."""
+    package = Path(registry.uri).parent / "package"
+    session = onnxruntime.InferenceSession(package / "model.raw.onnx", providers=["CPUExecutionProvider"])
+    types, feed = json.loads((package / "statistics.json").read_text())["types"], {}
+    for given in session.get_inputs():
+        values = frame[given.name]
+        if types[given.name] == "text":
+            inputs = values.astype(object).where(values.notna(), "").to_numpy()
+        elif types[given.name] == "time":
+            inputs = ((pd.to_datetime(values, utc=True) - pd.Timestamp(0, tz="UTC")) / pd.Timedelta("1s")).to_numpy()
+        else:
+            inputs = values.astype("float64").to_numpy()
+        feed[given.name] = inputs[:, None]
+    return session.run([session.get_outputs()[-1].name], feed)[0]
 
 
 def write_files(directory: Path, files: int, of_each: int) -> Path:

@@ -26,6 +26,7 @@ class ToyTrained:
     history: dict[str, Any] = field(default_factory=dict)
     config: ModelConfig = field(default_factory=ModelConfig)
     artifact: Artifact = Artifact(Path(), "train", {}, {}, "")
+    inherited: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def load(self) -> nn.Module:
         return self.model.eval()
@@ -86,10 +87,13 @@ class InTargetUnits(nn.Module):
 
     def __init__(self, model: nn.Module, signature: Signature) -> None:
         super().__init__()
-        self.model, self.mean, self.std = model, signature.target_mean, signature.target_std
+        self.model = model
+        # In the targets' precision: exporters round Python's numbers to float32.
+        dtype = getattr(torch, signature.target_dtype)
+        self.std, self.mean = (torch.tensor(x, dtype=dtype) for x in (signature.target_std, signature.target_mean))
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.model(*inputs) * self.std + self.mean
+        return self.model(*inputs).to(self.std.dtype) * self.std + self.mean
 
 
 def untrained(directory: Path, data: PreparedData) -> Artifact:

@@ -115,7 +115,7 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
     pruned = replace(trained.architecture, retained=compose_prunings(trained.architecture.retained, retained))
     pruned.empty()  # refuses a model that does not run with these units
     weights = model.state_dict()
-    return write_trained(directory, pruned, weights, weights, made_by)
+    return write_trained(directory, pruned, weights, weights, made_by, trained.inherited_files())
 
 
 def evaluate_candidate(
@@ -328,7 +328,7 @@ def add_batch(model: Predictor, groups: Sequence[PruningGroup], records: np.ndar
     model.zero_grad(set_to_none=True)
     outputs = model(*inputs)
     if model.signature.task == "regression":
-        loss = functional.mse_loss(outputs[:, 0], target) / model.signature.target_std**2
+        loss = (((outputs[:, 0] - target) / model.signature.target_std) ** 2).mean()
     else:
         loss = functional.cross_entropy(outputs.flatten(0, -2), target.long().flatten())
     loss.backward()

@@ -71,6 +71,7 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
         baseline=beside.scores,
         gain=gain_over(beside.outputs, outputs, task, truth),
         classes=list(trained.signature.classes),
+        majority=beside.majority,
         **vars(plot_data(task, outputs, truth)),
     )
     return write_evaluation(directory, evaluation, made_by)
@@ -184,11 +185,13 @@ def categorical_columns(signature: Signature) -> list[int]:
 class Baseline:
     """Scores and predictions of the baseline.
 
-    ``outputs`` are probabilities ``[rows, classes]``, or ``[rows, 1]`` values in units of the target.
+    ``outputs`` are probabilities ``[rows, classes]``, or ``[rows, 1]`` values in units of the target. ``majority`` is
+    the accuracy of always predicting the most frequent class.
     """
 
     scores: BaselineScores
     outputs: np.ndarray
+    majority: float | None
 
 
 def train_baseline(data: PreparedData, test: np.ndarray) -> Baseline:
@@ -211,6 +214,7 @@ def train_baseline(data: PreparedData, test: np.ndarray) -> Baseline:
     if signature.task == "classification":
         validation = validation[np.isin(record_targets(validation), y)]
     validation_data: dict[str, np.ndarray] = {}
+    majority = float(np.mean(truth == np.bincount(y).argmax())) if classes else None
     settings["early_stopping"] = len(rows) > STOP_EARLY_ABOVE and len(validation) > 0
     if settings["early_stopping"]:
         validation_data = {"X_val": feature_table(signature, validation), "y_val": record_targets(validation)}
@@ -225,4 +229,4 @@ def train_baseline(data: PreparedData, test: np.ndarray) -> Baseline:
             model = HistGradientBoostingRegressor(**settings).fit(x, y, **validation_data)
             outputs = model.predict(feature_table(signature, test))[:, None]
             scores = regression_scores(outputs[:, 0], truth)
-    return Baseline(BaselineScores(name=NAME, rows_trained=len(rows), **vars(scores)), outputs)
+    return Baseline(BaselineScores(name=NAME, rows_trained=len(rows), **vars(scores)), outputs, majority)

@@ -23,7 +23,8 @@ EXAMPLE_ROWS = 2
 PARITY_BATCHES = (1, 2, 5, 32)
 #: Number of rows whose outputs in one batch are compared with those of single-row calls.
 MIXED_ROWS = 5
-#: Largest difference between ONNX Runtime and torch that rounding explains, relative to the largest output.
+#: Largest difference between ONNX Runtime and torch that rounding explains, relative to the largest output; for a
+#: regression to its largest deviation from the target's mean.
 TOLERANCE = 1e-4
 
 
@@ -161,7 +162,12 @@ def check_dynamic_batch(model: onnx.ModelProto) -> None:
             )
 
 
-def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
+def check_parity(
+    reference: ModelFunction,
+    candidate: ModelFunction,
+    inputs: Sequence[np.ndarray],
+    signature: Signature | None = None,
+) -> None:
     """Compare the outputs of two models at each of :data:`PARITY_BATCHES`.
 
     Batches repeat rows of ``inputs`` if there are too few. Raises ``UserError`` at the first batch size at which
@@ -176,7 +182,7 @@ def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Seq
             raise UserError(f"export: the ONNX model does not run at batch {rows}: {error}") from error
         if outputs.shape != expected.shape:
             raise UserError(f"export: at batch {rows} ONNX gives {outputs.shape}, torch {expected.shape}")
-        allowed = TOLERANCE * float(np.abs(expected).max()) + 1e-7
+        allowed = rounding_error(expected, signature, TOLERANCE)
         if not (difference := largest_difference(expected, outputs)) <= allowed:
             raise UserError(
                 f"export: at batch {rows} ONNX Runtime and torch differ by {difference:.3g}, more than the "
@@ -184,7 +190,7 @@ def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Seq
             )
 
 
-def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
+def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray], signature: Signature | None = None) -> None:
     """Raise ``UserError`` if a row's outputs depend on the other rows of its batch.
 
     Servers batch unrelated requests.
@@ -193,11 +199,18 @@ def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
     together = run([array[:rows] for array in inputs])
     alone = np.concatenate([run([array[row : row + 1] for array in inputs]) for row in range(rows)])
     difference = largest_difference(alone, together)
-    if not difference <= TOLERANCE * float(np.abs(alone).max()) + 1e-7:
+    if not difference <= rounding_error(alone, signature, TOLERANCE):
         raise UserError(
             f"model.name: a row's outputs differ by {difference:.3g} with the other rows of its batch; its forward "
             "must process every row independently"
         )
+
+
+def rounding_error(outputs: np.ndarray, signature: Signature | None, tolerance: float) -> float:
+    """Return the difference of ``outputs`` that rounding explains; it follows a target's spread, not its mean."""
+    mean, std = (signature.target_mean, signature.target_std) if signature else (0.0, 1.0)
+    largest = np.abs(outputs).max()
+    return float(tolerance * np.abs(outputs - mean).max() + 1e-7 * std + 2 * np.spacing(largest))
 
 
 def largest_difference(expected: np.ndarray, outputs: np.ndarray) -> float:

@@ -91,6 +91,7 @@ def export(
     exported to ONNX, if its ONNX outputs differ from torch's, or if no variant is within the budget.
     """
     from slipstream.shared.models.adapters.network import merge_adapters
+    from slipstream.shared.models.hugging_face.files import round_weights, weights_dtype
 
     writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
     if config.target == "vnni" and machine.saturates:
@@ -100,10 +101,13 @@ def export(
     model = trained.load()
     network = getattr(model, "network", model)
     code = code_versions_of(trained.artifact)
-    libraries = write_libraries(writer, network, trained.config, data)
+    dtype = weights_dtype(config.dtype, trained.inherited)
+    libraries = write_libraries(writer, network, trained, data, dtype)
     if why := too_large(model, config):
         return export_weights(writer, libraries, data, config, made_by, machine_figures(machine, config), why, code)
     merge_adapters(network)
+    if libraries:
+        round_weights(network, dtype)
     test = held_out_rows(data)
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
@@ -227,7 +231,9 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
         opset=opset,
         dynamic_batch=True,
         inputs=[DeployedTensor(i.name, i.dtype, ("batch", *i.shape)) for i in signature.inputs],
-        outputs=[DeployedTensor(output_name(signature), "float32", ("batch", *signature.output_shape), unit)],
+        outputs=[
+            DeployedTensor(output_name(signature), signature.output_dtype, ("batch", *signature.output_shape), unit)
+        ],
         classes=list(signature.classes),
         cardinalities=list(signature.cardinalities),
         preprocessing=list(PREPROCESSING),

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.pipeline.prepare.card import row_counts
+from slipstream.pipeline.prepare.card import row_counts, with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
 from slipstream.pipeline.prepare.fit.splits import TRAIN, assign_splits
 from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
 from slipstream.shared.artifacts.format import ArtifactWriter
-from slipstream.shared.artifacts.prepared.card import CARD, ColumnCard, DataCard
+from slipstream.shared.artifacts.prepared.card import CARD, ColumnCard, DataCard, missing_classes
 from slipstream.shared.artifacts.prepared.data import SPLITS, TARGET, Signature, TensorSpec
 from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.artifacts.resume import ResumableScratch
@@ -136,7 +136,7 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
     writer.write_json("schema.json", {"columns": columns, "target": signature.target})
-    writer.write_json(CARD, card_of(images, signature, sum(rows), encoded).to_json())
+    writer.write_json(CARD, with_skipped(card_of(images, signature, sum(rows), encoded), source.listing).to_json())
 
 
 def check_classes(classes: tuple[str, ...], encoded: EncodedImages) -> None:
@@ -169,19 +169,15 @@ def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedI
         max=encoded.high,
     )
     of_classes = dict(zip(images.classes, encoded.counts.tolist(), strict=True))
-    unseen = [
-        f"class {name!r} has no training row: its {sum(counts)} rows all fell into other splits"
-        for name, counts in of_classes.items()
-        if counts[TRAIN] == 0
-    ]
+    by_split = {name: dict(zip(SPLITS, counts, strict=True)) for name, counts in of_classes.items()}
     return DataCard(
         source=images.name,
         rows=row_counts(read, encoded.counts.sum(axis=0).tolist(), len(encoded.bad)),
         task=signature.task,
         target=signature.target,
         columns=[column],
-        classes={name: dict(zip(SPLITS, counts, strict=True)) for name, counts in of_classes.items()},
-        warnings=[*images.warnings, *unseen, *duplicate_warnings(encoded)],
+        classes=by_split,
+        warnings=[*images.warnings, *missing_classes(by_split), *duplicate_warnings(encoded)],
     )
 
 

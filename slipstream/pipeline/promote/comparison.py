@@ -15,6 +15,7 @@ from slipstream.pipeline.export.package.samples import decode_rows, undecided_ro
 from slipstream.pipeline.export.session import onnx_predictor
 from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.pipeline.promote.store import PromotionPointer, Registry, manifest_digest, package_version
+from slipstream.shared.artifacts.prepared.card import CARD, NAMED
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.shared.artifacts.prepared.token_rows import FILES
 from slipstream.shared.artifacts.results.export import DeployedSignature, Holdout
@@ -223,9 +224,11 @@ def evaluate_promotion(
 
     Raises ``UserError`` if files of either model are missing or damaged.
     """
-    version, served = package_version(package), registry.promoted()
+    version, served, doubt = package_version(package), registry.promoted(), untested_classes(data)
     if served is None:
-        return PromotionDecision(True, 1, "it is the first in this registry")
+        passed = not doubt or config.when_in_doubt == "take"
+        why = "it is the first in this registry" if passed else "it cannot be evaluated"
+        return PromotionDecision(passed, 1, why + doubt_in_words(doubt, taken=passed))
     number = served.number + 1
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -235,19 +238,40 @@ def evaluate_promotion(
             paired = paired_predictions(ComparedPackage(package), ComparedPackage(old), data)
     except Incomparable as reason:
         return PromotionDecision(False, number, f"it cannot be compared with version {served.version}: {reason}")
-    return promotion_decision(paired, data.signature.task, served, config)
+    return promotion_decision(paired, data.signature.task, served, config, doubt)
+
+
+def untested_classes(data: PreparedData) -> str:
+    """Return the classes that training rows have and test rows lack, in words; "" if there are none."""
+    classes = data.card["classes"].items() if CARD in data.artifact.files else ()
+    untested = [
+        f"{name!r} ({rows['train']:,} training rows)" for name, rows in classes if rows["train"] and not rows["test"]
+    ]
+    more = f" and {len(untested) - NAMED} more" if len(untested) > NAMED else ""
+    return f"{', '.join(untested[:NAMED])}{more}" if untested else ""
+
+
+def doubt_in_words(doubt: str, *, taken: bool) -> str:
+    if not doubt:
+        return ""
+    remedy = "taken anyway (promotion.when_in_doubt)" if taken else "add test rows, or set promotion.when_in_doubt"
+    return f"; no test row has class {doubt}; {remedy}"
 
 
 def promotion_decision(
-    paired: PairedPredictions, task: str, served: PromotionPointer, config: PromotionConfig
+    paired: PairedPredictions, task: str, served: PromotionPointer, config: PromotionConfig, doubt: str
 ) -> PromotionDecision:
     loss = paired_loss(task, paired.truth, paired.old, paired.new, config.max_loss)
     answer = loss.answer(config.max_loss)
+    if answer == "passed" and doubt:
+        answer = "can't tell"
     passed = passes_gate(answer, config.when_in_doubt)
     why = f"against version {served.version}: {in_words(loss, task, config.max_loss, 'test')}"
     if paired.left_out:
         why += f"; {paired.left_out} rows are skipped because that version may know their texts from training"
-    if passed and answer != "passed":
+    if doubt:
+        why += doubt_in_words(doubt, taken=passed)
+    elif passed and answer != "passed":
         why += " (taken anyway: promotion.when_in_doubt)"
     return PromotionDecision(passed, served.number + 1, why)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.shared import formatting as fmt
-from slipstream.shared.artifacts.results.evaluation import Evaluation
+from slipstream.shared.artifacts.results.evaluation import BINARY, Evaluation
+
+#: Share of the most frequent class above which accuracy alone says little.
+UNBALANCED = 0.5
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,16 @@ class AgainstBaseline:
     def sentence(self) -> str:
         """Difference, interval and significance as half a sentence."""
         return f"{self.words}, {self.interval}" if self.shown else f"not significant: {self.words}, {self.interval}"
+
+
+def unbalanced_figures(evaluation: Evaluation) -> str:
+    """Return what qualifies the accuracy for two or unbalanced classes, in words; else ""."""
+    majority, binary = evaluation.majority, len(evaluation.classes) == 2
+    if majority is None or not (binary or majority > UNBALANCED):
+        return ""
+    named = [(fmt.NAMES[name], evaluation.model.of(name)) for name in BINARY if binary]
+    parts = [f"{name} {fmt.UNKNOWN if value is None else f'{value:.3f}'}" for name, value in named]
+    return ", ".join([*parts, f"majority baseline {fmt.metric('accuracy', majority)}"])
 
 
 def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from slipstream.pipeline.score.publish import check_there, fetch_table, list_publications, read_scored
+from slipstream.pipeline.score.publish import DamagedTable, fetch_table, list_publications, read_scored, verify_table
 from slipstream.shared.artifacts.results.scoring import DriftFigures, ScoredTable
 from slipstream.shared.artifacts.workspaces import put_in_place
 from slipstream.shared.errors import UserError
@@ -20,7 +20,8 @@ from slipstream.shared.storage import cannot_write
 @click.option(
     "--fetch", "fetched", type=click.Path(path_type=Path), help="Fetch the newest table into this new directory."
 )
-def main(output: str, fetched: Path | None) -> None:
+@click.option("--verify", is_flag=True, help="Read and verify all bytes of the newest table.")
+def main(output: str, fetched: Path | None, verify: bool) -> None:
     """List the scored tables in OUTPUT, the newest last.
 
     OUTPUT is a directory, or a store's address. The files of the newest table are checked.
@@ -31,8 +32,12 @@ def main(output: str, fetched: Path | None) -> None:
     if not tables:
         raise UserError(f"{output}: no scored table was published yet; expected an output that scoring has filled")
     for number, publication in enumerate(tables, start=1):
-        click.echo(numbered_line(number, (publication.at, *described(read_scored(output, publication)))))
-    check_there(output, tables[-1])
+        try:
+            table = described(read_scored(output, publication))
+        except DamagedTable as damage:
+            table = (publication.key, f"model {publication.model}", f"damaged: {damage}")
+        click.echo(numbered_line(number, (publication.at, *table)))
+    verify_table(output, tables[-1], verify)
     if fetched:
         if fetched.exists():
             raise UserError(f"--fetch: {fetched} already exists; expected a directory that does not")

@@ -56,7 +56,7 @@ class ScoredPart:
     """Result of scoring a portion.
 
     ``bad`` are quarantined rows, with file names relative to the data. ``file`` is None if no row was scored.
-    ``counts`` are by the bins of the model's package. ``absent`` are columns without any value.
+    ``counts`` are by the bins of the model's package.
     """
 
     number: int
@@ -66,7 +66,6 @@ class ScoredPart:
     name: str = ""
     file: FileRecord | None = None
     counts: dict[str, np.ndarray] = field(default_factory=dict)
-    absent: list[str] = field(default_factory=list)
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +91,6 @@ class ScoredBatch:
     table: pa.Table
     read: int
     bad: list[BadRow]
-    absent: frozenset[str] | None = None
 
 
 def score_part(job: ScorePartJob) -> ScoredPart:
@@ -102,14 +100,11 @@ def score_part(job: ScorePartJob) -> ScoredPart:
     path = job.scratch / f"part-{job.portion.number:06d}.parquet"
     rows = 0
     bad: list[BadRow] = []
-    absent: frozenset[str] | None = None
     with PartFile(path) as part:
         for batch in scored_batches(job, model, counting):
             part.add(batch.table)
             rows += batch.read
             bad += batch.bad
-            if batch.absent is not None and batch.read:
-                absent = batch.absent if absent is None else absent & batch.absent
     if rows != part.rows + len(bad):
         raise RuntimeError(f"part {job.portion.number}: of {rows} rows {part.rows} were scored, {len(bad)} quarantined")
     names = {file.uri: plan.source.listing.relative(file) for file in job.portion.files}
@@ -119,7 +114,6 @@ def score_part(job: ScorePartJob) -> ScoredPart:
         part.rows,
         [BadRow(names.get(row.file, row.file), row.line, row.column, row.reason, row.raw) for row in bad],
         counts=counting.counts if counting else {},
-        absent=sorted(absent or ()),
     )
     return store_part(result, path, plan) if part.rows else result
 
@@ -164,18 +158,20 @@ def scored_batches(job: ScorePartJob, model: ServedModel, counting: BinCounter |
         return
     wanted = wanted_of(job.plan, model)
     for file in files:
+        name = source.listing.relative(file)
         for batch in read_table(file, source, wanted):
-            yield of_table(batch, predictor, wanted, job, counting)
+            yield of_table(batch, name, predictor, wanted, job, counting)
 
 
 def wanted_of(plan: ScoringPlan, model: ServedModel) -> RequestedColumns:
     transform = model.transform
     marks = NumberFormat(transform.decimal, transform.thousands, tuple(transform.missing))
-    return RequestedColumns(model.types, kept_types(plan.source, plan.config.keep), marks)
+    return RequestedColumns(model.types, kept_types(plan.source, plan.config.keep, plan.deciding), marks)
 
 
 def of_table(
     batch: TableBatch,
+    name: str,
     predictor: TablePredictor,
     wanted: RequestedColumns,
     job: ScorePartJob,
@@ -183,13 +179,15 @@ def of_table(
 ) -> ScoredBatch:
     rows = batch.columns
     if not rows.num_rows:
-        return ScoredBatch(NO_ROWS, batch.read, batch.bad, batch.absent)
+        return ScoredBatch(NO_ROWS, batch.read, batch.bad)
     predicted = predictor(rows)
     if counting:
         counting.add(rows, predicted)
-    kept = {name: rows.column(KEPT + name) for name in wanted.keep}
+    kept = {kept: rows.column(KEPT + kept) for kept in wanted.keep}
+    if not kept:
+        kept = {FILE: pa.repeat(pa.scalar(name, pa.string()), rows.num_rows), ROW: pa.array(batch.numbers)}
     table, bad = finite_rows(part_table(kept, predicted, job), predicted, [batch.file] * rows.num_rows, batch.lines)
-    return ScoredBatch(table, batch.read, batch.bad + bad, batch.absent)
+    return ScoredBatch(table, batch.read, batch.bad + bad)
 
 
 def of_files(
@@ -215,7 +213,7 @@ def of_files(
 def part_table(kept: dict[str, pa.Array], predicted: Predictions, job: ScorePartJob) -> pa.Table:
     """Return the part's table: kept columns, predictions, model version."""
     columns = dict(kept)
-    outputs = predicted.outputs.astype(np.float32, copy=False)
+    outputs = predicted.outputs.astype(np.float64 if predicted.labels is None else np.float32, copy=False)
     if predicted.labels is not None:
         columns[LABEL] = predicted.labels
     names = [PROBABILITY + name for name in cached_model(job.model).signature.classes] or [VALUE]

@@ -40,16 +40,15 @@ class Predictions:
     """Predictions for some rows.
 
     ``labels`` are texts, with probabilities as ``outputs``, float32 ``[rows, classes]``. A regression has no labels,
-    and values ``[rows, 1]``.
+    and values ``[rows, 1]``, float64 (float32 from older packages).
     """
 
     labels: pa.Array | None
     outputs: np.ndarray
 
 
-#: Functions that predict from columns, or from pixels.
+#: Function that predicts from columns.
 TablePredictor = Callable[[pa.RecordBatch], Predictions]
-ImagePredictor = Callable[[np.ndarray], Predictions]
 
 
 def table_predictor(model: ServedModel) -> TablePredictor:

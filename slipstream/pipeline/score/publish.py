@@ -1,8 +1,9 @@
 """Publication of scored tables: parts, then manifest, then a create-only pointer.
 
 ``tables/<key>/`` holds parts and manifest, under names with their digests. ``published/<key>.json`` points to the
-manifest and publishes the table. Before, the table does not exist; afterwards, none of its files is written again. A
-killed run leaves unreferenced files, which the next run of the same key removes.
+manifest and publishes the table. Before, the table does not exist; afterwards, none of its files is written again,
+unless it is lost. If other bytes replace lost files, ``published/<key>-2.json`` publishes the table; the highest number
+counts. Killed runs leave unreferenced files, which the next run of the same key removes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,21 +27,24 @@ from slipstream.pipeline.score.model import ServedModel
 from slipstream.pipeline.score.part import ScoredPart, ScorePartJob, score_part, table_prefix
 from slipstream.pipeline.score.plan import ScoringPlan, plan_scoring, public_key, table_settings
 from slipstream.pipeline.score.predict import measure_drift
-from slipstream.shared.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Manifest
+from slipstream.shared.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Manifest, hash_file
 from slipstream.shared.artifacts.records import decode_record, from_tree, to_json, to_tree
 from slipstream.shared.artifacts.results.scoring import KIND, Publication, QuarantineCount, ScoredTable
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.distributed.pool import WorkerPool, workers_for
 from slipstream.shared.errors import UserError
+from slipstream.shared.logs import logger
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import files_unchanged
 from slipstream.shared.source.quarantine import BadRow
 from slipstream.shared.storage import MissingObject, Storage, list_names, storage_for, try_create
+from slipstream.shared.storage.base import CONCURRENCY
 from slipstream.shared.storage.local import LocalStorage
 
+LOG = logger("score")
 PUBLISHED = "published/"
-POINTER = re.compile(rf"{PUBLISHED}([0-9a-f]{{16}})\.json")
+POINTER = re.compile(rf"{PUBLISHED}([0-9a-f]{{16}})(?:-([2-9]|[1-9]\d{{1,8}}))?\.json")
 SET_ASIDE = "set-aside-"
 #: Maximum number of reasons in the manifest; the file of quarantined rows has all.
 REASONS = 8
@@ -68,13 +73,22 @@ def publish_table(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedM
     digest = hashlib.sha256(manifest).hexdigest()
     storage.put(f"{table_prefix(plan.key)}{aside}", content)
     storage.put(f"{table_prefix(plan.key)}{manifest_name(digest)}", manifest)
-    number = 1 + max((each.number for each in list_publications(plan.output)), default=0)
-    at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    publication = Publication(number, plan.key, digest, plan.model.version, at, uuid.uuid4().hex)
-    new = try_create(storage, pointer_key(plan.key), to_json(publication))
-    if not new:
-        publication = read_pointer(plan.output, plan.key)
-    remove_leftovers(plan.output, publication)
+    pointers = storage.list(PUBLISHED)
+    there = newest_pointers(pointers).get(plan.key, 0)
+    # Lost files have just been written again, so the table may be whole.
+    found = find_table(plan.output, plan.key, there)
+    publication, new = found.publication, False
+    if publication is None or found.why:
+        at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        publication = Publication(1 + len(pointers), plan.key, digest, plan.model.version, at, uuid.uuid4().hex)
+        where = pointer_key(plan.key, there + 1)
+        new = try_create(storage, where, to_json(publication))
+        if not new:
+            publication = read_pointer(plan.output, where)
+        elif there:
+            LOG.warning("%s: published again as number %d of its key, as %s", where, there + 1, found.why)
+    found = check_table(plan.output, publication)
+    storage.delete(found.leftovers)
     return publication, new
 
 
@@ -87,8 +101,6 @@ def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel)
     address = plan.source.address
     if not rows:
         raise UserError(f"data: {address!r} has no rows; expected at least one row to score")
-    if absent := set.intersection(*(set(part.absent) for part in parts if part.rows)):
-        raise UserError(f"data: no row of {address!r} has a value of the requested column {min(absent)!r}")
     quarantine.check_limit(bad, rows, plan.source.config.quarantine_limit)
     counts: dict[str, np.ndarray] = {}
     for part in parts:
@@ -122,59 +134,124 @@ def reasons_of(bad: Sequence[BadRow]) -> list[QuarantineCount]:
     ]
 
 
-def remove_leftovers(output: str, publication: Publication) -> None:
-    """Remove files that killed or slower runs left beneath a published table."""
-    storage, prefix = storage_for(output), table_prefix(publication.key)
-    manifest = read_manifest(output, publication)
-    known = {*manifest.files, manifest_name(publication.manifest)}
-    storage.delete(key for key in storage.list(prefix) if key.removeprefix(prefix) not in known)
-
-
 # Published tables
 
 
-def pointer_key(key: str) -> str:
-    return f"{PUBLISHED}{key}.json"
+class DamagedTable(UserError):
+    """Error for a published table or pointer that lost or changed a file."""
+
+
+@dataclass(frozen=True)
+class FoundTable:
+    """Published table of a key, None if there is none.
+
+    ``why`` is the reason why it cannot be used, or "". ``leftovers`` are keys of files that other runs left.
+    """
+
+    publication: Publication | None
+    why: str = ""
+    leftovers: tuple[str, ...] = ()
+
+
+def pointer_key(key: str, number: int) -> str:
+    """Return the key of the pointer to table ``number`` of ``key``, from 1."""
+    return f"{PUBLISHED}{key}-{number}.json" if number > 1 else f"{PUBLISHED}{key}.json"
 
 
 def manifest_name(digest: str) -> str:
     return f"manifest-{digest[:16]}.json"
 
 
+def newest_pointers(names: Sequence[str]) -> dict[str, int]:
+    """Return the highest number of every key among the pointers ``names``; unrelated files are ignored."""
+    numbers: dict[str, int] = {}
+    for match in filter(None, map(POINTER.fullmatch, names)):
+        numbers[match[1]] = max(numbers.get(match[1], 0), int(match[2] or 1))
+    return numbers
+
+
 def list_publications(output: str) -> list[Publication]:
-    """Return all publications, the newest last; unrelated files are ignored."""
-    matches = [match[1] for match in map(POINTER.fullmatch, storage_for(output).list(PUBLISHED)) if match]
-    return sorted((read_pointer(output, key) for key in matches), key=lambda each: (each.number, each.at, each.key))
+    """Return the publications of all keys, the newest last; damaged pointers are skipped with one warning."""
+    newest = newest_pointers(storage_for(output).list(PUBLISHED))
+
+    def read(key: str) -> Publication | DamagedTable:
+        try:
+            return read_pointer(output, pointer_key(key, newest[key]))
+        except DamagedTable as error:
+            return error
+
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        read_all = list(pool.map(read, newest))
+    if damaged := [each for each in read_all if isinstance(each, DamagedTable)]:
+        more = f"; so are {len(damaged) - 1} more" if damaged[1:] else ""
+        LOG.warning("%s%s", damaged[0], more)
+    found = [each for each in read_all if isinstance(each, Publication)]
+    return sorted(found, key=lambda each: (each.at, each.number, each.key))
 
 
 def find_publication(output: str, key: str) -> Publication | None:
-    """Return the publication with this key, if it exists."""
-    try:
-        return read_pointer(output, key)
-    except MissingObject:
+    """Return the publication of this key if its table is whole, without leftovers; see :func:`check_table`."""
+    storage = storage_for(output)
+    found = find_table(output, key, newest_pointers(storage.list(f"{PUBLISHED}{key}")).get(key, 0))
+    if found.why:
+        LOG.warning("scoring again, as %s", found.why)
         return None
+    if found.leftovers:
+        storage.delete(found.leftovers)
+    return found.publication
 
 
-def read_pointer(output: str, key: str) -> Publication:
-    where = pointer_key(key)
+def find_table(output: str, key: str, number: int) -> FoundTable:
+    """Return table ``number`` of a key, checked; 0 if there is none."""
+    if not number:
+        return FoundTable(None)
+    try:
+        return check_table(output, read_pointer(output, pointer_key(key, number)))
+    except DamagedTable as error:
+        return FoundTable(None, str(error))
+
+
+def check_table(output: str, publication: Publication) -> FoundTable:
+    """Compare a table with its manifest: the manifest's digest, presence and size of every file, by one listing."""
+    prefix = table_prefix(publication.key)
+    where = f"{output.rstrip('/')}/{prefix}".rstrip("/")
+    there = list_names(where)
+    try:
+        files = read_manifest(output, publication).files
+    except DamagedTable as error:
+        return FoundTable(publication, str(error))
+    for name, record in files.items():
+        if name not in there:
+            return FoundTable(publication, f"{where}/{name} is missing")
+        if there[name].size != record.size:
+            return FoundTable(publication, f"{where}/{name} has {there[name].size} bytes instead of {record.size}")
+    known = {*files, manifest_name(publication.manifest)}
+    return FoundTable(publication, "", tuple(f"{prefix}{name}" for name in there if name not in known))
+
+
+def read_pointer(output: str, where: str) -> Publication:
+    """Return the publication at the key ``where``. Raises ``DamagedTable`` for another content."""
     with tempfile.TemporaryDirectory() as scratch:
         text = storage_for(output).get(where, Path(scratch)).read_bytes()
-    publication = decode_record(text, Publication)
-    if publication and publication.key == key:
+    publication, match = decode_record(text, Publication), POINTER.fullmatch(where)
+    if publication and match and publication.key == match[1]:
         return publication
-    raise UserError(f"{output}/{where}: not a publication of scoring; delete it")
+    raise DamagedTable(f"{output}/{where} is not a publication of scoring")
 
 
 def read_manifest(output: str, publication: Publication) -> Manifest:
     """Return the manifest.
 
-    Raises ``UserError`` if it is not the published one.
+    Raises ``DamagedTable`` if it is not the published one.
     """
     name = f"{table_prefix(publication.key)}{manifest_name(publication.manifest)}"
     with tempfile.TemporaryDirectory() as scratch:
-        raw = storage_for(output).get(name, Path(scratch)).read_bytes()
+        try:
+            raw = storage_for(output).get(name, Path(scratch)).read_bytes()
+        except MissingObject:
+            raise DamagedTable(f"{output}/{name} is missing") from None
     if hashlib.sha256(raw).hexdigest() != publication.manifest:
-        raise UserError(f"{output}/{name}: its SHA-256 differs from the published one: it was changed; restore it")
+        raise DamagedTable(f"{output}/{name} was changed: its SHA-256 is not the published one")
     return Manifest.parse(raw, f"{output}/{name}")
 
 
@@ -188,15 +265,16 @@ def read_scored(output: str, publication: Publication) -> ScoredTable:
     )
 
 
-def check_there(output: str, publication: Publication) -> None:
-    """Raise ``UserError`` unless all files of a table exist with the recorded sizes."""
-    where = f"{output.rstrip('/')}/{table_prefix(publication.key)}".rstrip("/")
-    there = list_names(where)
-    for name, record in read_manifest(output, publication).files.items():
-        if name not in there:
-            raise UserError(f"{where}/{name}: missing, though the manifest lists it; restore it")
-        if there[name].size != record.size:
-            raise UserError(f"{where}/{name}: {there[name].size} bytes, the manifest says {record.size}; restore it")
+def verify_table(output: str, publication: Publication, read_bytes: bool) -> None:
+    """Raise ``UserError`` unless all files of a table have the recorded sizes and, with ``read_bytes``, SHA-256."""
+    why = check_table(output, publication).why
+    storage, prefix = storage_for(output), table_prefix(publication.key)
+    for name, record in read_manifest(output, publication).files.items() if read_bytes and not why else ():
+        with tempfile.TemporaryDirectory() as scratch:
+            if hash_file(storage.get(f"{prefix}{name}", Path(scratch))).sha256 != record.sha256:
+                why = f"{output}/{prefix}{name} was changed: its SHA-256 is not the recorded one; delete it"
+    if why:
+        raise UserError(f"{why}; score the same data again: files that are missing are made again")
 
 
 def fetch_table(output: str, publication: Publication, directory: Path) -> Artifact:

@@ -61,16 +61,16 @@ class RequestedColumns:
 class TableBatch:
     """``read`` rows of a ``file``.
 
-    ``columns`` has the scorable rows (kept columns with the prefix ``KEPT``), ``lines`` their lines (int64 ``[rows]``),
-    ``bad`` the quarantined rows. ``absent`` are columns without any value in these rows.
+    ``columns`` has the scorable rows (kept columns with the prefix ``KEPT``), ``lines`` their lines and ``numbers``
+    their numbers in the file, from 1 (int64 ``[rows]``); ``bad`` are the quarantined rows.
     """
 
     file: str
     read: int
     columns: pa.RecordBatch
     lines: np.ndarray
+    numbers: np.ndarray
     bad: list[BadRow]
-    absent: frozenset[str] = frozenset()
 
 
 def read_table(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
@@ -83,29 +83,48 @@ def read_table(file: SourceFile, source: ResolvedSource, wanted: RequestedColumn
     return text_rows(file, source, wanted)
 
 
-def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType]:
-    """Return the types in which kept columns are written.
-
-    These are the first file's types; text for CSV and JSON. Raises ``UserError`` for nested values.
-    """
+def deciding_files(source: ResolvedSource, keep: list[str]) -> dict[str, SourceFile]:
+    """Return for every kept column the first file with a value, which decides its type; empty for CSV and JSON."""
     if source.kind != "columnar":
-        return dict.fromkeys(keep, pa.string())
-    schema, _ = list_units(source.files[0], source.format)
-    kinds = {}
-    for name in keep:
+        return {}
+    found: dict[str, SourceFile] = {}
+    for file in source.files:
+        if not (undecided := [name for name in keep if name not in found]):
+            break
+        schema, units = list_units(file, source.format)
+        found |= {name: file for name in undecided if name not in schema.names or holds_values(units, name)}
+    return {name: found.get(name, source.files[0]) for name in keep}
+
+
+def holds_values(units: list[Unit], name: str) -> bool:
+    columns = (batch.column(0) for unit in units for batch, _ in read_unit(unit, [name], MemoryBudget(READ_GIB)))
+    return any(value_types.nan_as_null(column).null_count < len(column) for column in columns)
+
+
+def kept_types(source: ResolvedSource, keep: list[str], deciding: Mapping[str, SourceFile]) -> dict[str, pa.DataType]:
+    """Return the types in which kept columns are written: those of the ``deciding`` files; text for CSV and JSON.
+
+    Raises ``UserError`` for nested values.
+    """
+    kinds = dict.fromkeys(keep, pa.string())
+    for name, file in deciding.items():
+        schema, _ = list_units(file, source.format)
         kind = schema.field(name).type if name in schema.names else pa.string()
         if not value_types.has_values(kind):
-            raise UserError(f"scoring.keep: {source.files[0].uri} holds nested values in {name!r}; remove it")
+            raise UserError(f"scoring.keep: {file.uri} holds nested values in {name!r}; remove it")
         kinds[name] = value_types.simplify_column(pa.array([], kind)).type
         if value_types.column_type(kind) == value_types.TEXT:
             kinds[name] = pa.string()
     return kinds
 
 
-def missing_column(file: SourceFile, name: str, names: list[str], wanted: RequestedColumns) -> UserError:
-    asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
-    listed = ", ".join(map(repr, names[:20])) + (" …" if len(names) > 20 else "")
-    return UserError(f"{file.uri}: has no column {name!r}, but {asked}; the columns are {listed}")
+def check_present(file: SourceFile, names: list[str], wanted: RequestedColumns) -> None:
+    """Raise ``UserError`` unless every requested column is one of ``names``, the columns of a file."""
+    for name in wanted.names:
+        if name not in names:
+            asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
+            listed = ", ".join(map(repr, names[:20])) + (" …" if len(names) > 20 else "")
+            raise UserError(f"{file.uri}: has no column {name!r}, but {asked}; the columns are {listed}")
 
 
 # Columnar files
@@ -115,23 +134,20 @@ def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedCol
     schema, units = list_units(file, source.format)
     check_names(schema.names, file)
     partition = keys_in(source.listing.relative(file))
-    there = {**dict.fromkeys(partition, value_types.TEXT), **stored_types(schema)}
-    for name in wanted.names:
-        if name not in there:
-            raise missing_column(file, name, list(there), wanted)
+    check_present(file, list({**partition, **dict.fromkeys(schema.names)}), wanted)
     for name, kind in wanted.types.items():
-        if cannot_become(there[name], kind):
-            raise UserError(
-                f"{file.uri}: column {name!r} holds {there[name]} values, but the model takes it as {kind}; expected "
-                "the type that it was trained with"
-            )
+        if name in schema.names and value_types.column_type(schema.field(name).type) == value_types.OTHER:
+            raise other_type(file.uri, name, value_types.OTHER, kind)
     for unit in units:
         if unit.rows:
             yield from unit_rows(replace(unit, partition=partition), wanted)
 
 
-def stored_types(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: value_types.column_type(field.type) for field in schema}
+def other_type(file: str, name: str, stored: str, kind: str) -> UserError:
+    return UserError(
+        f"{file}: column {name!r} holds {stored} values, but the model takes it as {kind}; expected the type that it "
+        "was trained with"
+    )
 
 
 def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
@@ -140,20 +156,36 @@ def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
         for name, kind in wanted.types.items():
             column = stored.column(name)
             if value_types.column_type(column.type) != kind or missing_marks(wanted.number_format, kind):
-                column, failed = retype_column(column, kind, wanted.number_format)
+                column, failed = retype_column(readable(column, name, kind, unit.file), kind, wanted.number_format)
                 unreadable[name] = failed
             columns[name] = column
         kept = {name: as_kept(stored.column(name), name, kind, unit.file) for name, kind in wanted.keep.items()}
-        yield quarantine_rows(columns, kept, unreadable, RowOrigin(unit.file, lines, stored), wanted)
+        yield quarantine_rows(columns, kept, unreadable, RowOrigin(unit.file, lines, lines, stored), wanted)
+
+
+def readable(column: pa.Array, name: str, kind: str, file: str) -> pa.Array:
+    """Return a column that can be read as ``kind``: without values, any column can.
+
+    Raises ``UserError`` for values of another type.
+    """
+    stored = value_types.column_type(column.type)
+    if (stored, kind) == (value_types.NUMBER, value_types.INTEGER) or not cannot_become(stored, kind):
+        return column
+    if value_types.nan_as_null(column).null_count < len(column):
+        raise other_type(file, name, stored, kind)
+    return pa.nulls(len(column), value_types.ARROW[kind])
 
 
 def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Array:
+    if column.type == kind:
+        return column
+    values = value_types.nan_as_null(column)
     try:
-        return column if column.type == kind else column.cast(kind)
+        return pa.nulls(len(column), kind) if values.null_count == len(values) else values.cast(kind)
     except pa.ArrowException:
         raise UserError(
-            f"{file}: column {name!r} is {column.type}, but {kind} in the first file; expected one type, or "
-            "scoring.keep without it"
+            f"{file}: column {name!r} is {column.type}, but {kind} in the first file with values; expected one type, "
+            "or scoring.keep without it"
         ) from None
 
 
@@ -163,47 +195,67 @@ def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Arr
 def text_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedColumns) -> Iterator[TableBatch]:
     partition = {name: text for name, text in keys_in(source.listing.relative(file)).items() if name in wanted.names}
     if source.format == "json":
-        # Quotes span no lines, and declared columns are read regardless of content.
-        config = replace(source.config, quote="", escape="")
-        names = [name for name in wanted.names if name not in partition]
-    else:
-        delimiter, _ = detect_delimiter([file], source.config)
-        config = replace(source.config, delimiter=delimiter)
-        names = text_names(file, config)
-        check_names(names, file)
-        for name in wanted.names:
-            if name not in names and name not in partition:
-                raise missing_column(file, name, names, wanted)
+        yield from json_rows(file, source, partition, wanted)
+        return
+    delimiter, _ = detect_delimiter([file], source.config)
+    config = replace(source.config, delimiter=delimiter)
+    names = text_names(file, config)
+    check_names(names, file)
+    check_present(file, [*names, *partition], wanted)
+    done = 0
     for index, block in enumerate(read_blocks(file, config)):
-        if source.format == "json":
-            parsed = json_lines.parse_json_block(block, names, config)
-        else:
-            parsed = csv_blocks.parse_csv_block(block, names, config, config.header and index == 0)
-        yield parsed_rows(parsed, partition, wanted)
+        parsed = csv_blocks.parse_csv_block(block, names, config, config.header and index == 0)
+        yield parsed_rows(parsed, partition, wanted, done)
+        done += parsed.read
 
 
-def parsed_rows(parsed: ParsedBlock, partition: Mapping[str, str | None], wanted: RequestedColumns) -> TableBatch:
+def json_rows(
+    file: SourceFile, source: ResolvedSource, partition: Mapping[str, str | None], wanted: RequestedColumns
+) -> Iterator[TableBatch]:
+    """Yield the rows of a file of JSON Lines.
+
+    A key that some records lack is a missing value; a key that all lack is an absent column.
+    """
+    # Quotes span no lines.
+    config = replace(source.config, quote="", escape="")
+    keys: dict[str, None] = {}
+    rows = done = 0
+    for block in read_blocks(file, config):
+        parsed = json_lines.parse_json_block(block, [], config)
+        keys |= dict.fromkeys(parsed.table.column_names)
+        rows += parsed.table.num_rows
+        yield parsed_rows(parsed, partition, wanted, done)
+        done += parsed.read
+    if rows:
+        check_present(file, [*keys, *partition], wanted)
+
+
+def parsed_rows(
+    parsed: ParsedBlock, partition: Mapping[str, str | None], wanted: RequestedColumns, before: int
+) -> TableBatch:
+    """Return the rows of a block, in whose file there are ``before`` records before it."""
     for name in wanted.names:
         if name in parsed.nested:
             raise UserError(
                 f"{parsed.file}: column {name!r} holds lists or objects, but the model takes it as "
                 f"{wanted.types.get(name, 'text')}; expected values"
             )
-    rows = parsed.table.num_rows
+    there, rows = set(parsed.table.column_names) - set(partition), len(parsed.lines)
     texts = {
-        name: pa.repeat(pa.scalar(partition[name], pa.string()), rows)
-        if name in partition
-        else in_one(parsed.table[name])
+        name: in_one(parsed.table[name])
+        if name in there
+        else pa.repeat(pa.scalar(partition.get(name), pa.string()), rows)
         for name in wanted.names
     }
     columns, unreadable = {}, dict[str, np.ndarray]()
     for name, kind in wanted.types.items():
         columns[name], unreadable[name] = wanted.number_format.convert(texts[name], kind)
     kept = {name: texts[name] for name in wanted.keep}
-    origin = RowOrigin(parsed.file, parsed.lines, pa.RecordBatch.from_pydict(texts))
+    lines_of_bad = np.array([row.line for row in parsed.bad], np.int64)
+    numbers = before + 1 + np.arange(rows) + np.searchsorted(lines_of_bad, parsed.lines)
+    origin = RowOrigin(parsed.file, parsed.lines, numbers, pa.RecordBatch.from_pydict(texts))
     batch = quarantine_rows(columns, kept, unreadable, origin, wanted)
-    absent = frozenset(name for name in wanted.names if rows and texts[name].null_count == rows)
-    return replace(batch, read=parsed.read, bad=sorted(parsed.bad + batch.bad, key=line_of), absent=absent)
+    return replace(batch, read=parsed.read, bad=sorted(parsed.bad + batch.bad, key=line_of))
 
 
 def line_of(row: BadRow) -> int:
@@ -215,10 +267,11 @@ def line_of(row: BadRow) -> int:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Origin of rows: file, line of every row (int64 ``[rows]``), and their values as stored."""
+    """Origin of rows: file, line and number of every row (int64 ``[rows]``), and their values as stored."""
 
     file: str
     lines: np.ndarray
+    numbers: np.ndarray
     stored: pa.RecordBatch
 
 
@@ -245,11 +298,11 @@ def quarantine_rows(
                 reasons.setdefault(row, (name, "infinite" if np.isinf(numbers[row]) else "too large for float32"))
     batch = pa.RecordBatch.from_pydict({**columns, **{KEPT + name: column for name, column in kept.items()}})
     if not reasons:
-        return TableBatch(origin.file, rows, batch, origin.lines, [])
+        return TableBatch(origin.file, rows, batch, origin.lines, origin.numbers, [])
     good = np.ones(rows, bool)
     good[list(reasons)] = False
     bad = [bad_row(origin, row, *reasons[row]) for row in sorted(reasons)]
-    return TableBatch(origin.file, rows, batch.filter(pa.array(good)), origin.lines[good], bad)
+    return TableBatch(origin.file, rows, batch.filter(pa.array(good)), origin.lines[good], origin.numbers[good], bad)
 
 
 def bad_row(origin: RowOrigin, row: int, column: str, reason: str) -> BadRow:

@@ -107,7 +107,7 @@ def micro_batch_slices(data: PreparedData, training: TrainingConfig, shares: int
 
     ``shares`` is the number of data-parallel ranks. Raises ``UserError`` if a rank has fewer rows than micro-batches.
     """
-    largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
+    largest = GlobalOrder(stored_blocks(data, "train"), training.rows_per_step, training.seed).largest
     share = -(-largest // shares)
     # "auto" resolves to at most one micro-batch per row, in whole rounds of a pipeline.
     most = max(1, share // training.parallel.pipeline * training.parallel.pipeline)

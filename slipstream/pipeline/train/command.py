@@ -29,7 +29,7 @@ from slipstream.shared.distributed.process_group import exit_at_once, group_stan
 from slipstream.shared.distributed.user_errors import torch_user_error
 from slipstream.shared.errors import OutOfMemory, UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.directory import ModelOrigin
+from slipstream.shared.models.base.directory import ModelOrigin, with_lasting_addresses
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import STORES
 from slipstream.shared.telemetry.metrics import MetricLabels
@@ -115,7 +115,8 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
     Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml
     """
     settings = RunConfig.from_file(config) if config else RunConfig()
-    training, origin = settings.for_training(), ModelOrigin(settings.model)
+    training, model = settings.for_training(), with_lasting_addresses(settings.model)
+    origin = ModelOrigin(model)
     with alone_at_once(), local_prepared_data(prepared) as directory:
 
         @cache
@@ -123,7 +124,8 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             # Lazy: only a process that needs the digest reads the base.
             data = PreparedData.open(directory)
             made = {"command": "slipstream.train", "code": code_version(KIND)}
-            return {**made, **run_identity(data, settings.model, training, base_digest=origin.digest)}
+            resolved = training.for_rows(data.training_rows)
+            return {**made, **run_identity(data, model, resolved, base_digest=origin.digest)}
 
         if is_finished(output, made_by):
             return
@@ -135,7 +137,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             return
         request = TrainingRequest(
             prepared=directory,
-            model=settings.model,
+            model=model,
             training=training,
             directory=output,
             home=home,

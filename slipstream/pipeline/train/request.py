@@ -94,6 +94,12 @@ class Lineage:
         start, teacher = (open_model(each, request.factory, data) for each in (request.start, request.teacher))
         return cls(start, teacher, request.teaching)
 
+    def inherited(self, origin: ModelOrigin) -> dict[str, bytes]:
+        """Return the files with a base's settings for the trained model: those of the start model, or of ``origin``."""
+        if self.start:
+            return self.start.inherited_files()
+        return origin.base.inherited() if origin.model.base else {}
+
     def architecture(self, origin: ModelOrigin, data: PreparedData) -> Architecture:
         """Return the start model's architecture; without one, that configured by ``origin.model``."""
         if self.start:

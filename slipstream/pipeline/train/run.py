@@ -145,12 +145,14 @@ class Trainer:
 
         Raises ``AgreedUserError`` if data, settings and devices are incompatible.
         """
-        request, made_for = with_micro_batches(self.request, self.group, self.on_host)
+        with same_error_on_all_ranks(self.on_host):
+            data = open_prepared(self.request.prepared)
+            check_rows(data)
+        known = replace(self.request, training=self.request.training.for_rows(data.training_rows))
+        request, made_for = with_micro_batches(known, self.group, self.on_host)
         training, group = request.training, self.group
         abilities = self.peers.gather(device_capability(group.device))
         with same_error_on_all_ranks(self.on_host):
-            data = open_prepared(request.prepared)
-            check_rows(data)
             if training.compile:
                 check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
@@ -158,6 +160,7 @@ class Trainer:
             pieces = micro_batch_slices(data, training, replicas * shards)
             lineage = Lineage.open(request, data)
             architecture = lineage.architecture(request.origin, data)
+            inherited = lineage.inherited(request.origin) if group.rank == 0 else {}
             precision = common_precision(training.precision, abilities)
             check_exchange(self.applied.exchange(training.gradients), group.backend, precision)
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
@@ -169,6 +172,7 @@ class Trainer:
             data=data,
             lineage=lineage,
             architecture=architecture,
+            inherited=inherited,
             precision=precision,
             pieces=pieces,
             data_ranks=replicas * shards,
@@ -330,7 +334,8 @@ class Trainer:
             recorder.end(f"{type(error).__name__}: {error}")
             raise
         guard.close()
-        return TrainedState(resumed, record_attempt(resumed) | (profiler.files if profiler else {}))
+        files = {**record_attempt(resumed), **(profiler.files if profiler else {}), **resolved.inherited}
+        return TrainedState(resumed, files)
 
     def write(self, trained: TrainedState) -> None:
         """Write the trained model on rank 0, and shut down all ranks.

@@ -96,6 +96,9 @@ class TokenizerEngine:
             offsets.extend(offset for both in encoded.offsets for offset in both)
         return ids, counts, offsets
 
+    def text_of(self, number: int) -> str:
+        return str(self.tokenizer.id_to_token(number))
+
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 

@@ -71,6 +71,9 @@ class Tokenizer:
             raise UserError(f"data.tokenizer: the token {token!r} of {SETTINGS} has no id in {FAST}")
         return number
 
+    def text_of(self, number: int) -> str:
+        return self._engine.call(0, TokenizerEngine.text_of, number)
+
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids (int64) of every text as a document; text that spells a special token is plain text."""
         ids, counts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_texts, list(texts))

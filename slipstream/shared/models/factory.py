@@ -43,8 +43,6 @@ BATCH_BYTES = 256 * 2**20
 MOST_ROWS = 1024
 #: Built-in models by name.
 FACTORIES: dict[str, type[nn.Module]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
-#: Dtypes of outputs that are too narrow for regression targets.
-HALF = (torch.bfloat16, torch.float16)
 
 
 class ResultBytes(TorchDispatchMode):
@@ -102,6 +100,9 @@ class Predictor(nn.Module):
         super().__init__()
         self.signature = signature
         self.network = model
+        # ONNX exporters round Python's numbers to float32. Scalars on the host fit any device.
+        scaling = (signature.target_std, signature.target_mean)
+        self.target_std, self.target_mean = (torch.tensor(each, dtype=torch.float64, device="cpu") for each in scaling)
         self.register_buffer("image_mean", torch.tensor(signature.image_mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
 
@@ -120,9 +121,10 @@ class Predictor(nn.Module):
             inputs = tuple(x.long() for x in inputs)
         outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=ids.long())
         if self.signature.task == "regression" and self.last:
-            # Precision matters: a target of about 200,500 would be 200,704 in bfloat16, and infinite in float16.
-            if outputs.dtype in HALF:
-                outputs = outputs.float()
+            # Precision matters: a target of about 1.7e9 would be a multiple of 128 in float32, and infinite in float16.
+            if self.signature.target_dtype == "float64":
+                return outputs.double() * self.target_std + self.target_mean
+            outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
             return outputs * self.signature.target_std + self.signature.target_mean
         return outputs
 

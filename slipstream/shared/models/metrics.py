@@ -50,17 +50,20 @@ def compute_scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Score
 
 
 def classification_scores(probabilities: np.ndarray, labels: np.ndarray) -> Scores:
-    """Compute accuracy, log loss (nats), macro F1, expected calibration error and, for two classes, ROC AUC.
+    """Compute accuracy, log loss (nats), macro F1, expected calibration error and, for two classes, rank statistics.
 
-    ``probabilities`` is ``[rows, classes]``, ``labels`` ``[rows]`` of int. The AUC is None if only one class occurs.
+    ``probabilities`` is ``[rows, classes]``, ``labels`` ``[rows]`` of int. ROC AUC and average precision (of the rarer
+    class) are None if only one class occurs.
     """
+    binary = probabilities.shape[1] == 2
     of_truth = probabilities[np.arange(len(labels)), labels]
     return Scores(
         accuracy=float(np.mean(probabilities.argmax(axis=1) == labels)),
         log_loss=float(-np.mean(np.log(np.maximum(of_truth, SMALLEST_PROBABILITY)))),
         macro_f1=macro_f1(confusion_matrix(probabilities, labels)),
         ece=calibration_error(calibration_bins(probabilities, labels)),
-        roc_auc=roc_auc(probabilities[:, 1], labels) if probabilities.shape[1] == 2 else None,
+        roc_auc=roc_auc(probabilities[:, 1], labels) if binary else None,
+        average_precision=average_precision(probabilities, labels) if binary else None,
     )
 
 
@@ -147,6 +150,16 @@ def roc_auc(positive: np.ndarray, labels: np.ndarray) -> float | None:
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(labels, positive)) if len(np.unique(labels)) == 2 else None
+
+
+def average_precision(probabilities: np.ndarray, labels: np.ndarray) -> float | None:
+    """Return the average precision for the rarer of two classes; None if only one class occurs."""
+    from sklearn.metrics import average_precision_score
+
+    if len(np.unique(labels)) < 2:
+        return None
+    rarer = int(np.mean(labels == 1) <= 0.5)
+    return float(average_precision_score(labels == rarer, probabilities[:, rarer]))
 
 
 def roc_points(positive: np.ndarray, labels: np.ndarray, points: int = CURVE_POINTS) -> RocCurve | None:

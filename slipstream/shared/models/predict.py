@@ -15,7 +15,8 @@ from slipstream.shared.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-#: Function of the inputs ``[batch, ...]`` in the signature's order that returns float32 ``[batch, *output_shape]``.
+#: Function of the inputs ``[batch, ...]`` in the signature's order that returns ``[batch, *output_shape]``, of the
+#: signature's output dtype.
 ModelFunction = Callable[[Sequence[np.ndarray]], np.ndarray]
 BATCH = 256
 #: Maximum number of token logits in a batch.
@@ -41,7 +42,7 @@ def record_inputs(signature: Signature, records: np.ndarray) -> tuple[np.ndarray
 
 
 def predict_records(run: ModelFunction, signature: Signature, records: np.ndarray) -> np.ndarray:
-    """Return the outputs for all ``records``, float32 ``[rows, outputs]``.
+    """Return the outputs for all ``records``, ``[rows, outputs]``.
 
     For rows of tokens, whose logits take too much memory, return ``[rows, length, 2]`` from :func:`grade_tokens`.
     Raises ``UserError`` if an output is not finite or has another shape than the signature's.
@@ -87,6 +88,6 @@ def held_out_rows(data: PreparedData) -> np.ndarray:
 
 
 def record_targets(records: np.ndarray) -> np.ndarray:
-    """Return the targets ``[rows]``, int32 classes or float32 values; the labels of tokens are ``[rows, length]``."""
+    """Return the targets ``[rows]``, int32 classes or floats; the labels of tokens are ``[rows, length]``."""
     stored = np.array(records[TARGET])
     return read_tokens(stored)[1] if stored.ndim == 2 else stored

@@ -22,7 +22,7 @@ from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import hash_values
 from slipstream.shared.source.files import SourceFile, cannot_be_read, format_inside
 from slipstream.shared.source.memory import MemoryBudget
-from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.quarantine import QuarantinedRows
 from slipstream.shared.source.unsupported_formats import MOST_BEGINNING, unsupported_beginning
 
 #: Column of a spool file: line of the user's file on which the row starts.
@@ -73,7 +73,7 @@ class TableInput:
     units: list[Unit]
     types: dict[str, str]
     read: int
-    bad: list[BadRow] = field(default_factory=list)
+    bad: QuarantinedRows = field(default_factory=QuarantinedRows)
     warnings: list[str] = field(default_factory=list)
 
     @property

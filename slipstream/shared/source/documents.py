@@ -11,13 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from slipstream.shared.artifacts.resume import ResumableScratch
-from slipstream.shared.errors import UserError
 from slipstream.shared.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import Listing, SourceFile, list_source, local_file
-from slipstream.shared.source.quarantine import BadRow
-from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource
+from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
+from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource, class_folders
 
 #: Limits on the size in bytes and the number of files of a block, the job of one worker.
 BLOCK_BYTES = 8 << 20
@@ -42,23 +41,18 @@ class TextUnit:
 
     path: Path
     rows: int
-    bad: list[BadRow]
+    bad: QuarantinedRows
 
     @property
     def files(self) -> list[Path]:
-        return [self.path]
+        return [self.path, *self.bad.spools]
 
 
 def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
     """Convert text files to a table in ``scratch``, one row per file; raise ``UserError`` without class folders."""
-    for file in source.files:
-        if "/" not in source.listing.relative(file):
-            raise UserError(
-                f"{file.uri}: is not in a class folder; expected a directory with one folder of texts for each class, "
-                "or data.format: csv for a table"
-            )
+    class_folders(source, "texts", ", or data.format: csv for a table")
     units: list[Unit] = []
-    bad: list[BadRow] = []
+    bad = QuarantinedRows()
     first = 0
     for piece in scratch.map(read_files, blocks_of(source, scratch.root)):
         if piece.rows:
@@ -94,7 +88,7 @@ def read_files(job: TextFiles) -> TextUnit:
             rows.append({TEXT: text, CLASS: name, LINE: 1})
     schema = pa.schema({TEXT: pa.string(), CLASS: pa.string(), LINE: pa.int64()})
     write_spool(job.path, pa.RecordBatch.from_pylist(rows, schema))
-    return TextUnit(job.path, len(rows), bad)
+    return TextUnit(job.path, len(rows), QuarantinedRows.spooled(bad, job.path.with_suffix(".bad")))
 
 
 def read_text(file: SourceFile, encoding: str) -> str | BadRow:
@@ -116,12 +110,14 @@ ADDRESS = "Python's standard library"
 LEFT_OUT = ("test", "tests", "site-packages", "dist-packages", "idlelib", "turtledemo", "__pycache__")
 
 
-def list_data(address: str, config: DataConfig) -> Listing:
+def list_data(address: str, target: str, config: DataConfig) -> Listing:
     """List the files at an address; raise ``UserError`` if there are none.
 
     Without an address, the data is the standard library for language, else scikit-learn's digits.
     """
-    return list_standard_library() if config.task == "language" and not address else list_source(address)
+    if config.task == "language" and not address:
+        return list_standard_library()
+    return list_source(address, target, config)
 
 
 def list_standard_library() -> Listing:

@@ -47,7 +47,7 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
         schema, pieces = list_units(file, source.format, first_row)
         check_names(schema.names, file)
         of_file = {field.name: declared_type(field, file, config) for field in schema}
-        types = of_file if not types else merge_types(types, of_file, file, first)
+        types = of_file if not types else merge_types(types, of_file, file, first, config.drop)
         settled |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
         units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
         first_row += sum(piece.rows for piece in pieces)
@@ -55,7 +55,7 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
     types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
     texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
     inferred, warnings = infer_types(units, texts, config, scratch)
-    return TableInput(units, partitions.beside(types | inferred), first_row, [], warnings)
+    return TableInput(units, partitions.beside(types | inferred), first_row, warnings=warnings)
 
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
@@ -72,10 +72,14 @@ def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
     return kind
 
 
-def merge_types(types: dict[str, str], of_file: dict[str, str], file: SourceFile, first: SourceFile) -> dict[str, str]:
-    check_columns(list(types), list(of_file), file, first)
-    merged = {}
+def merge_types(
+    types: dict[str, str], of_file: dict[str, str], file: SourceFile, first: SourceFile, dropped: list[str]
+) -> dict[str, str]:
+    check_columns(list(types), list(of_file), file, first, dropped)
+    merged = {**of_file, **types}
     for name, kind in types.items():
+        if name in dropped:
+            continue
         both = value_types.wider_type(kind, of_file[name])
         if both is None:
             raise UserError(
@@ -86,10 +90,13 @@ def merge_types(types: dict[str, str], of_file: dict[str, str], file: SourceFile
     return merged
 
 
-def check_columns(expected: list[str], names: list[str], file: SourceFile, first: SourceFile) -> None:
-    if set(expected) == set(names):
+def check_columns(
+    expected: list[str], names: list[str], file: SourceFile, first: SourceFile, dropped: list[str]
+) -> None:
+    """Raise ``UserError`` unless a file has the ``expected`` columns; ``dropped`` ones may be absent."""
+    lacks, adds = (sorted({*one} - {*other, *dropped}) for one, other in ((expected, names), (names, expected)))
+    if not lacks and not adds:
         return
-    lacks, adds = sorted(set(expected) - set(names)), sorted(set(names) - set(expected))
     differences = [f"lacks {lacks[0]!r}"] if lacks else []
     differences += [f"also has {adds[0]!r}"] if adds else []
     raise UserError(

@@ -24,11 +24,16 @@ from tests.support.wording import same_wording
 MARKS = ["", "?", "NA"]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6).map(str.strip)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+OFFSETS = st.sampled_from([1e6, 1.7e9, -1e12])
+#: 1900-01-01 and 9999-12-31 in microseconds.
+SENTINELS = st.sampled_from([-2_208_988_800_000_000, 253_402_214_400_000_000])
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "number": st.floats(allow_nan=True) | st.sampled_from([0.0, -0.0, 1e-310, -1.7e308, 1.7e308]),
+    "number": st.floats(allow_nan=True)
+    | st.sampled_from([0.0, -0.0, 1e-310, -1.7e308, 1.7e308])
+    | st.builds(float.__add__, OFFSETS, st.floats(-100, 100)),
     "integer": st.integers(-(2**63), 2**63 - 1) | st.integers(-100, 100),
     "boolean": st.booleans(),
-    "time": st.integers(-(2**63), 2**63 - 1) | st.integers(-(10**16), 10**16),  # microseconds
+    "time": st.integers(-(2**63), 2**63 - 1) | st.integers(-(10**16), 10**16) | SENTINELS,  # microseconds
     "text": TEXTS | st.sampled_from(["a", "b", "a b", "é", *MARKS]),
 }
 
@@ -36,7 +41,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def number_inputs(draw: st.DrawFn, name: str, kind: str) -> list[NumericColumn]:
     """What fit may make of one numeric column, with any statistics."""
-    mean, std = draw(st.floats(-1e6, 1e6)), draw(st.floats(1e-3, 1e9))
+    mean, std = draw(st.floats(-1e6, 1e6) | OFFSETS), draw(st.floats(1e-3, 1e9))
     indicator = draw(st.booleans())
     if kind == "time":
         parts = draw(st.lists(st.sampled_from(["hour", "weekday", "month"]), unique=True))
@@ -71,7 +76,9 @@ def transforms_and_rows(draw: st.DrawFn) -> tuple[Transform, pa.RecordBatch]:
             values = values | st.sampled_from(vocabularies[name])
         if kind != TEXT or marks:
             values = st.none() | values
-        columns[name] = pa.array(draw(st.lists(values, min_size=rows, max_size=rows)), ARROW[kind])
+        empty = draw(st.integers(0, rows)) if kind != TEXT or marks else 0
+        filled = draw(st.lists(values, min_size=rows - empty, max_size=rows - empty))
+        columns[name] = pa.array([None] * empty + filled, ARROW[kind])
     return transform, pa.RecordBatch.from_pydict(columns)
 
 

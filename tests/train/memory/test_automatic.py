@@ -161,7 +161,7 @@ def test_another_model_or_other_data_is_told_apart_and_not_where_a_base_lies(
     deeper = ModelConfig("transformer", {**MODEL.arguments, "num_hidden_layers": 3})
     rows, model = data_and_model(request(data, deeper))
     assert rows == one[0] and model != one[1]
-    monkeypatch.setattr(decision, "shaped_for", lambda config, signature: replace(config, arguments=MODEL.arguments))
+    monkeypatch.setattr(decision, "shaped_for", lambda config, *_: replace(config, arguments=MODEL.arguments))
     here, there = (data_and_model(request(data, ModelConfig("transformer", base=base))) for base in ("here", "there"))
     assert here == there == one
 

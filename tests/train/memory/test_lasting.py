@@ -118,7 +118,7 @@ def test_flytes_task_asks_before_it_starts_processes(tmp_path: Path, monkeypatch
     from tasks.train import check_before_training
 
     data, placement = table_of_numbers(tmp_path / "data", 30), Placement(memory="100Mi")
-    inputs = {"prepared": FlyteDirectory(str(data)), "training": TrainingConfig(), "model": SMALL}
+    inputs = {"prepared": FlyteDirectory(str(data)), "training": TrainingConfig(batch_size=16), "model": SMALL}
     monkeypatch.setenv(limits.MEMORY, placement.memory)
     check_before_training(inputs, placement)
     with refuses(UserError):

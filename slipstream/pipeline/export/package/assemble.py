@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slipstream.pipeline.export.check import OUTPUT, RAW, TENSORS, raw_column, runtime_providers
+from slipstream.pipeline.export.convert import rounding_error
 from slipstream.pipeline.export.package.libraries import ModelProvenance, is_coarse, metadata_entries, with_metadata
 from slipstream.pipeline.export.package.raw_columns import BOOLEAN, TEXT, TIME, RawColumns, read_columns
 from slipstream.pipeline.export.package.raw_model import encoding_model, raw_model
 from slipstream.pipeline.export.package.samples import ROWS, draw_raw, draw_tensors
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
-from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.export import (
     DIGEST,
     KIND,
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     import onnx
 
 MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
-#: Tolerances for outputs on another machine: ``FINE`` times the largest output; for low-precision models also
-#: ``COARSE`` times the range of the outputs.
+#: Tolerances for outputs on another machine: ``FINE`` times the largest output (see :func:`.convert.rounding_error`);
+#: for low-precision models also ``COARSE`` times the range of the outputs.
 FINE, COARSE = 1e-4, 0.05
 LOGITS = "logits of every next token; softmax gives probabilities"
 UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
@@ -57,6 +59,8 @@ def assemble_package(
     import onnx
 
     model = onnx.load(chosen)
+    kind = onnx.helper.tensor_dtype_to_np_dtype(model.graph.output[0].type.tensor_type.elem_type)
+    deployed = replace(deployed, outputs=[replace(each, dtype=kind.name) for each in deployed.outputs])
     columns = read_columns(data.artifact.read_json("statistics.json"))
     if real:
         tensors = dict(zip(names(model), record_inputs(data.signature, data.sample("test", ROWS)), strict=True))
@@ -69,10 +73,12 @@ def assemble_package(
     packed = io.BytesIO()
     np.savez(packed, allow_pickle=False, **tensors, **{OUTPUT: outputs})
     writer.write_bytes(TENSORS, packed.getvalue())
-    raw = write_raw(writer, model, columns, deployed, origin) if isinstance(columns, RawColumns) else None
+    raw = (
+        write_raw(writer, model, columns, deployed, data.signature, origin) if isinstance(columns, RawColumns) else None
+    )
     return DeployedSignature(
         **{**vars(deployed), "model": MODEL},
-        samples=SampleRows(real, output_tolerance(outputs, is_coarse(model))),
+        samples=SampleRows(real, output_tolerance(outputs, data.signature, is_coarse(model))),
         raw=raw,
         no_raw="" if isinstance(columns, RawColumns) else columns,
         holdout=holdout_rule(data),
@@ -84,6 +90,7 @@ def write_raw(
     model: onnx.ModelProto,
     columns: RawColumns,
     deployed: ModelSignature,
+    trained: Signature,
     origin: ModelProvenance,
 ) -> RawSignature:
     """Write ``model.raw.onnx`` and raw sample rows with its outputs.
@@ -94,7 +101,7 @@ def write_raw(
     values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
     *labels, scores = run_model(raw, {name: raw_column(column, dtypes[name]) for name, column in values.items()})
-    allowed = output_tolerance(scores, is_coarse(model))
+    allowed = output_tolerance(scores, trained, is_coarse(model))
     outputs = run_model(model, encode_random_rows(columns, deployed.opset))[0]
     expected = softmax(outputs) if classes else outputs
     if not np.abs(scores - expected).max() <= allowed:
@@ -117,7 +124,7 @@ def raw_outputs(model: onnx.ModelProto, deployed: ModelSignature) -> list[Deploy
     units = "probabilities" if labels else deployed.outputs[0].units
     return [
         *(DeployedTensor(name, "string", ("batch", 1)) for name in labels),
-        DeployedTensor(scores, "float32", ("batch", len(deployed.classes) or 1), units),
+        DeployedTensor(scores, deployed.outputs[0].dtype, ("batch", len(deployed.classes) or 1), units),
     ]
 
 
@@ -195,8 +202,8 @@ def dtype_of(kind: str) -> str:
     return "string" if kind == TEXT else "float64"
 
 
-def output_tolerance(outputs: np.ndarray, coarse: bool) -> float:
-    return float(FINE * np.abs(outputs).max() + (COARSE * np.ptp(outputs) if coarse else 0.0) + 1e-7)
+def output_tolerance(outputs: np.ndarray, signature: Signature, coarse: bool) -> float:
+    return rounding_error(outputs, signature, FINE) + (COARSE * float(np.ptp(outputs)) if coarse else 0.0)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

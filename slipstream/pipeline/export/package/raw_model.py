@@ -58,8 +58,8 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
     """Return ``model`` preceded by the encoding of raw columns.
 
     With ``classes`` the outputs are ``label`` (text) and ``probabilities`` (float32 ``[batch, classes]``), otherwise
-    ``value`` (float32 ``[batch, 1]``). Inputs have the columns' names and order; a number is appended to a name that is
-    also an output.
+    ``value`` (``[batch, 1]``, of the type in ``model``). Inputs have the columns' names and order; a number is appended
+    to a name that is also an output.
     """
     inner = onnx.compose.add_prefix(model, "model/")
     outer = GraphBuilder(
@@ -72,7 +72,7 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
     for name, tensor in tensors.items():
         outer.add("Identity", tensor, named=f"model/{name}")
     before, outer.nodes = outer.nodes, []
-    outputs = outer_ends(outer, inner.graph.output[0].name, classes, ends)
+    outputs = outer_ends(outer, inner.graph.output[0], classes, ends)
     graph = helper.make_graph(
         [*before, *inner.graph.node, *outer.nodes],
         "raw",
@@ -107,16 +107,18 @@ def column_input(name: str, kind: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.STRING if kind == TEXT else TensorProto.DOUBLE, [BATCH, 1])
 
 
-def outer_ends(graph: GraphBuilder, output: str, classes: Sequence[str], ends: list[str]) -> list[onnx.ValueInfoProto]:
+def outer_ends(
+    graph: GraphBuilder, output: onnx.ValueInfoProto, classes: Sequence[str], ends: list[str]
+) -> list[onnx.ValueInfoProto]:
     """Append nodes for label and probabilities, or the value, and return the graph outputs."""
     if not classes:
-        graph.add("Identity", output, named=ends[0])
-        return [helper.make_tensor_value_info(ends[0], TensorProto.FLOAT, [BATCH, 1])]
+        graph.add("Identity", output.name, named=ends[0])
+        return [helper.make_tensor_value_info(ends[0], output.type.tensor_type.elem_type, [BATCH, 1])]
     label, probabilities = ends
-    best = graph.add("ArgMax", output, axis=1, keepdims=1)
+    best = graph.add("ArgMax", output.name, axis=1, keepdims=1)
     numbers, names = list(range(len(classes))), list(classes)
     graph.add("LabelEncoder", best, named=label, domain=ML_DOMAIN, keys_int64s=numbers, values_strings=names)
-    graph.add("Softmax", output, named=probabilities, axis=1)
+    graph.add("Softmax", output.name, named=probabilities, axis=1)
     return [
         helper.make_tensor_value_info(label, TensorProto.STRING, [BATCH, 1]),
         helper.make_tensor_value_info(probabilities, TensorProto.FLOAT, [BATCH, len(classes)]),

@@ -8,8 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream.pipeline.prepare.fit.moments import Moments
 from slipstream.pipeline.prepare.fit.scan import NO_TARGET, SPLIT, ColumnCount, ScanResult
 from slipstream.pipeline.prepare.fit.splits import TRAIN
+from slipstream.shared.artifacts.prepared.card import missing_classes
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
@@ -21,6 +23,7 @@ from slipstream.shared.source.columns.transform import (
     take_part,
 )
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.quarantine import QuarantinedRows, describe
 
 #: Roles of a column.
 NUMERIC, CATEGORICAL, DOCUMENT, TARGET = "numeric", "categorical", "document", "target"
@@ -40,6 +43,10 @@ ENOUGH = 20
 SKEWED = 3.0
 #: Largest number of distinct whole values with which a numeric target is treated as classes.
 FEW_CLASSES = 20
+#: Dtype of a regression's stored targets.
+REGRESSION_DTYPE = "float64"
+#: Smallest number of steps of a float type over which values must spread.
+STEPS = 1 << 10
 #: Largest number of columns listed in one message.
 SHOWN = 3
 ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
@@ -84,7 +91,10 @@ def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config:
             else column_role(name, kind, scanned.column(name), sample[name], scanned, config.types.get(name))
         )
         if roles[name].role == NUMERIC:
-            numeric += fit_numeric(name, kind, scanned.column(name), train[name])
+            inputs = fit_numeric(name, kind, scanned.column(name), train[name])
+            numeric += inputs
+            if kind != value_types.BOOLEAN:
+                warnings += precision_warnings(inputs[0], scanned.column(name).moments[TRAIN], as_array(train[name]))
         elif roles[name].role == CATEGORICAL:
             categorical.append(fit_categorical(name, scanned.column(name)))
         elif roles[name].why:
@@ -96,6 +106,9 @@ def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config:
         raise UserError(f"data: no column can be used as a feature; {'; '.join([*whys[:SHOWN], *more])}")
     check_splits(scanned.rows)
     moments = scanned.column(target).moments[TRAIN]
+    if task == "regression":
+        scaling = NumericColumn(target, moments.mean, moments.std or 1.0)
+        warnings += precision_warnings(scaling, moments, as_array(train[target]))
     transform = Transform(
         target=target,
         task=task,
@@ -108,12 +121,13 @@ def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config:
         classes=tuple(classes),
         target_mean=moments.mean if task == "regression" else 0.0,
         target_std=(moments.std or 1.0) if task == "regression" else 1.0,
+        target_dtype=REGRESSION_DTYPE if task == "regression" else "float32",
         weight=config.weight,
         weight_mean=mean_weight(scanned, config),
         documents=documents,
         text_length=config.text_length if documents else 0,
     )
-    return FittedColumns(roles, transform, warnings)
+    return FittedColumns(roles, transform, [*warnings, *class_warnings(scanned, target)])
 
 
 def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
@@ -124,19 +138,16 @@ def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
     return mean
 
 
-def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
-    """Raise ``UserError`` if no row is usable or the id or group column is empty."""
+def check_values(scanned: ScanResult, bad: QuarantinedRows, target: str, config: DataConfig) -> None:
+    """Raise ``UserError`` if no row is usable, with the first ``bad`` ones, or the id or group column is empty."""
     rows = sum(scanned.rows)
-    if rows == 0 and scanned.bad and all(row.reason == NO_TARGET for row in scanned.bad):
+    if rows == 0 and all(each.first.reason.startswith(NO_TARGET) for each in bad.reasons):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
-    if rows == 0 and scanned.bad:
-        row = scanned.bad[0]
-        raise UserError(
-            f"data: all rows were quarantined; the first, in {row.file}, line {row.line}: {row.reason} in column "
-            f"{row.column!r}, {row.raw[:60]!r}"
-        )
     if rows == 0:
-        raise UserError("data: all rows were quarantined; expected finite numbers, and a field for each column")
+        raise UserError(
+            f"data: all {len(bad):,} rows were quarantined: {'; '.join(map(describe, bad.first))}; correct the rows, "
+            "or the settings of the section data"
+        )
     for setting in ("id", "group"):
         name = getattr(config, setting)
         if name and sum(scanned.column(name).missing) == rows:
@@ -179,11 +190,19 @@ def judge_target(
     classes = (
         sorted(counts, key=lambda name: (float(name), name)) if types[target] in value_types.NUMBERS else sorted(counts)
     )
-    unseen = [name for name in classes if name not in scanned.classes[TRAIN].of]
-    warnings = [
-        f"class {name!r} has no training row: its {counts[name]} rows all fell into other splits" for name in unseen
+    by_split = dict(zip(SPLITS, scanned.classes, strict=True))
+    rows_of = {name: {split: count.of.get(name, 0) for split, count in by_split.items()} for name in classes}
+    return task, classes, missing_classes(rows_of)
+
+
+def class_warnings(scanned: ScanResult, target: str) -> list[str]:
+    named = f"{NO_TARGET}: "
+    return [
+        f"target {target!r}: {each.rows:,} rows were quarantined, as {each.first.reason.removeprefix(named)}; if it is "
+        "a class, set data.missing without it"
+        for each in scanned.bad.reasons
+        if each.first.reason.startswith(named)
     ]
-    return task, classes, warnings
 
 
 def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
@@ -283,6 +302,27 @@ def fit_time_parts(name: str, seconds: np.ndarray) -> list[NumericColumn]:
         NumericColumn(name, float(numbers.mean()), float(numbers.std()), part=part)
         for part, numbers in parts
         if len(numbers) and numbers.std() > 0
+    ]
+
+
+def precision_warnings(column: NumericColumn, moments: Moments, train: np.ndarray) -> list[str]:
+    """Return a warning if floats hold too few digits of a column; ``train`` is a sample of its values."""
+    far = max(moments.low, moments.high, key=abs)
+    if not len(train) or moments.low == moments.high:
+        return []
+    if moments.std < STEPS * np.spacing(abs(far)):
+        return [
+            f"column {column.name!r}: float64 holds values near {far:g} in steps of {np.spacing(abs(far)):.3g}, too "
+            f"large for their standard deviation of {moments.std:.3g}; subtract a constant from the column"
+        ]
+    ends = np.quantile((column.curved(train) - column.mean) / column.std, ((0.0, 0.005, 0.01), (0.99, 0.995, 1.0)))
+    steps = float(np.min((ends[1] - ends[0]) / np.spacing(np.abs(ends).max(axis=0).astype(np.float32))))
+    if not 0 < steps < STEPS:
+        return []
+    far = max(moments.low, moments.high, key=lambda value: abs(value - moments.mean))
+    return [
+        f"column {column.name!r}: outliers such as {far:g} leave 99 % of the values {steps:,.0f} steps of float32; "
+        "correct them, or list them in data.missing if they mean missing"
     ]
 
 

@@ -49,8 +49,7 @@ def loss_sum(
       the sum over learned tokens is divided by their mean number in a training row, not by their number in the
       micro-batch, which would depend on how the batch is divided.
     - Classification: the cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``.
-    - Regression: the squared error of values ``[rows, 1]`` and float32 targets ``[rows]``, in units of the target's
-      variance.
+    - Regression: the squared error of values ``[rows, 1]`` and targets ``[rows]``, in units of the target's variance.
     """
     if signature.task == "next token":
         labels = target.clamp(min=0).flatten()

@@ -33,6 +33,7 @@ from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.base.shape import shaped_for, with_base_shape
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.transformer import read_config
+from slipstream.shared.settings import LARGEST
 
 BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GiB|GB|MiB|MB)")
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -104,17 +105,18 @@ def main(  # noqa: PLR0913 - an argument for each option
             raise UserError(f"--{name} {number}: expected a whole number from 1 to {most:,}")
     if devices % nodes:
         raise UserError(f"--nodes {nodes}: does not divide the {devices} devices; expected a divisor of that")
-    run = RunConfig.from_file(config)
+    run, rows = RunConfig.from_file(config), LARGEST  # for the largest batch, if the data is unknown
     origin = ModelOrigin(run.model)
     if data:
-        signature = PreparedData.open(data).signature
+        prepared = PreparedData.open(data)
+        signature, rows = prepared.signature, prepared.training_rows
     elif length is None and run.data.task == "language" and (run.model.base or run.data.tokenizer == "train"):
         signature = rows_of_text(run.data, origin)
     else:
         signature = rows_of_tokens(origin, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
-    model = shaped_for(run.model, signature, origin)
-    job = TraceJob(model, signature, replace(run.training, precision=precision), devices, nodes)
+    training = replace(run.training.for_rows(rows), precision=precision)
+    job = TraceJob(shaped_for(run.model, signature, origin), signature, training, devices, nodes)
     build_model(
         job.model, signature, seed=0, shapes_alone=True
     )  # reports errors of the model in one line, before any trace
@@ -173,7 +175,7 @@ def text(answer: MemoryAnswer) -> str:
         f", {name} {getattr(parallel, name)}" for name in ("pipeline", "tensor") if getattr(parallel, name) > 1
     )
     head = (
-        f"{count_with_noun(job.devices, 'device')}{layout}; batches of {job.training.batch_size} rows, "
+        f"{count_with_noun(job.devices, 'device')}{layout}; batches of {job.training.rows_per_step} rows, "
         f"{job.share} per process; computed in {job.training.precision}"
     )
     lines = [head, "", aligned_table((*COLUMNS, ""), [cells(answer, one) for one in answer.traced], LEFT), ""]

@@ -67,7 +67,7 @@ class DecisionConditions:
     ) -> DecisionConditions:
         """Return the conditions of a training; ``job`` comes from :func:`data_and_model`."""
         layout = layout_in_words(training.parallel)
-        return cls(processes, layout, training.recompute, precision, training.batch_size, memory, *job)
+        return cls(processes, layout, training.recompute, precision, training.rows_per_step, memory, *job)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
@@ -32,6 +33,24 @@ BEHIND_THE_END = (
     "the end token"
 )
 BY_SPLIT = ("train", "validation", "test")
+#: Rows of every split by class.
+ClassRows: TypeAlias = Mapping[str, Mapping[str, int]]
+#: Largest number of classes that are named for a split.
+NAMED = 3
+
+
+def missing_classes(classes: ClassRows) -> list[str]:
+    """Return warnings that name the classes without a row in a split."""
+    warnings = []
+    for split, adjective in zip(BY_SPLIT, ("training", "validation", "test"), strict=True):
+        missing = [name for name, rows in classes.items() if not rows[split]]
+        warnings += [
+            f"class {name!r} has no {adjective} row: its {sum(classes[name].values())} rows all fell into other splits"
+            for name in missing[:NAMED]
+        ]
+        if more := len(missing) - NAMED if len(missing) > NAMED else 0:
+            warnings.append(f"{more} more classes have no {adjective} row")
+    return warnings
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class ColumnCard:
     ``top`` are the most frequent texts with their counts; ``rest`` counts all other rows. ``why`` is the reason for the
     ``role``. ``distinct_of`` is "sample" if distinct values were counted in a sample. ``drift`` is the population
     stability index by split, and ``drift_chance`` the probability of an index this large without drift. ``alone`` is
-    the univariate score: the share of the target that the column alone explains. ``histogram`` has ``counts`` and one
+    the univariate score (docs/glossary.md). ``histogram`` has ``counts`` and one
     more ``edges``, and omits the outermost 1 %.
     """
 
@@ -89,7 +108,7 @@ class DataCard:
 
     ``rows`` counts the rows read, kept, quarantined and in every split; ``classes`` the rows per class and split.
     ``held_out`` counts the held-out rows examined for duplicates of training rows and the duplicates found. ``earlier``
-    identifies the base set.
+    identifies the base set. ``skipped`` counts the hidden names in the raw data.
     """
 
     source: str
@@ -104,6 +123,7 @@ class DataCard:
     rank_error: float | None = None
     held_out: dict[str, int] | None = None
     earlier: dict[str, str] | None = None
+    skipped: int | None = None
     #: Tokens and bytes of text by split, for prepared language only; ``rows`` then counts documents.
     tokens: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None
     bytes: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None

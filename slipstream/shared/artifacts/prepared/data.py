@@ -34,7 +34,7 @@ SIGNATURE = "signature.json"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
-DTYPES = ("float32", "int16", "int32", "int64", "uint8")
+DTYPES = ("float32", "float64", "int16", "int32", "int64", "uint8")
 #: Version of rows of tokens: since 2, documents start as the tokenizer's post-processor says.
 ROW_FORMAT = 2
 #: Largest number of values in one input of a row: NumPy limits a record to 2 GiB.
@@ -98,6 +98,8 @@ class Signature:
     image_std: tuple[float, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
+    #: Dtype of a regression's stored targets and of its model's outputs; earlier versions stored float32.
+    target_dtype: str = "float32"
     #: Column of row weights, "" if rows are unweighted. Stored weights have mean 1 over the training split.
     weight: str = ""
     #: Vocabulary size, padding (id 0) included; 0 without tokens.
@@ -117,6 +119,15 @@ class Signature:
         """Id of the first token of a document in a row; -1 if attention spans the row."""
         return self.document_front if self.document_front >= 0 and self.document_end >= 0 else self.document_end
 
+    def __post_init__(self) -> None:
+        if self.target_dtype not in ("float32", "float64"):
+            raise ValueError(f"target_dtype: {self.target_dtype}; expected float32 or float64")
+
+    @property
+    def output_dtype(self) -> str:
+        """Dtype of a model's outputs."""
+        return self.target_dtype if self.task == "regression" else "float32"
+
     @property
     def outputs(self) -> int:
         """Number of outputs per row, or per token for "next token": the size of the last dimension."""
@@ -132,12 +143,12 @@ class Signature:
         """Fields of a stored row after the inputs: the target and, if rows are weighted, the weight."""
         if self.task == "next token":
             return (TensorSpec(TARGET, self.inputs[0].dtype, self.inputs[0].shape),)
-        target = TensorSpec(TARGET, "int32" if self.task == "classification" else "float32", ())
+        target = TensorSpec(TARGET, "int32" if self.task == "classification" else self.target_dtype, ())
         return (target, TensorSpec(WEIGHT, "float32", ())) if self.weight else (target,)
 
     @property
     def record(self) -> np.dtype:
-        """NumPy dtype of one stored row: inputs, then labels, every field aligned to four bytes.
+        """NumPy dtype of one stored row: inputs, then labels, every field aligned to four bytes, or eight with float64.
 
         For "next token" a row stores length + 1 tokens once, and the fields input and target overlap.
         """
@@ -153,12 +164,13 @@ class Signature:
                 }
             )
         names, formats, offsets, offset = [], [], [], 0
+        aligned = 8 if "float64" in [spec.dtype for spec in (*self.inputs, *self.labels)] else 4
         for spec in (*self.inputs, *self.labels):
             scalar = np.dtype(spec.dtype).newbyteorder("<")
             names.append(spec.name)
             formats.append((scalar, spec.shape))
             offsets.append(offset)
-            offset += -(-math.prod(spec.shape) * scalar.itemsize // 4) * 4
+            offset += -(-math.prod(spec.shape) * scalar.itemsize // aligned) * aligned
         return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": offset})
 
 
@@ -190,6 +202,10 @@ class PreparedData:
 
     def segment_rows(self, split: str) -> tuple[int, ...]:
         return tuple(self.artifact.files[name].size // self.signature.record.itemsize for name in self.segments(split))
+
+    @property
+    def training_rows(self) -> int:
+        return sum(self.segment_rows("train"))
 
     def shuffled_rows(self, split: str) -> tuple[int, ...]:
         """Return the number of rows of every segment of a split, summed over its files."""

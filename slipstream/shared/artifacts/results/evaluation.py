@@ -14,12 +14,13 @@ from slipstream.shared.artifacts.records import read_record, write_record
 
 KIND = "evaluate"
 FILE = "evaluation.json"
-#: Metrics by task; binary classification also has ``roc_auc``.
+#: Metrics by task; binary classification also has those of ``BINARY``.
 METRICS = {
     "classification": ("accuracy", "log_loss", "macro_f1", "ece"),
     "regression": ("rmse", "mae", "r2"),
     "next token": ("accuracy", "log_loss"),
 }
+BINARY = ("roc_auc", "average_precision")
 #: Further metrics of "next token" over complete documents, if the data is text.
 OF_DOCUMENTS = ("bits_per_byte", "perplexity")
 
@@ -28,9 +29,9 @@ OF_DOCUMENTS = ("bits_per_byte", "perplexity")
 class Scores:
     """Metrics of one model on the test split; None for metrics of other tasks.
 
-    ``log_loss`` is in nats; ``rmse`` and ``mae`` are in units of the target. ``roc_auc`` is also None if only one class
-    occurs, ``r2`` if all targets are equal. ``bits_per_byte`` is over the text of complete documents, ``perplexity``
-    over their tokens.
+    ``log_loss`` is in nats; ``rmse`` and ``mae`` are in units of the target. ``average_precision`` is of the rarer
+    class; it and ``roc_auc`` are also None if only one class occurs, ``r2`` if all targets are equal. ``bits_per_byte``
+    is over the text of complete documents, ``perplexity`` over their tokens.
     """
 
     accuracy: float | None = None
@@ -38,6 +39,7 @@ class Scores:
     macro_f1: float | None = None
     ece: float | None = None
     roc_auc: float | None = None
+    average_precision: float | None = None
     rmse: float | None = None
     mae: float | None = None
     r2: float | None = None
@@ -160,6 +162,8 @@ class Evaluation(PlotData):
     baseline: BaselineScores
     gain: Gain
     classes: list[str]
+    #: Accuracy of always predicting the most frequent class of the training rows; None for other tasks.
+    majority: float | None = None
     #: None unless the data is text.
     language: LanguageFigures | None = None
 
@@ -177,7 +181,7 @@ class Evaluation(PlotData):
     @property
     def metric_names(self) -> list[str]:
         """Names of this task's metrics, including undefined ones."""
-        binary = ["roc_auc"] if len(self.classes) == 2 else []
+        binary = BINARY if len(self.classes) == 2 else ()
         return [*METRICS[self.task], *binary, *(OF_DOCUMENTS if self.language else ())]
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from io import FileIO
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from slipstream.shared.artifacts.prepared.token_rows import ADAPTER, ADAPTER_CON
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.storage import STORES, ObjectInfo, list_objects, open_below, read_range
-from slipstream.shared.storage.local import info_of, local_info, local_path
+from slipstream.shared.storage.local import info_of, lasting_address, local_info, local_path
 
 
 class DirectoryPurpose(NamedTuple):
@@ -37,6 +38,12 @@ START = DirectoryPurpose(
     ADAPTER_CONFIG,
     f"expected a directory, here or in a store, with peft's {ADAPTER_CONFIG} and {ADAPTER}",
 )
+
+
+#: Hugging Face's default settings of generation.
+GENERATION = "generation_config.json"
+#: Files of a base that a trained model holds, and their directory in it.
+SETTINGS, INHERITED = (CONFIG, GENERATION), "base"
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,10 @@ class BaseDirectory:
         if purpose.config not in files:
             raise UserError(f"{where}: holds no {purpose.config}; {purpose.expected}")
         return cls(address, files, purpose)
+
+    def inherited(self) -> dict[str, bytes]:
+        """Return the files for a trained model from which an export takes the base's settings."""
+        return {f"{INHERITED}/{name}": canonical_json(self.json(name)) for name in SETTINGS if name in self.files}
 
     def where(self, name: str) -> str:
         """Return a file's name for messages, with setting and address."""
@@ -122,6 +133,40 @@ def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarra
                     )
                 left = left[read:]
     return found
+
+
+#: Names of models on Hugging Face's hub, most with an owner.
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def base_address(given: str) -> str:
+    """Return a base's address: of a model's name its directory in Hugging Face's local cache, else absolute.
+
+    Nothing is downloaded. Raises ``UserError`` for a name that is neither a directory nor in the cache.
+    """
+    if not given or given.startswith(STORES) or local_path(given).exists() or not HUB_NAME.fullmatch(given):
+        return lasting_address(given)
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        raise UserError(
+            f"model.base: {given}: no such directory; {BASE.expected}; names of models need pip install "
+            "'slipstream[text]'"
+        ) from None
+    try:
+        return snapshot_download(given, local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        raise UserError(
+            f"model.base: {given}: no such directory, and no model of this name in Hugging Face's cache; "
+            f"{BASE.expected}, or the name of a cached model: hf download {given}"
+        ) from None
+
+
+def with_lasting_addresses(model: ModelConfig) -> ModelConfig:
+    """Return a configuration whose base and start adapter can be opened from any working directory."""
+    start = lasting_address(model.lora.start)
+    return replace(model, base=base_address(model.base), lora=replace(model.lora, start=start))
 
 
 BLOCK_BYTES = 16 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -65,6 +66,12 @@ def check_layers(directory: BaseDirectory, layers: int) -> None:
 def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
     """Return the transformer arguments in a base's config.json; raises ``UserError`` for unsupported settings."""
     content, where = directory.json(CONFIG), directory.where(CONFIG)
+    if quantised := content.get("quantization_config"):
+        form = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        raise UserError(
+            f"{where}: quantization_config: the weights are stored in another form ({form}); expected the original "
+            "base with plain weights; model.quantise: nf4 holds them in four bits"
+        )
     try:
         stated = {"max_position_embeddings": length, **from_hugging_face(content, length)}
         if missing := next((name for name in SIZES if name not in stated), ""):

@@ -32,6 +32,7 @@ CASTS = {
     (value_types.BOOLEAN, value_types.NUMBER),
     (value_types.INTEGER, value_types.NUMBER),
     (value_types.INTEGER, value_types.BOOLEAN),
+    (value_types.NUMBER, value_types.BOOLEAN),
 }
 
 
@@ -92,8 +93,8 @@ class NumberFormat:
             return self._plain_numbers(value_types.clean_texts(texts, list(self.missing)))
         if kind == value_types.BOOLEAN:
             lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
-            texts = pc.if_else(pc.is_in(lower, pa.array(TRUE)), "true", texts)
-            return pc.if_else(pc.is_in(lower, pa.array(FALSE)), "false", texts)
+            texts = pc.if_else(pc.is_in(lower, pa.array([*TRUE, f"1{self.decimal}0"])), "true", texts)
+            return pc.if_else(pc.is_in(lower, pa.array([*FALSE, f"0{self.decimal}0"])), "false", texts)
         return texts
 
     def _plain_numbers(self, texts: pa.Array) -> pa.Array:
@@ -197,6 +198,7 @@ def cast_typed(column: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
         return column, none
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    column = value_types.nan_as_null(column)
     if kind == value_types.TEXT:
         return column.cast(pa.string()), none
     if kind == value_types.BOOLEAN:

@@ -113,6 +113,7 @@ class Transform:
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
+    target_dtype: str = "float32"
     #: Column of row weights ("" if unweighted), and its mean over the training rows, by which weights are divided.
     weight: str = ""
     weight_mean: float = 1.0
@@ -148,6 +149,7 @@ class Transform:
             cardinalities=tuple(column.cardinality for column in self.categorical),
             target_mean=self.target_mean,
             target_std=self.target_std,
+            target_dtype=self.target_dtype,
             weight=self.weight,
             buckets=BUCKETS if self.documents else 0,
         )
@@ -199,9 +201,9 @@ class Transform:
         out[...] = matrix.T
 
     def encode_target(self, column: pa.Array) -> np.ndarray:
-        """Return int32 class numbers, or float32 values in the target's units."""
+        """Return int32 class numbers, or values of ``target_dtype`` in the target's units."""
         if self.task == "regression":
-            return value_types.as_numbers(column).astype(np.float32)
+            return value_types.as_numbers(column).astype(self.target_dtype)
         if self.types[self.target] == value_types.TEXT:
             return (CategoricalColumn(self.target, self.classes).encode(column, self.missing) - FIRST).astype(np.int32)
         distinct = column.dictionary_encode()

@@ -271,6 +271,10 @@ def as_numbers(column: pa.Array) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
+def nan_as_null(column: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_nan(column), None, column) if pa.types.is_floating(column.type) else column
+
+
 def seconds_in(kind: pa.DataType) -> float:
     if pa.types.is_date32(kind):
         return 86_400.0
