@@ -44,12 +44,12 @@ def by_hand(model: Predictor, document: Document, length: int) -> float:
     """The bits of a document, one piece after the other."""
     nats = 0.0
     for start in range(0, len(document.tokens) - 1, length):
-        ids, labels = read_tokens(torch.from_numpy(document.tokens[start : start + length + 1]))
+        piece = torch.from_numpy(document.tokens[start : start + length + 1].astype(np.int64))
         row = torch.zeros(1, length, dtype=torch.int16)
-        row[0, : len(ids) - 1] = ids[:-1]
+        row[0, : len(piece) - 1] = read_tokens(piece)[0][:-1]
         with torch.no_grad():
             chances = model(row)[0].log_softmax(-1)
-        for place, token in enumerate(labels[1:].tolist()):
+        for place, token in enumerate(piece[1:].tolist()):
             if token >= 0:
                 nats -= chances[place, token].item()
     return nats / math.log(2)

@@ -56,7 +56,7 @@ def test_a_message_is_answered_by_the_template_as_transformers_does(model: Path)
 @pytest.mark.parametrize("where", [".", "hugging-face"])
 def test_a_text_goes_on_behind_the_end_token_as_documents_do(model: Path, where: str) -> None:
     tokenizer = tokenizer_of(model)
-    ids = [tokenizer.eos_token_id, *tokenizer("abc")["input_ids"]]
+    ids = [tokenizer.eos_token_id, *tokenizer("abc", add_special_tokens=False)["input_ids"]]
     ended = generated(model / where, "--prompt", "abc", "--plain", "--tokens", "12")
     assert ended.returncode == 0 and ended.stdout.rstrip("\n") == greedy(model, ids, 12)
 

@@ -15,7 +15,7 @@ from slipstream.pipeline.prepare.language import corpus
 from slipstream.pipeline.prepare.resolve import given_tokenizer
 from slipstream.shared.artifacts.prepared.token_rows import FAST, disable_padding_and_truncation, largest_id
 from slipstream.shared.errors import UserError
-from slipstream.shared.language.tokenizer import Tokenizer, TokenizerFiles, train_tokenizer
+from slipstream.shared.language.tokenizer import LearnedSpans, Tokenizer, TokenizerFiles, train_tokenizer
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
 from tests.support.proving import first_few
 from tests.support.tokens import small_transformer, token_data, word_tokenizer
@@ -65,7 +65,7 @@ def ids_of(files: TokenizerFiles) -> list[list[int]]:
 
 def ids_in_transformers(directory: Path) -> list[list[int]]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    return [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in TEXTS]
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -93,7 +93,7 @@ def test_transformers_keeps_dropout_and_what_is_stored_has_none(clean: Tokenizer
 @pytest.mark.parametrize("name", first_few(STATES, 2))
 def test_conversations_do_not_depend_on_it(name: str, clean: TokenizerFiles) -> None:
     text = "<|im_start|>user\nalpha beta<|im_end|>\n<|im_start|>assistant\ngamma delta epsilon<|im_end|>\n"
-    spans = [(text.index("gamma"), len(text))]
+    spans = LearnedSpans([(text.index("gamma"), len(text))], marked=False)
     (expected,) = Tokenizer(clean).conversations([text], [spans])
     (found,) = Tokenizer(with_state(clean, STATES[name])).conversations([text], [spans])
     assert found.tolist() == expected.tolist()
@@ -216,5 +216,5 @@ def test_ids_have_embeddings_in_the_model_of_their_directory(tmp_path: Path) -> 
 
 def test_no_texts_have_no_ids(clean: TokenizerFiles) -> None:
     assert Tokenizer(clean).documents([]) == []
-    assert [ids.tolist() for ids in Tokenizer(clean).documents(["", "alpha", ""])][::2] == [[], []]
+    assert [ids.tolist() for ids in Tokenizer(clean).documents(["", "alpha", ""])][::2] == [[0, 0], [0, 0]]
     assert Tokenizer(clean).documents(["alpha"])[0].dtype == np.int64

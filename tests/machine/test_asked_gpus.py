@@ -54,5 +54,6 @@ def test_a_training_pod_does_not_train_on_its_cpu_instead(build: str | None, mon
         train.execute()
     # A user's own machine need not have the GPUs of the cluster's profile.
     monkeypatch.setattr(elastic, "runs_locally", lambda: True)
+    monkeypatch.setattr(train.task_config, "unfinished", None)
     with pytest.raises(AssertionError, match="started"):
         train.execute()

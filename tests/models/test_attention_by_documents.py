@@ -50,7 +50,6 @@ def test_it_is_exported_as_it_is(tmp_path: Path) -> None:
     import onnxruntime
 
     model, rows = small_model(), np.random.default_rng(0).integers(0, 10, (3, LENGTH)).astype(np.int16)
-    rows[:, 2] = -1 - rows[:, 2]
     path = tmp_path / "model.onnx"
     to_onnx(model, SIGNATURE, [rows[:EXAMPLE_ROWS]], ExportConfig().opset, path)
     (found,) = onnxruntime.InferenceSession(path).run(None, {"tokens": rows})

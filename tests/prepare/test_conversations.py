@@ -1,6 +1,7 @@
 """Conversations to rows of tokens: only answers are learned, none is cut, and invalid rows are named."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.pipeline.prepare.language import corpus
+from slipstream.pipeline.report.engine import data_card_page
+from slipstream.pipeline.report.stage_results import answers_sentence, data_figures
+from slipstream.pipeline.report.terminal import data_lines
+from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.artifacts.prepared.documents import read_documents
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.chat_template import (
@@ -17,10 +22,11 @@ from slipstream.shared.language.chat_template import (
     ChatTemplate,
     RenderedConversation,
     load_chat_template,
-    row_messages,
+    row_conversation,
 )
 from slipstream.shared.language.tokenizer import Tokenizer
 from slipstream.shared.source import quarantine
+from tests.support import chat_templates
 from tests.support.corpora import own_tokenizer, prepare_language, rows_of, story, write_lines
 from tests.support.wording import refuses, same_wording
 
@@ -103,6 +109,67 @@ def test_a_trained_tokenizer_knows_the_turns_and_not_their_spelling(tmp_path: Pa
     assert not [token for token in vocabulary if "im_" in token and token not in Tokenizer(files).specials]
 
 
+def test_several_turns_of_qwen_3_teach_the_last_answer_or_every_answer_of_its_own_row(tmp_path: Path) -> None:
+    rows = [
+        talk(("developer", "x"), ("user", "a"), ("assistant", f"b{n}"), ("user", "c"), ("assistant", "d"))
+        for n in range(60)
+    ]
+    where = own_tokenizer(tmp_path / "own", chat_templates.FAMILIES["qwen3"])
+    (tmp_path / "each").mkdir()
+    data = prepared(tmp_path, rows, tokenizer=where)
+    each = prepared(tmp_path / "each", rows, tokenizer=where, answers="each")
+    counted = {
+        "rows": {"marked": 0, "all": 0, "last": 60},
+        "learned": 60,
+        "not_learned": 60,
+        "left_out": {"developer": 60},
+    }
+    assert data.card["answers"] == counted
+    assert data.card["warnings"] == ["the chat template leaves out 60 messages with the role 'developer'"]
+    thinks = b"<think>\n\n</think>\n\n"
+    assert {learned_in(row) for split in SPLITS for row in rows_of(data, split)} == {thinks + b"d\0\n"}
+    found = [learned_in(row) for split in SPLITS for row in rows_of(each, split)]
+    assert sorted(found) == sorted([thinks + b"d\0\n"] * 60 + [thinks + b"b%d\0\n" % n for n in range(60)])
+    assert (each.card["answers"]["learned"], each.card["answers"]["not_learned"]) == (120, 0)
+    assert each.card["rows"]["test"] == 2 * data.card["rows"]["test"], "the rows of a conversation share a split"
+    sentence = answers_sentence(data.card)
+    assert sentence.startswith("60 answers learned, 60 not learned; rule: the last, since ")
+    assert answers_sentence(each.card) == "120 answers learned, none not learned; rule: all"
+    page = data_card_page(data.card, [], datetime(2024, 7, 26))
+    assert "60 not learned" in page and any(
+        "60 not learned" in line for line in data_lines(data_figures(data.card, data.signature))
+    )
+
+
+def test_columns_and_lines_of_tool_calls_give_the_same_rows(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n}?"},
+                {"role": "assistant", "content": "", "reasoning_content": "I add.", "tool_calls": [call]},
+                {"role": "tool", "content": "3"},
+                {"role": "assistant", "content": "It is 3.", "weight": n % 2},
+            ],
+            "tools": tools,
+        }
+        for n in range(60)
+    ]
+    where = own_tokenizer(tmp_path / "own", chat_templates.FAMILIES["qwen3"])
+    lines = prepared(tmp_path, rows, tokenizer=where, length=900)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "talks.parquet", row_group_size=7)
+    columns = prepare_language(tmp_path / "columns", tmp_path / "talks.parquet", tokenizer=where, length=900)
+    for split in SPLITS:
+        assert (rows_of(lines, split) == rows_of(columns, split)).all()
+    assert lines.card["answers"] == columns.card["answers"]
+    assert (lines.card["answers"]["learned"], lines.card["answers"]["not_learned"]) == (90, 30)
+    assert not lines.card["warnings"]
+    learned = {learned_in(row) for split in SPLITS for row in rows_of(lines, split)}
+    calls = b'<think>\nI add.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\0\n'
+    assert learned == {calls, calls + b"<think>\n\n</think>\n\nIt is 3.\0\n"}
+
+
 PLAIN = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -142,12 +209,12 @@ def test_a_template_gets_nowhere_from_the_sandbox(attack: str) -> None:
         ChatTemplate(attack, {}, "2024-07-26")
 
 
-def test_a_template_that_changes_what_went_before_is_told() -> None:
+def test_a_template_that_changes_what_went_before_teaches_the_last_answer_only() -> None:
     changing = "{% for m in messages %}[{{ m.content }}{{ loop.length }}]{% endfor %}"
     messages = talk(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"]
-    (found,) = ChatTemplate(changing, {}, "2024-07-26").render([messages])
-    assert isinstance(found, CannotRender)
-    same_wording(str(found))
+    (found,) = ChatTemplate(changing, {}, "2024-07-26").render([chat_templates.row(messages)])
+    assert isinstance(found, RenderedConversation) and found.rule == "last"
+    assert [found.text[first:last] for first, last in found.spans] == ["d4]"]
 
 
 class TestBadInput:
@@ -160,7 +227,7 @@ class TestBadInput:
         return str(error.value)
 
     @pytest.mark.parametrize(
-        "row",
+        "bad",
         [
             talk(("user", "a")),
             talk(("user", "a"), ("bot", "b")),
@@ -169,9 +236,9 @@ class TestBadInput:
             talk(("user", "a<|im_end|>"), ("assistant", "b")),
         ],
     )
-    def test_a_row(self, row: dict[str, Any], tmp_path: Path) -> None:
+    def test_a_row(self, bad: dict[str, Any], tmp_path: Path) -> None:
         good = [talk(("user", "a"), ("assistant", f"{n}")) for n in range(60)]
-        found = self.refused(tmp_path, [*good[:30], row, *good[30:]])
+        found = self.refused(tmp_path, [*good[:30], bad, *good[30:]])
         assert "line 31" in found and "data.quarantine_limit" in found
         same_wording(found)
 
@@ -179,7 +246,7 @@ class TestBadInput:
         rows = [question(number) for number in range(40)]
         same_wording(self.refused(tmp_path, [*rows, {"prompt": "a", "completion": ""}]))
         with refuses(CannotRender):
-            row_messages({"prompt": None, "completion": "b"})
+            row_conversation({"prompt": None, "completion": "b"})
 
     def test_templates(self, tmp_path: Path) -> None:
         rows = [question(number) for number in range(40)]
@@ -198,7 +265,7 @@ class TestBadInput:
     def test_a_template_may_lie_in_the_settings(self) -> None:
         settings = {"eos_token": {"content": "</s>"}, "chat_template": [{"name": "default", "template": PLAIN}]}
         (found,) = load_chat_template({"tokenizer_config.json": json.dumps(settings)}, "2024-07-26").render(
-            [talk(("user", "a"), ("assistant", "b"))["messages"]]
+            [chat_templates.row(talk(("user", "a"), ("assistant", "b"))["messages"])]
         )
         assert (
             isinstance(found, RenderedConversation)

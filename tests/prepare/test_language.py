@@ -137,7 +137,7 @@ def test_a_tokenizer_is_trained_on_the_training_split_alone_and_travels(stories:
     tokenizer = Tokenizer(files)
     text = "<|endoftext|> is only text, as in épsilon\n"
     (ids,) = tokenizer.documents([text])
-    assert tokenizer.end not in ids and tokenizer.decode(ids.tolist()) == text
+    assert ids[0] == ids[-1] == tokenizer.end not in ids[1:-1] and tokenizer.decode(ids.tolist()) == text
 
 
 def test_the_type_is_the_narrowest(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,9 @@
 """Chat templates with every feature of transformers, and in the style of the four families of bases."""
 
+from typing import Any
+
+from slipstream.shared.language.chat_template import Conversation, row_conversation
+
 TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
 ASKED = "{% if add_generation_prompt %}assistant: {% endif %}"
 
@@ -135,35 +139,56 @@ FAMILIES = {
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """,
-    "qwen3": """{%- if messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+    "qwen3": """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content ~ '\\n\\n' }}
+    {%- endif %}
+    {{- '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' ~ tool | tojson }}{%- endfor %}
+    {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' }}
+    {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n' }}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' ~ messages[0].content ~ '<|im_end|>\\n' }}
 {%- endif %}
-{%- set ns = namespace(searching=true, last_query=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.searching and message.role == "user" and not message.content.startswith('<tool_response>') %}
-        {%- set ns.searching = false %}
-        {%- set ns.last_query = index %}
+{%- set ns = namespace(asked=messages | length - 1) %}
+{%- for message in messages %}
+    {%- set response = message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>') %}
+    {%- if message.role == 'user' and not response %}
+        {%- set ns.asked = loop.index0 %}
     {%- endif %}
 {%- endfor %}
 {%- for message in messages %}
-    {%- if message.role == "assistant" %}
-        {%- set content, reasoning = message.content, '' %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set answer, thought = message.content, '' %}
         {%- if message.reasoning_content is defined and message.reasoning_content is not none %}
-            {%- set reasoning = message.reasoning_content %}
-        {%- elif '</think>' in message.content %}
-            {%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
-            {%- set reasoning = message.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1] %}
+            {%- set thought = message.reasoning_content %}
+        {%- elif '</think>' in answer %}
+            {%- set thought = answer.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set answer = answer.split('</think>')[-1].lstrip('\\n') %}
         {%- endif %}
-        {%- if loop.index0 > ns.last_query and (loop.last or reasoning) %}
-            {{- '<|im_start|>assistant\\n<think>\\n' + reasoning.strip('\\n') }}
-            {{- '\\n</think>\\n\\n' + content.lstrip('\\n') }}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.asked and (loop.last or thought) %}
+            {{- '<think>\\n' ~ thought.strip('\\n') ~ '\\n</think>\\n\\n' ~ answer.lstrip('\\n') }}
         {%- else %}
-            {{- '<|im_start|>assistant\\n' + content }}
+            {{- answer }}
         {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {%- set called = call.function or call %}
+            {{- '\\n' if answer or not loop.first }}
+            {{- '<tool_call>\\n{"name": "' ~ called.name ~ '", "arguments": ' }}
+            {{- called.arguments if called.arguments is string else called.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
         {{- '<|im_end|>\\n' }}
-    {%- elif not (message.role == "system" and loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' }}
+        {{- '\\n<tool_response>\\n' ~ message.content ~ '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -173,4 +198,30 @@ FAMILIES = {
     {%- endif %}
 {%- endif %}
 """,
+    # As the models distilled from DeepSeek-R1: no reasoning in past answers, which the prompt asks for.
+    "r1": """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<|User|>' ~ message.content }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|Assistant|>' ~ message.content.split('</think>')[-1] ~ eos_token }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|Assistant|><think>\\n' }}
+{%- endif %}
+""",
 }
+#: Marks answers, as trl's templates for training do.
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call | tojson }}{% endfor %}{{ '<|im_end|>' }}"
+    "{% endgeneration %}{% else %}{{ m.content ~ '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def row(messages: list[dict[str, Any]], tools: list[Any] | None = None) -> Conversation:
+    """Return the conversation of a row."""
+    (found,) = row_conversation({"messages": messages, "tools": tools}).rows(each=False)
+    return found

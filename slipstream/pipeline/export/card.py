@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from slipstream.shared.artifacts.prepared.card import BEHIND_THE_END, Card
 from slipstream.shared.artifacts.results.export import (
     DeployedSignature,
     DeployedTensor,
@@ -16,11 +17,13 @@ from slipstream.shared.artifacts.results.export import (
 BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI computes other, wrong numbers"}
 
 
-def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping[str, int], code: Sequence[str]) -> str:
+def model_card(signature: DeployedSignature, report: ExportReport, data: Card, code: Sequence[str]) -> str:
     """Return the card as Markdown.
 
-    ``rows`` are the row counts by split; ``code`` are the code versions that trained the model.
+    ``data`` is the data card; ``code`` are the code versions that trained the model.
     """
+    rows = data["rows"]
+    start = f"\nIn the training data, {BEHIND_THE_END}.\n" if BEHIND_THE_END in data["warnings"] else ""
     tested = (
         f"""; every metric below is of the same
 {rows["test"]:,} rows of the test split, which were not used for training or calibration"""
@@ -32,7 +35,7 @@ def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping
     return f"""# {signature.target}: {signature.task}
 
 Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
-{trained_by}
+{trained_by}{start}
 ## Use
 
 {on_tensors(signature)}

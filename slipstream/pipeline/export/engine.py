@@ -165,7 +165,7 @@ def export(
     if distributions := model_distributions(chosen.load(), data):
         write_record(writer, DISTRIBUTIONS, distributions)
     write_descriptions(writer, report, deployed, data)
-    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card, code).encode())
     return finish_package(writer, made_by)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 
 from slipstream.pipeline.export.package.libraries import HUGGING_FACE
 from slipstream.shared.artifacts.prepared.token_rows import CONFIG
 from slipstream.shared.errors import UserError
+from slipstream.shared.language.tokenizer import whole_document
 from slipstream.shared.one_line import first_line
 
 
@@ -100,15 +103,12 @@ def offline_transformers() -> Any:
 
 
 def prompt_ids(tokenizer: Any, text: str, plain: bool) -> Sequence[int]:
-    """Return the tokens of a prompt as training has them: a conversation by its template, or the start of a document.
-
-    A document that the tokenizer puts no token in front of follows the end token.
-    """
+    """Return the tokens of a prompt as training has them: a conversation by its template, or a document's start."""
     if tokenizer.chat_template and not plain:
         message = [{"role": "user", "content": text}]
         return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
-    ids = list(tokenizer(text)["input_ids"])
-    if ids and ids[-1] == tokenizer.eos_token_id:  # some tokenizers end every text
-        ids = ids[:-1]
-    first = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    return ids if ids and ids[0] in tokenizer.all_special_ids else [*first, *ids]
+    encoded = tokenizer(text, return_special_tokens_mask=True)
+    if tokenizer.eos_token_id is None:
+        return list(encoded["input_ids"])
+    front = len(list(takewhile(bool, encoded["special_tokens_mask"])))
+    return [int(each) for each in whole_document(np.array(encoded["input_ids"]), front, tokenizer.eos_token_id)[:-1]]

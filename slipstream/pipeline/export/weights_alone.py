@@ -96,7 +96,7 @@ def export_weights(  # noqa: PLR0913 - all that the artifact holds
     write_record(writer, SIGNATURE, deployed)
     for name in deployed.preprocessing:
         writer.write_bytes(name, data.artifact.read_bytes(name))
-    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card, code).encode())
     return finish_package(writer, made_by)
 
 

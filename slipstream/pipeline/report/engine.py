@@ -28,6 +28,7 @@ from slipstream.pipeline.report.run_directory import (
 )
 from slipstream.pipeline.report.stage_results import (
     StageResults,
+    answers_sentence,
     data_figures,
     network_figures,
     quarantine_reasons,
@@ -172,4 +173,7 @@ def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made
     ``card`` is the content of ``card.json``.
     """
     totals = {split: sum(counts[split] for counts in card["classes"].values()) for split in SPLITS}
-    return render_page("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made_at)
+    answers = answers_sentence(card)
+    return render_page(
+        "data_card.html", card=card, class_totals=totals, quarantined=quarantined, answers=answers, made=made_at
+    )

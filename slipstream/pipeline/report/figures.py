@@ -27,6 +27,8 @@ class DataFigures:
     unit: str = "row"
     #: Number of tokens of the training split; 0 unless the data are text.
     tokens: int = 0
+    #: Sentence about the learned answers of conversations; "" for other data.
+    answers: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.prepared.card import Card
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
@@ -117,7 +118,27 @@ def data_figures(card: Card, signature: Signature) -> DataFigures:
     counted = ("read", "kept", "quarantined", "train", "validation", "test")
     rows = {f"rows_{name}": card["rows"][name] for name in counted}
     text = {"unit": "document", "tokens": card["tokens"]["train"]} if "tokens" in card else {}
-    return DataFigures(card["source"], signature.target, signature.task, len(signature.classes), **rows, **text)
+    classes, answers = len(signature.classes), answers_sentence(card)
+    return DataFigures(card["source"], signature.target, signature.task, classes, **rows, **text, answers=answers)
+
+
+#: Answers that are learned, by the rule of the data card.
+RULES = {
+    "marked": "those that the chat template marks",
+    "all": "all",
+    "last": "the last, since the chat template shows answers differently once others follow (see data.answers)",
+}
+
+
+def answers_sentence(card: Card) -> str:
+    """Return the numbers of learned and other answers, and the rule that chose them; "" without conversations."""
+    if "answers" not in card:
+        return ""
+    found = card["answers"]
+    rules = {RULES[name]: rows for name, rows in found["rows"].items() if rows}
+    chosen = [f"{rule} (in {fmt.rows(rows)})" if len(rules) > 1 else rule for rule, rows in rules.items()]
+    others = fmt.count(found["not_learned"]) if found["not_learned"] else "none"
+    return f"{fmt.count_with_noun(found['learned'], 'answer')} learned, {others} not learned; rule: {'; '.join(chosen)}"
 
 
 def network_figures(profile: NetworkProfile) -> NetworkFigures:

@@ -5,13 +5,24 @@ A template is untrusted code, run by :mod:`slipstream.shared.language.template_p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.template_process import TemplateFailed, TemplateStopped, template_process
-from slipstream.shared.language.template_worker import MOST_TEXT
+from slipstream.shared.language.template_worker import (
+    MARKED,
+    MOST_TEXT,
+    PROBES,
+    THOUGHT,
+    Message,
+    Rule,
+    TemplateInput,
+    texts_in,
+)
 from slipstream.shared.language.tokenizer import (
     SETTINGS,
     SPECIAL,
@@ -31,13 +42,15 @@ OWN_TEMPLATE = (
 )
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = "assistant"
+#: Keys of an answer that say whether it is learned: 0 or false for no. They are not given to the template.
+CHOICES = ("weight", "train")
 #: Fields of a message with the reasoning before an answer; transformers accepts all of these names.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 #: Names of special tokens in transformers.
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-Messages = list[dict[str, str]]
-#: Text that occurs in no template, to test whether a template shows a message.
-PROBE = "probe-7f3a9c"
+PROBE = PROBES[0]
+#: Roles and keys of a conversation's messages, and whether it has tools.
+Shape: TypeAlias = tuple[tuple[tuple[Any, ...], ...], bool]
 
 
 class CannotRender(Exception):
@@ -45,13 +58,65 @@ class CannotRender(Exception):
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """Messages and ``tools`` for a template; ``answers`` are the indices of the answers to learn."""
+
+    messages: list[Message]
+    tools: list[Any] | None
+    answers: list[int]
+
+    @property
+    def shape(self) -> Shape:
+        """Roles and keys, which decide what a template can show."""
+        turns = ((each["role"], *sorted(each), THOUGHT in str(each.get("content"))) for each in self.messages)
+        return tuple(turns), bool(self.tools)
+
+    @property
+    def content(self) -> str:
+        """Input as text, without choices; equal conversations have equal texts in every format."""
+        messages = [{"role": each["role"], **sorted_values(each)} for each in self.messages]
+        parts = [messages, sorted_values(self.tools)] if self.tools else messages
+        return json.dumps(parts, ensure_ascii=False)
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """All texts except roles and the names of a message's keys."""
+        yield from texts_in([value for each in self.messages for key, value in each.items() if key != "role"])
+        yield from texts_in(self.tools)
+
+    @property
+    def number_of_answers(self) -> int:
+        return sum(message["role"] == ANSWERS for message in self.messages)
+
+    def rows(self, *, each: bool) -> list[Conversation]:
+        """Return the messages up to the last answer to learn; with ``each``, up to every answer, to learn only that."""
+        learned = [[place] for place in self.answers] if each else [self.answers]
+        return [Conversation(self.messages[: answers[-1] + 1], self.tools, answers) for answers in learned]
+
+
+def sorted_values(value: Any) -> Any:
+    """Return a value that JSON can store, with sorted keys; the content of a message comes first."""
+    if isinstance(value, dict):
+        names = sorted(value, key=lambda name: (name != "content", name))
+        return {name: sorted_values(value[name]) for name in names}
+    return [sorted_values(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
 class RenderedConversation:
-    """Rendered conversation; a span (characters) covers an answer and the end of its turn."""
+    """Rendered conversation; a span (characters) covers learned text, whose ``texts`` lack special tokens.
+
+    ``learned`` are the indices of the learned messages, by the template ``rule``; ``unused`` is that of
+    ``RenderedText``.
+    """
 
     text: str
     spans: list[tuple[int, int]]
-    answers: list[str]
+    texts: list[str]
+    learned: list[int]
+    rule: Rule
     asked_for_date: bool
+    unused: list[tuple[str, str]]
 
 
 class ChatTemplate:
@@ -64,6 +129,8 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str], date: str) -> None:
         """Raise ``UserError`` for a template that cannot be compiled, exceeds a limit or omits user turns."""
         self._template = {"source": source, "tokens": dict(tokens), "date": date, "answers": ANSWERS}
+        #: Values that the template leaves out, by the conversation's shape.
+        self._unused: dict[Shape, list[tuple[str, str]]] = {}
         try:
             template_process().compile(self._template)
         except TemplateFailed as error:
@@ -83,43 +150,50 @@ class ChatTemplate:
                 "the template of a chat model"
             )
 
-    def render(self, conversations: Sequence[Messages]) -> Iterator[RenderedConversation | CannotRender]:
+    def render(self, conversations: Sequence[Conversation]) -> Iterator[RenderedConversation | CannotRender]:
         """Yield every rendered conversation, or the reason why it cannot be rendered.
 
-        Reasons are that the template fails, or changes an answer when later messages follow. Every conversation must
-        end with an answer (:func:`until_last_answer`). Raises ``TemplateStopped`` at a conversation that exceeds a
-        limit.
+        Reasons are that the template fails, or leaves out a user's message or an answer to learn. The first
+        conversation of a shape is rendered again with every value replaced. Raises ``TemplateStopped`` at a
+        conversation that exceeds a limit.
         """
         process = template_process()
         process.compile(self._template)  # The process may have had another template since, or have been killed.
-        for messages, found in zip(conversations, process.render(conversations), strict=True):
+        new: dict[Shape, int] = {}
+        for each in conversations:
+            if each.shape not in self._unused:
+                new.setdefault(each.shape, len(new))
+        inputs = [
+            TemplateInput(messages=each.messages, tools=each.tools, answers=each.answers, shape=new.get(each.shape, -1))
+            for each in conversations
+        ]
+        for given, found in zip(conversations, process.render(inputs), strict=True):
             if isinstance(found, str):
                 yield CannotRender(f"the chat template {found}")
                 continue
+            if found.unused is not None:
+                self._unused.setdefault(given.shape, [(role, key) for role, key in found.unused])
             spans = list(zip(found.spans[::2], found.spans[1::2], strict=True))
-            answers = [message for message in messages if message["role"] == ANSWERS]
-            said = [learned_text(*each) for each in zip(answers, (found.text[a:b] for a, b in spans), strict=True)]
-            yield RenderedConversation(found.text, spans, said, found.asked_for_date)
+            shown = [found.text[first:last] for first, last in spans]
+            if found.rule != MARKED:
+                answers = [given.messages[place] for place in found.learned]
+                shown = [learned_text(*each) for each in zip(answers, shown, strict=True)]
+            yield RenderedConversation(
+                found.text, spans, shown, found.learned, found.rule, found.asked_for_date, self._unused[given.shape]
+            )
 
 
-def learned_text(answer: Mapping[str, str], shown: str) -> str:
-    """Return the learned text of an answer: its content, preceded by its reasoning if ``shown`` contains that."""
-    reasoning = next((answer[name].strip() for name in REASONING if name in answer), "")
-    return reasoning + answer["content"] if reasoning and reasoning in shown else answer["content"]
+def learned_text(answer: Message, shown: str) -> str:
+    """Return the learned text of an answer whose span is ``shown``.
 
-
-def until_last_answer(messages: Messages) -> Messages:
-    """Return the messages up to the last answer.
-
-    Raises :class:`CannotRender` without an answer, and for more than ``MOST_TEXT`` characters.
+    It is the content, preceded by its reasoning if the span contains that. If the content is not in the span, or the
+    answer has other values, it is the span.
     """
-    last = max((place for place, message in enumerate(messages) if message["role"] == ANSWERS), default=-1)
-    if last < 0:
-        raise CannotRender("no answer: no message has the role 'assistant'")
-    characters = sum(len(text) for message in messages for text in message.values())
-    if characters > MOST_TEXT:
-        raise CannotRender(f"a conversation of {characters:,} characters, more than {MOST_TEXT:,}")
-    return messages[: last + 1]
+    content = answer.get("content", "")
+    if not isinstance(content, str) or content.strip() not in shown or answer.keys() - {"role", "content", *REASONING}:
+        return shown
+    reasoning = next((str(answer[name]).strip() for name in REASONING if name in answer), "")
+    return reasoning + content if reasoning and reasoning in shown else content
 
 
 def load_chat_template(files: Mapping[str, str], date: str) -> ChatTemplate:
@@ -148,10 +222,10 @@ def special_tokens(files: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def row_messages(values: Mapping[str, Any]) -> Messages:
-    """Return the messages of a row: its ``messages``, or its ``prompt`` and ``completion``.
+def row_conversation(values: Mapping[str, Any]) -> Conversation:
+    """Return the conversation of a row: its ``messages``, or its ``prompt`` and ``completion``, and its ``tools``.
 
-    Messages have the fields role, content and :data:`REASONING`. Raises :class:`CannotRender` for an invalid row.
+    Messages have the keys that are not null, as in transformers. Raises :class:`CannotRender` for an invalid row.
     """
     if "messages" not in values:
         asked = {"user": values.get("prompt"), ANSWERS: values.get("completion")}
@@ -160,27 +234,65 @@ def row_messages(values: Mapping[str, Any]) -> Messages:
                 raise CannotRender(f"{name} is not text")
         if not values["completion"]:
             raise CannotRender("no answer: the completion is empty")
-        return [{"role": role, "content": str(text)} for role, text in asked.items()]
-    messages = values["messages"]
+        messages: Any = [{"role": role, "content": str(text)} for role, text in asked.items()]
+    else:
+        messages = values["messages"]
     if not isinstance(messages, list) or not messages:
         raise CannotRender("messages is not a list of messages")
-    return [message_of(message) for message in messages]
+    found, tools = as_json([message_of(message) for message in messages], tools_of(values.get("tools")))
+    answers = [place for place, message in enumerate(found) if message["role"] == ANSWERS]
+    # A weight is removed from an answer.
+    chosen = {place: [is_chosen(found[place].pop(name, 1), name) for name in CHOICES] for place in answers}
+    learned = [place for place in answers if all(chosen[place])]
+    if not learned:
+        why = "every answer has weight 0 or train false" if answers else f"no message has the role {ANSWERS!r}"
+        raise CannotRender(f"no answer: {why}")
+    for place in learned:
+        if not any(text.strip() for name, value in found[place].items() if name != "role" for text in texts_in(value)):
+            raise CannotRender(f"message {place + 1} is an empty answer")
+    conversation = Conversation(found, tools, learned)
+    characters = sum(map(len, conversation.texts))
+    if characters > MOST_TEXT:
+        raise CannotRender(f"a conversation of {characters:,} characters, more than {MOST_TEXT:,}")
+    return conversation
 
 
-def message_of(message: object) -> dict[str, str]:
-    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-        raise CannotRender("a message has no text 'content'")
-    if message.get("role") not in ROLES:
-        raise CannotRender(f"unknown role {message.get('role')!r}; expected one of {', '.join(ROLES)}")
-    reasoning = {name: message[name] for name in REASONING if message.get(name) is not None}
-    if name := next((name for name, text in reasoning.items() if not isinstance(text, str)), None):
-        raise CannotRender(f"{name!r} of a message is not text")
-    return {"role": message["role"], "content": message["content"], **reasoning}
+def message_of(message: object) -> Message:
+    found = {name: value for name, value in message.items() if value is not None} if isinstance(message, dict) else {}
+    if not found.keys() - {"role", *CHOICES}:
+        raise CannotRender("a message has no 'content'")
+    if found.get("role") not in ROLES:
+        raise CannotRender(f"unknown role {found.get('role')!r}; expected one of {', '.join(ROLES)}")
+    return found
+
+
+def is_chosen(value: object, name: str) -> bool:
+    """Return whether an answer with this weight is learned; raises :class:`CannotRender` unless it is 0 or 1."""
+    if not isinstance(value, int | float) or value not in (0, 1):
+        raise CannotRender(f"{name!r} of a message is {value!r:.40}; expected 0 or 1, false or true")
+    return bool(value)
+
+
+def tools_of(value: object) -> list[Any] | None:
+    """Return the tools of a row: a list, maybe as JSON text. Raises :class:`CannotRender`."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(value) if isinstance(value, str) else value
+    if not (value is None or (isinstance(value, list) and all(isinstance(tool, dict) for tool in value))):
+        raise CannotRender("tools is not a list of objects")
+    return value
+
+
+def as_json(*values: Any) -> Any:
+    """Return values as JSON stores them; raises :class:`CannotRender` if it cannot."""
+    try:
+        return json.loads(json.dumps(values, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        raise CannotRender("a message has a value that JSON cannot store") from None
 
 
 #: Arbitrary date, since no template ends an answer differently on another day.
 ANY_DAY = "2000-01-01"
-CONVERSATION = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": PROBE}]
+CONVERSATION = Conversation([{"role": "user", "content": "?"}, {"role": ANSWERS, "content": PROBE}], None, [1])
 
 
 def stop_token_ids(files: Mapping[str, str], *, answers: bool) -> list[int]:

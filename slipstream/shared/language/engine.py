@@ -55,6 +55,11 @@ class TokenizerEngine:
     def read(cls, text: str) -> TokenizerEngine:
         return cls(tokenizers_library().Tokenizer.from_str(text))
 
+    def front(self) -> list[int]:
+        """Return the ids that the post-processor puts in front of a text."""
+        encoded = self.tokenizer.encode("a", add_special_tokens=True)
+        return list(encoded.ids[: encoded.special_tokens_mask.index(0)]) if 0 in encoded.special_tokens_mask else []
+
     def largest_id(self) -> int:
         """Return the largest token id, or -1 for an empty vocabulary; ids may have gaps."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -67,29 +72,29 @@ class TokenizerEngine:
         return self.tokenizer.token_to_id(token)
 
     def encode_texts(self, texts: list[str]) -> tuple[array[int], list[int]]:
-        """Return the concatenated ids of all texts (uint32), and the number of ids per text.
+        """Return the concatenated ids of all texts (uint32), and the number of ids per text, with the post-processor's.
 
         Text that spells a special token is encoded as plain text.
         """
         self.tokenizer.encode_special_tokens = True
         ids, counts = array("I"), []
-        for encoded in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+        for encoded in self.tokenizer.encode_batch_fast(texts, add_special_tokens=True):
             ids.extend(encoded.ids)
             counts.append(len(encoded))
         return ids, counts
 
     def encode_with_specials(self, texts: list[str]) -> tuple[array[int], list[int], array[int]]:
-        """Encode texts in which special tokens are recognised; return ids, counts and the start of every token.
+        """Encode texts in which special tokens are recognised; return ids, counts, and start and end of every token.
 
-        Starts are character offsets in the text (uint32); ids and counts are as in :meth:`encode_texts`.
+        Starts and ends are character offsets in the text (uint32); ids and counts are as in :meth:`encode_texts`.
         """
         self.tokenizer.encode_special_tokens = False
-        ids, counts, starts = array("I"), [], array("I")
+        ids, counts, offsets = array("I"), [], array("I")
         for encoded in self.tokenizer.encode_batch(texts, add_special_tokens=False):
             ids.extend(encoded.ids)
             counts.append(len(encoded))
-            starts.extend(start for start, _ in encoded.offsets)
-        return ids, counts, starts
+            offsets.extend(offset for both in encoded.offsets for offset in both)
+        return ids, counts, offsets
 
     def text_of(self, number: int) -> str:
         return str(self.tokenizer.id_to_token(number))
@@ -139,7 +144,7 @@ def bytes_bpe(specials: Sequence[str]) -> str:
     alphabet = byte_characters()
     engine = byte_level(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
     engine.add_special_tokens(list(specials))
-    return engine.to_str()
+    return with_end_in_front(engine, specials)
 
 
 def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) -> str:
@@ -162,6 +167,15 @@ def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) 
         raise
     except BaseException as panic:
         raise UserError(f"data.tokenizer: train: the library tokenizers fails with these texts: {panic}") from None
+    return with_end_in_front(engine, specials)
+
+
+def with_end_in_front(engine: Library, specials: Sequence[str]) -> str:
+    """Return the ``tokenizer.json`` of a tokenizer that puts the end token, its first special one, before texts."""
+    end = specials[0]
+    engine.post_processor = tokenizers_library().processors.TemplateProcessing(
+        single=f"{end} $A", pair=f"{end} $A $B", special_tokens=[(end, engine.token_to_id(end))]
+    )
     return engine.to_str()
 
 

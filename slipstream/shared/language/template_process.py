@@ -19,6 +19,7 @@ from slipstream.shared.language.template_worker import (
     STOPPED,
     Message,
     RenderedText,
+    TemplateInput,
     serve_templates,
 )
 
@@ -78,7 +79,7 @@ class TemplateProcess:
         """Return the prompt for a model that is to answer ``messages``; raises as :meth:`compile`."""
         return str(self._ask({"prompt": messages}))
 
-    def render(self, conversations: Sequence[Sequence[Message]]) -> Iterator[RenderedText | str]:
+    def render(self, conversations: Sequence[TemplateInput]) -> Iterator[RenderedText | str]:
         """Yield every conversation rendered by the last compiled template, or the reason why it cannot be rendered.
 
         Conversations are sent as one batch. If the batch exceeds a limit, they are rendered one by one, and
@@ -89,9 +90,9 @@ class TemplateProcess:
         try:
             found = self._ask({"conversations": conversations})
         except TemplateStopped:
-            for messages in conversations:
+            for conversation in conversations:
                 self.compile(template)
-                yield from map(rendered_of, self._ask({"conversations": [messages]}))
+                yield from map(rendered_of, self._ask({"conversations": [conversation]}))
         else:
             yield from map(rendered_of, found)
 

@@ -9,7 +9,7 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,12 +36,19 @@ READ = (FAST, SETTINGS, SPECIAL, TEMPLATE)
 END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
+class LearnedSpans(NamedTuple):
+    """Start and end characters of the learned text of a conversation, and whether the template marked it."""
+
+    spans: Iterable[tuple[int, int]]
+    marked: bool
+
+
 class Tokenizer:
     """Tokenizer loaded from Hugging Face's files.
 
     ``files`` lack the entries that would make ids depend on earlier use or on chance. ``end`` is the id that ends a
-    document, ``vocabulary`` the number of ids; ``specials`` are the texts of the special tokens, ``special_ids`` their
-    ids.
+    document, ``front`` the ids that the post-processor puts in front of one, ``vocabulary`` the number of ids;
+    ``specials`` are the texts of the special tokens, ``special_ids`` their ids.
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
@@ -53,6 +60,7 @@ class Tokenizer:
         if largest >= MOST_IDS:
             raise UserError(f"data.tokenizer: {FAST} has the token id {largest:,}; expected ids below {MOST_IDS:,}")
         self.vocabulary = 1 + largest
+        self.front = self._engine.call(0, TokenizerEngine.front)
         special = self._engine.call(0, TokenizerEngine.specials)
         self.specials = [token.text for token in special]
         self.special_ids = frozenset({*(token.id for token in special), self.end})
@@ -67,22 +75,30 @@ class Tokenizer:
         return self._engine.call(0, TokenizerEngine.text_of, number)
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids (int64) of every text; text that spells a special token is plain text."""
+        """Return the ids (int64) of every text as a document; text that spells a special token is plain text."""
         ids, counts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_texts, list(texts))
-        return split_by_counts(ids, counts)
+        return [whole_document(each, len(self.front), self.end) for each in split_by_counts(ids, counts)]
 
-    def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
-        """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens not in the loss.
-
-        The loss covers tokens that start in one of the conversation's ``spans`` (characters). A token that begins
-        before an answer is not covered.
-        """
-        ids, counts, starts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_with_specials, list(texts))
-        rows = zip(split_by_counts(ids, counts), split_by_counts(starts, counts), spans, strict=True)
-        return [mark_learned_tokens(tokens, begins, answers) for tokens, begins, answers in rows]
+    def conversations(self, texts: Sequence[str], answers: Sequence[LearnedSpans]) -> list[np.ndarray]:
+        """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens not in the loss."""
+        size = sum(map(len, texts))
+        ids, counts, offsets = self._engine.call(size, TokenizerEngine.encode_with_specials, list(texts))
+        both = split_by_counts(offsets, [2 * count for count in counts])
+        rows = zip(split_by_counts(ids, counts), both, answers, strict=True)
+        return [mark_learned_tokens(tokens, places.reshape(-1, 2), learned) for tokens, places, learned in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._engine.call(len(ids), TokenizerEngine.decode, list(ids))
+
+
+def whole_document(ids: np.ndarray, front: int, end: int) -> np.ndarray:
+    """Return the ids (int64) of a document: ``ids`` of a tokenizer's post-processor, which put ``front`` in front.
+
+    The end token follows, unless it is already the last one. It also precedes a document with nothing in front.
+    """
+    first = [] if front else [end]
+    last = [] if len(ids) > front and ids[-1] == end else [end]
+    return np.concatenate([first, ids, last]).astype(np.int64)
 
 
 def split_by_counts(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:
@@ -91,11 +107,16 @@ def split_by_counts(values: array[int], counts: Iterable[int]) -> list[np.ndarra
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(counts)])]
 
 
-def mark_learned_tokens(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Return the ids of tokens that start in one of the spans, and of all others the form ``not_learned``."""
+def mark_learned_tokens(ids: np.ndarray, offsets: np.ndarray, answers: LearnedSpans) -> np.ndarray:
+    """Return the ids of learned tokens, and of all others the form ``not_learned``.
+
+    ``offsets`` are the start and end of every token. A token in front of an answer that also holds its start is learned
+    only if the template marked the answer, as in transformers.
+    """
     learned = np.zeros(len(ids), bool)
-    for first, last in spans:
-        learned |= (starts >= first) & (starts < last)
+    starts, ends = offsets.T
+    for first, last in answers.spans:
+        learned |= ((ends > first) if answers.marked else (starts >= first)) & (starts < last)
     return np.where(learned, ids, not_learned(ids))
 
 

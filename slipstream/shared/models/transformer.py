@@ -198,7 +198,7 @@ class Transformer(nn.Module):
         head = TiedHead() if tied else nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
         self.lm_head: nn.Module | None = head
         self.takes_tokens = True
-        self.document_end = signature.document_end
+        self.document_start, self.document_end = signature.document_start, signature.document_end
 
     def check_sizes(self, signature: Signature) -> None:
         if self.config.vocab_size != signature.outputs:
@@ -216,7 +216,7 @@ class Transformer(nn.Module):
             # The residual stream has the dtype of the matmuls, as with sharded weights.
             x = x.to(autocast_type(x))
         cosine, sine = tables_for(self.config, self.length, x)
-        mask = attention_mask(ids, self.document_end) if self.document_end >= 0 and ids is not None else None
+        mask = attention_mask(ids, self.document_start) if self.document_start >= 0 and ids is not None else None
         for block in model.layers.values():
             x = block(x, cosine, sine, mask)
         if self.lm_head is None:
@@ -258,7 +258,7 @@ class Transformer(nn.Module):
             sequence=self.length,
             hidden=(self.length, config.hidden_size),
             cut=self.cut,
-            takes_ids=self.document_end >= 0,
+            takes_ids=self.document_start >= 0,
         )
 
     def cut(self, start: int, stop: int) -> None:

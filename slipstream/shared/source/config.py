@@ -109,6 +109,9 @@ class DataConfig(Settings):
     "language" reads files as documents, or a column "text", or conversations, and learns to predict the next token."""
     tokenizer: Annotated[str, Field(min_length=1)] = "train"
     """For language: "train" (byte-level BPE, from the training split), "bytes", or the directory of a tokenizer."""
+    answers: Literal["auto", "each"] = "auto"
+    """Answers of a conversation that are learned: "auto" takes those that the chat template marks, else all, else (if
+    the template shows answers differently once others follow) the last one; "each" makes a row up to every answer."""
     date: str = "2024-07-26"
     """For language: the date that chat templates get as today's, so that texts do not depend on the day. The default is
     the date that Llama's templates use without a clock."""

@@ -31,6 +31,8 @@ COLUMNS: dict[Shape, tuple[str, ...]] = {
     "prompt": ("prompt", "completion"),
     "text": ("text",),
 }
+#: Column of the tools that the messages of a row may call.
+TOOLS = "tools"
 
 
 @dataclass(frozen=True)
@@ -190,16 +192,25 @@ def parse_json_line(file: SourceFile, line: bytes) -> dict[str, Any] | str:
 
 def read_rows(piece: CorpusChunk) -> Iterator[CorpusRecord]:
     (file,) = piece.files
-    names = list(COLUMNS[piece.shape])
+    columns = [*COLUMNS[piece.shape], *([] if piece.shape == "text" else [TOOLS])]
     with damage_named(file.uri, piece.format), file.open() as stream:
         if piece.format == "arrow":
-            rows = pa.Table.from_batches([pa.ipc.open_file(stream).get_batch(piece.start)]).select(names)
+            batch = pa.ipc.open_file(stream).get_batch(piece.start)
+            rows = pa.Table.from_batches([batch]).select([name for name in columns if name in batch.schema.names])
         else:
             parquet = pq.ParquetFile(stream, page_checksum_verification=True)
+            names = [name for name in columns if name in parquet.schema_arrow.names]
             rows = parquet.read_row_group(piece.start, columns=names, use_threads=False)
         listed = rows.to_pylist()
     for number, values in enumerate(listed, piece.first_row + 1):
-        yield CorpusRecord(file.uri, number, values)
+        yield CorpusRecord(file.uri, number, without_nulls(values))
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without the fields that are null, which columns add to objects that lack them."""
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def open_lines(file: SourceFile) -> BinaryIO:

@@ -18,7 +18,7 @@ from slipstream.pipeline.prepare.language.read import read_spool
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.artifacts.prepared.documents import SCHEMA, Document, documents_table
 from slipstream.shared.artifacts.prepared.token_rows import not_learned
-from slipstream.shared.language.tokenizer import Tokenizer
+from slipstream.shared.language.tokenizer import LearnedSpans, Tokenizer
 from slipstream.shared.source.quarantine import BadRow
 
 #: Number of documents encoded at once.
@@ -70,23 +70,33 @@ def tokenizer_at(path: Path) -> Tokenizer:
 
 
 def encode_documents(job: EncodeDocumentsJob) -> EncodedChunk:
-    """Write the tokens of every document, each followed by the end token; runs in a worker process."""
+    """Write the tokens of every document; runs in a worker process.
+
+    The end token of a document is the start of the next one, unless the tokenizer puts other tokens in front.
+    """
     tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
+    front, ends_start = len(tokenizer.front), not has_own_start(tokenizer)
     for split in range(len(SPLITS)):
         with piece.path(split).open("wb") as file:
             for rows in batches(job.spool, split):
                 texts = [row["text"] for row in rows]
                 for ids, row in zip(tokenizer.documents(texts), rows, strict=True):
-                    ended = np.append(ids, tokenizer.end).astype(job.dtype)
-                    file.write(ended.data)
-                    piece.tokens[split] += len(ended)
+                    # Of several tokens in front, the first is the context of the others, which are not learned.
+                    ids[1:front] = not_learned(ids[1:front])
+                    stored = ids[1:].copy() if ends_start else np.append(not_learned(ids[:1]), ids[1:])
+                    file.write(stored.astype(job.dtype).data)
+                    piece.tokens[split] += len(stored)
+                    piece.learned[split] += int((stored >= 0).sum())
                     if row["place"] < job.kept[split]:
-                        # The end token also precedes a document.
-                        whole = np.append(tokenizer.end, ended) if split == TEST else ended[:0]
+                        whole = ids if split == TEST else ids[:0]
                         kept.append(Document(row["name"], SPLITS[split], [row["text"]], whole))
-        piece.learned[split] = piece.tokens[split]
     write_kept(piece, kept)
     return piece
+
+
+def has_own_start(tokenizer: Tokenizer) -> bool:
+    """Return whether a document starts with tokens other than the end token of the document before."""
+    return tokenizer.front not in ([], [tokenizer.end])
 
 
 def encode_conversations(job: EncodeDocumentsJob) -> EncodedChunk:
@@ -115,9 +125,8 @@ def encode_conversations(job: EncodeDocumentsJob) -> EncodedChunk:
 
 
 def encode_rows(tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    places = [row["spans"] for row in rows]
-    spans = [list(zip(each[::2], each[1::2], strict=True)) for each in places]
-    return zip(rows, tokenizer.conversations([row["text"] for row in rows], spans), strict=True)
+    answers = [LearnedSpans(zip(row["spans"][::2], row["spans"][1::2], strict=True), row["marked"]) for row in rows]
+    return zip(rows, tokenizer.conversations([row["text"] for row in rows], answers), strict=True)
 
 
 def why_no_row(tokens: int, learned: int, room: int) -> str:

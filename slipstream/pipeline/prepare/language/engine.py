@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,20 +20,22 @@ from slipstream.pipeline.prepare.card import row_counts as counted
 from slipstream.pipeline.prepare.card import with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
 from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN
-from slipstream.pipeline.prepare.language.corpus import corpus_chunks
+from slipstream.pipeline.prepare.language.corpus import TOOLS, corpus_chunks
 from slipstream.pipeline.prepare.language.encode import (
     EncodedChunk,
     EncodeDocumentsJob,
     encode_conversations,
     encode_documents,
+    has_own_start,
 )
 from slipstream.pipeline.prepare.language.read import ReadChunk, ReadJob, first_lines, read, read_spool, shift_lines
 from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.format import ArtifactWriter
-from slipstream.shared.artifacts.prepared.card import CARD, ColumnCard, DataCard
-from slipstream.shared.artifacts.prepared.data import SPLITS, Signature, TensorSpec
+from slipstream.shared.artifacts.prepared.card import BEHIND_THE_END, CARD, AnswersCard, ColumnCard, DataCard
+from slipstream.shared.artifacts.prepared.data import ROW_FORMAT, SPLITS, Signature, TensorSpec
 from slipstream.shared.artifacts.prepared.documents import write_documents
 from slipstream.shared.artifacts.prepared.token_rows import TOKENIZER
 from slipstream.shared.artifacts.records import write_record
@@ -104,11 +107,13 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
     encoded = list(encode_corpus(scratch, corpus, tokenizer, config))
     corpus = corpus.without(encoded)
     corpus.check(config)
-    learned = 0.0
+    learned, own_start = sum(piece.learned[TRAIN] for piece in encoded), False
     if corpus.conversations:
-        learned = sum(piece.learned[TRAIN] for piece in encoded) / corpus.documents[TRAIN]
+        mean = learned / corpus.documents[TRAIN]
     else:
         check_rows(row_counts(encoded, config.length), encoded, config)
+        own_start = has_own_start(tokenizer)
+        mean = config.length * learned / sum(piece.tokens[TRAIN] for piece in encoded) if own_start else 0.0
     signature = Signature(
         inputs=(TensorSpec("tokens", dtype_of(tokenizer), (config.length,)),),
         task="next token",
@@ -117,7 +122,9 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
         buckets=max(tokenizer.vocabulary, source.vocabulary),
         # A conversation has its own row, and may have the end token after every turn.
         document_end=-1 if config.across_documents or corpus.conversations else tokenizer.end,
-        learned=learned,
+        document_front=tokenizer.front[0] if own_start else -1,
+        learned=mean,
+        row_format=ROW_FORMAT,
     )
     end = None if corpus.conversations else tokenizer.end
     runs = pack_rows(scratch.root / "packed", encoded, signature, end, shuffle=config.shuffle)
@@ -238,6 +245,10 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedChunk]
     notes = [f"{corpus.copies:,} {what} are copies of others; copies share a split"] if corpus.copies else []
     if any(unit.asked_for_date for unit in corpus.units):
         notes.append(f"the chat template asked for the date and was given {source.config.date} (data.date)")
+    if source.tokenizer and not corpus.conversations and not Tokenizer(source.tokenizer).front:
+        notes.append(BEHIND_THE_END)
+    answers = total_answers([unit.answers for unit in corpus.units if unit.answers])
+    notes += left_out_notes(answers)
     return DataCard(
         source=source.name,
         rows=counted(read, corpus.documents, len(corpus.bad)),
@@ -248,7 +259,30 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedChunk]
         warnings=notes,
         tokens=dict(zip(SPLITS, tokens, strict=True)),
         bytes=dict(zip(SPLITS, corpus.bytes, strict=True)),
+        answers=answers,
     )
+
+
+def total_answers(cards: Sequence[AnswersCard]) -> AnswersCard | None:
+    """Return the sums of the chunks' counts; None without conversations."""
+    if not cards:
+        return None
+    rows, left_out = Counter[str](), Counter[str]()
+    for card in cards:
+        rows.update(card.rows)
+        left_out.update(card.left_out)
+    learned, others = sum(card.learned for card in cards), sum(card.not_learned for card in cards)
+    return AnswersCard(dict(rows), learned, others, dict(sorted(left_out.items())))
+
+
+def left_out_notes(answers: AnswersCard | None) -> Iterator[str]:
+    """Yield a warning for every kind of value that the chat template leaves out."""
+    for name, count in answers.left_out.items() if answers else ():
+        role, _, key = name.partition(".")
+        of = f"{key!r} of " if key else ""
+        messages = f"{of}{fmt.count_with_noun(count, 'message')} with the role {role!r}"
+        what = f"the tools of {fmt.count_with_noun(count, 'row')}" if role == TOOLS else messages
+        yield f"the chat template leaves out {what}"
 
 
 # A row has one token more than the model's input and starts with the last token of the row before. So every token of a

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +16,18 @@ import xxhash
 
 from slipstream.pipeline.prepare.fit.splits import assign_splits
 from slipstream.pipeline.prepare.language.corpus import CorpusChunk, CorpusRecord, Shape, read_piece
+from slipstream.shared.artifacts.prepared.card import AnswersCard
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.language.chat_template import (
     CannotRender,
     ChatTemplate,
-    Messages,
+    Conversation,
+    RenderedConversation,
     load_chat_template,
-    row_messages,
-    until_last_answer,
+    row_conversation,
 )
 from slipstream.shared.language.template_process import TemplateStopped
+from slipstream.shared.language.template_worker import MARKED, Rule
 from slipstream.shared.language.tokenizer import Tokenizer
 from slipstream.shared.source.columns.identity import splitmix64
 from slipstream.shared.source.config import DataConfig
@@ -41,9 +44,10 @@ SPOOL = pa.schema(
         ("split", pa.uint8()),
         ("place", pa.float64()),
         ("text", pa.large_string()),
-        # For rendered conversations: start and end of each answer in the text, and the answers.
+        # For rendered conversations: start and end of all learned text, this text, and whether the template marked it.
         ("spans", pa.list_(pa.int64())),
         ("answers", pa.list_(pa.large_string())),
+        ("marked", pa.bool_()),
     ]
 )
 
@@ -61,23 +65,30 @@ class ReadJob:
 class ReadText(NamedTuple):
     """Document, or rendered conversation in which only the ``answers`` have loss.
 
-    ``content`` is the unrendered input. It decides the split, so that the template does not affect splits.
+    ``content`` is the unrendered input. It decides the split, so that the template does not affect splits. ``number``
+    counts the rows of one input.
     """
 
     record: CorpusRecord
     content: str
     text: str
-    spans: list[int]
     answers: list[str]
-    asked_for_date: bool = False
+    number: int = 0
+    rendered: RenderedConversation | None = None
+    not_learned: int = 0
+
+    @property
+    def spans(self) -> list[int]:
+        return [place for span in self.rendered.spans for place in span] if self.rendered else []
 
 
-class Conversation(NamedTuple):
-    """Conversation to render: ``messages`` up to the last answer; ``content`` is the complete input."""
+class ConversationRow(NamedTuple):
+    """Row to render, as in :class:`ReadText`; ``complete`` is the conversation of the input."""
 
     record: CorpusRecord
-    content: str
-    messages: Messages
+    complete: Conversation
+    number: int
+    conversation: Conversation
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,8 @@ class ReadChunk:
     bad: list[BadRow] = field(default_factory=list)
     #: Whether the chat template used the date.
     asked_for_date: bool = False
+    #: Counts for the card's ``answers``.
+    answers: AnswersCard | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -125,7 +138,7 @@ def read(job: ReadJob) -> ReadChunk:
     else:
         texts = list(read_conversations(job, records(), bad))
         bad.sort(key=lambda row: row.line)  # rendered rows come in batches
-    hashes = np.array([xxhash.xxh3_64_intdigest(each.content.encode()) for each in texts], np.uint64)
+    hashes = hashes_of((each.content, 0) for each in texts)
     splits = assign_splits(hashes, job.config.split)
     sizes = np.array([len(each.text.encode()) for each in texts], np.int64)
     columns = {
@@ -136,6 +149,7 @@ def read(job: ReadJob) -> ReadChunk:
         "text": [each.text for each in texts],
         "spans": [each.spans for each in texts],
         "answers": [each.answers for each in texts],
+        "marked": [each.rendered is not None and each.rendered.rule == MARKED for each in texts],
     }
     with pa.ipc.new_file(job.path, SPOOL) as spool:
         spool.write_table(pa.Table.from_pydict(columns, SPOOL))
@@ -145,9 +159,28 @@ def read(job: ReadJob) -> ReadChunk:
         lines=lines,
         documents=np.bincount(splits, minlength=len(SPLITS)).tolist(),
         bytes=[int(sizes[splits == split].sum()) for split in range(len(SPLITS))],
-        hashes=hashes,
+        hashes=hashes_of((each.content, each.number) for each in texts),
         bad=bad,
-        asked_for_date=any(each.asked_for_date for each in texts),
+        asked_for_date=any(each.rendered.asked_for_date for each in texts if each.rendered),
+        answers=None if job.piece.shape == "text" else answers_card(texts),
+    )
+
+
+def hashes_of(contents: Iterable[tuple[str, int]]) -> np.ndarray:
+    """Return a hash (uint64) of every text with its seed."""
+    return np.array([xxhash.xxh3_64_intdigest(text.encode(), seed) for text, seed in contents], np.uint64)
+
+
+def answers_card(texts: Sequence[ReadText]) -> AnswersCard:
+    """Count the answers and the values that the template leaves out."""
+    rendered = [each.rendered for each in texts if each.rendered]
+    rules = Counter(each.rule for each in rendered)
+    left_out = Counter(".".join(filter(None, name)) for each in rendered for name in each.unused)
+    return AnswersCard(
+        rows={rule: rules[rule] for rule in get_args(Rule)},
+        learned=sum(len(each.learned) for each in rendered),
+        not_learned=sum(each.not_learned for each in texts),
+        left_out=dict(sorted(left_out.items())),
     )
 
 
@@ -159,7 +192,7 @@ def read_documents(records: Iterable[CorpusRecord], bad: list[BadRow]) -> Iterat
         except CannotRender as error:
             bad.append(bad_row(record, "text", error))
         else:
-            yield ReadText(record, text, text, [], [])
+            yield ReadText(record, text, text, [])
 
 
 def document(text: object) -> str:
@@ -178,20 +211,23 @@ def document(text: object) -> str:
 def read_conversations(job: ReadJob, records: Iterable[CorpusRecord], bad: list[BadRow]) -> Iterator[ReadText]:
     """Yield the rendered conversations; add other rows to ``bad``."""
     template = load_chat_template(job.tokenizer, job.config.date)
-    specials = Tokenizer(job.tokenizer).specials
-    batch: list[Conversation] = []
+    specials = [token for token in Tokenizer(job.tokenizer).specials if token]
+    removed = re.compile("|".join(map(re.escape, specials)) or "(?!)")
+    batch: list[ConversationRow] = []
     characters = 0
     for record in records:
         try:
-            batch.append(conversation(record, specials))
+            complete = conversation(record, specials)
         except CannotRender as error:
             bad.append(bad_row(record, job.piece.shape, error))
             continue
-        characters += len(batch[-1].content)
-        if len(batch) >= AT_ONCE or characters >= CHARACTERS_AT_ONCE:
-            yield from render_batch(job, template, batch, bad)
-            batch, characters = [], 0
-    yield from render_batch(job, template, batch, bad)
+        for number, row in enumerate(complete.rows(each=job.config.answers == "each")):
+            batch.append(ConversationRow(record, complete, number, row))
+            characters += sum(map(len, row.texts))
+            if len(batch) >= AT_ONCE or characters >= CHARACTERS_AT_ONCE:
+                yield from render_batch(job, template, batch, removed, bad)
+                batch, characters = [], 0
+    yield from render_batch(job, template, batch, removed, bad)
 
 
 def conversation(record: CorpusRecord, specials: Sequence[str]) -> Conversation:
@@ -199,20 +235,27 @@ def conversation(record: CorpusRecord, specials: Sequence[str]) -> Conversation:
 
     Raise :class:`CannotRender` if there is none, or if a message contains a special token, which could end the turn.
     """
-    messages = row_messages(record.values)
-    for text in (text for message in messages for name, text in message.items() if name != "role"):
+    found = row_conversation(record.values)
+    for text in found.texts:
         document(text or " ")
         if spelled := next((special for special in specials if special in text), None):
             raise CannotRender(f"a message spells the special token {spelled!r}")
-    return Conversation(record, json.dumps(messages, ensure_ascii=False), until_last_answer(messages))
+    return found
 
 
 def render_batch(
-    job: ReadJob, template: ChatTemplate, batch: Sequence[Conversation], bad: list[BadRow]
+    job: ReadJob,
+    template: ChatTemplate,
+    batch: Sequence[ConversationRow],
+    removed: re.Pattern[str],
+    bad: list[BadRow],
 ) -> Iterator[ReadText]:
-    """Yield the rendered texts of a batch; raise ``TemplateStopped`` with file and line."""
-    found = template.render([each.messages for each in batch])
-    for record, content, _ in batch:
+    """Yield the rendered texts of a batch, their answers without ``removed``.
+
+    Raise ``TemplateStopped`` with file and line.
+    """
+    found = template.render([each.conversation for each in batch])
+    for record, complete, number, _ in batch:
         try:
             one = next(found)
         except TemplateStopped as error:
@@ -220,8 +263,12 @@ def render_batch(
         if isinstance(one, CannotRender):
             bad.append(bad_row(record, job.piece.shape, one))
         else:
-            spans = [place for span in one.spans for place in span]
-            yield ReadText(record, content, one.text, spans, one.answers, one.asked_for_date)
+            answers = [removed.sub("", text) for text in one.texts]
+            if job.config.answers == "each":
+                not_learned = 0 if number else complete.number_of_answers - len(complete.answers)
+            else:
+                not_learned = complete.number_of_answers - len(one.learned)
+            yield ReadText(record, complete.content, one.text, answers, number, one, not_learned)
 
 
 def bad_row(record: CorpusRecord, shape: Shape, error: CannotRender) -> BadRow:

@@ -27,6 +27,11 @@ def exact_keys_validator(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+#: Warning for documents of a tokenizer that puts nothing in front of a text.
+BEHIND_THE_END = (
+    "the tokenizer puts no token in front of a text, so the first token of a document is learned and evaluated behind "
+    "the end token"
+)
 BY_SPLIT = ("train", "validation", "test")
 #: Rows of every split by class.
 ClassRows: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -84,6 +89,20 @@ class ColumnCard:
 
 
 @dataclass(frozen=True)
+class AnswersCard:
+    """Answers of the conversations that could be rendered.
+
+    ``rows`` counts rows by the rule that chose their answers. ``left_out`` counts the values that change nothing in the
+    text of the template, by "role" (a whole message), "role.key" or "tools".
+    """
+
+    rows: Annotated[dict[str, int], exact_keys_validator("marked", "all", "last")]
+    learned: int
+    not_learned: int
+    left_out: dict[str, int]
+
+
+@dataclass(frozen=True)
 class DataCard:
     """Contents of ``card.json``; ``None`` fields are not written.
 
@@ -108,9 +127,12 @@ class DataCard:
     #: Tokens and bytes of text by split, for prepared language only; ``rows`` then counts documents.
     tokens: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None
     bytes: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None
+    #: For conversations only.
+    answers: AnswersCard | None = None
 
     def to_json(self) -> dict[str, object]:
-        return without_none({**vars(self), "columns": [without_none(vars(column)) for column in self.columns]})
+        columns = [without_none(vars(column)) for column in self.columns]
+        return without_none({**vars(self), "columns": columns, "answers": self.answers and vars(self.answers)})
 
 
 def without_none(entries: dict[str, object]) -> dict[str, object]:

@@ -35,6 +35,8 @@ SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
 DTYPES = ("float32", "float64", "int16", "int32", "int64", "uint8")
+#: Version of rows of tokens: since 2, documents start as the tokenizer's post-processor says.
+ROW_FORMAT = 2
 #: Largest number of values in one input of a row: NumPy limits a record to 2 GiB.
 MOST_VALUES = (1 << 27) - 1
 #: Smallest number of blocks that :meth:`PreparedData.sample` reads, if the split has as many.
@@ -105,8 +107,17 @@ class Signature:
     #: Id of the token that separates documents in a row; attention stays within a document. -1: attention spans the
     #: row.
     document_end: int = -1
+    #: Id that the tokenizer puts in front of a document, never with loss; -1: the end of the document before starts it.
+    document_front: int = -1
     #: Mean number of tokens with loss per training row, by which a row's loss is divided; 0 if all tokens have loss.
     learned: float = 0.0
+    #: :data:`ROW_FORMAT` of rows of tokens.
+    row_format: int = 1
+
+    @property
+    def document_start(self) -> int:
+        """Id of the first token of a document in a row; -1 if attention spans the row."""
+        return self.document_front if self.document_front >= 0 and self.document_end >= 0 else self.document_end
 
     def __post_init__(self) -> None:
         if self.target_dtype not in ("float32", "float64"):
@@ -173,6 +184,11 @@ class PreparedData:
         """Open prepared data. Raises ``DamagedArtifact`` if a file is missing or has an impossible size."""
         artifact = Artifact.open(directory, KIND)
         signature = read_record(artifact, SIGNATURE, Signature)
+        if signature.task == "next token" and signature.row_format != ROW_FORMAT:
+            raise DamagedArtifact(
+                f"{directory / SIGNATURE}: rows of tokens have format {signature.row_format}; expected {ROW_FORMAT}; "
+                "prepare the data again"
+            )
         for name, file in artifact.files.items():
             if name.endswith(".rows") and file.size % signature.record.itemsize:
                 raise DamagedArtifact(

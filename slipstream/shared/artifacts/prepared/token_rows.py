@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.shared.artifacts.format import BLOCK_BYTES, ArtifactWriter
 from slipstream.shared.artifacts.prepared.card import CARD, DataCard
-from slipstream.shared.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
+from slipstream.shared.artifacts.prepared.data import KIND, ROW_FORMAT, SPLITS, PreparedData, Signature, TensorSpec
 from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import STORES, MissingObject, list_names, read_below
@@ -167,7 +167,7 @@ def write_token_rows(
             raise UserError(f"the {name} split has {range_of_ids}; expected 0 to {vocabulary - 1}")
     length = next(iter(widths.values()))[0] - 1
     tokens = TensorSpec("tokens", "int64", (length,))
-    signature = Signature((tokens,), "next token", "next token", buckets=vocabulary)
+    signature = Signature((tokens,), "next token", "next token", buckets=vocabulary, row_format=ROW_FORMAT)
     record = signature.record.itemsize
     writer = ArtifactWriter(directory)
     for name in SPLITS:

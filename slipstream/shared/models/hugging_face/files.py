@@ -132,8 +132,8 @@ def hugging_face_files(
 def end_tokens(model: Transformer, stops: Sequence[int], base: BaseSettings) -> dict[str, object]:
     """Return the settings of the tokens at which generation ends."""
     if not base:
-        if (end := model.document_end) >= 0:  # The token that ends a text also starts the next one.
-            return {"bos_token_id": end, "eos_token_id": end}
+        if model.document_end >= 0:
+            return {"bos_token_id": model.document_start, "eos_token_id": model.document_end}
         stated: list[object] = []
     else:
         given = (base.get(name, {}).get("eos_token_id") for name in (GENERATION, CONFIG))
