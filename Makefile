@@ -71,8 +71,7 @@ bench: $(READY)
 # Repetitions of six lines or more, found by pylint; none is wanted.
 repetitions: $(READY)
 	$(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.txt --editable '.[dev,bench]'
-	$(BIN)/python -m pylint --disable=all --enable=duplicate-code --min-similarity-lines=6 --ignore-imports=y \
-	  --ignore-signatures=y slipstream tasks workflows
+	$(BIN)/python -m pylint slipstream tasks workflows
 
 # Draws the generated pages again and prints the words of every other page.
 docs: $(READY)

@@ -40,7 +40,7 @@ STEP_S = 0.03
 MOST = 40
 
 
-class ToolReading:
+class ObservedCapacity:
     """Preemption trace of observed hours with (``up``) and without processes (``wait``), undisturbed afterwards."""
 
     def __init__(self, ups: Sequence[float], waits: Sequence[float]) -> None:
@@ -90,7 +90,7 @@ def undisturbed(place: Path, name: str, steps: int, saving: dict[str, float]) ->
 def compare(its: Killed, around: list[MeasuredTraining], mean_s: float, seed: int) -> dict[str, float | str]:
     planned, time_s = around[0], estimate_work_time(around[0], around)
     job = planned_job(planned, time_s.seconds, mean_s / HOUR_S)
-    told = ToolReading([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])
+    told = ObservedCapacity([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])
     random = np.random.default_rng(seed)
     same = float(simulate_trainings(job, told, PreemptionRules(), random, np.ones(1)).hours[0] * HOUR_S)
     waits = tuple(wait / HOUR_S for wait in its.waits) or (0.0,)

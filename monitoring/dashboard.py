@@ -1,7 +1,7 @@
 """Grafana dashboard of the metrics of Slipstream's pods.
 
 ``python monitoring/dashboard.py`` writes ``dashboard.json``. It needs the extra ``monitoring``
-(grafana-foundation-sdk). Panels query only metrics of ``slipstream/shared/telemetry/names.py``, of the chosen
+(grafana-foundation-sdk). Panels query only metrics of ``slipstream/shared/telemetry/metrics.py``, of the chosen
 executions and tasks.
 """
 
@@ -18,8 +18,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh, VariableSort
 
-from slipstream.shared.telemetry import names
-from slipstream.shared.telemetry.names import Metric
+from slipstream.shared.telemetry import metrics
+from slipstream.shared.telemetry.metrics import Metric
 
 FILE = Path(__file__).with_name("dashboard.json")
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
@@ -28,7 +28,7 @@ PER_ROW, COLUMNS, HEIGHT = 3, 24, 8
 #: Legends of the series of a GPU, a rank and a pod.
 GPU, RANK, POD = "{{node}} {{gpu_uuid}}", "rank {{rank}}", "{{task}} {{node}}"
 
-WITH_NAME = f"on ({', '.join(names.GPU)}) group_left (index, name)"
+WITH_NAME = f"on ({', '.join(metrics.GPU)}) group_left (index, name)"
 
 
 @dataclass(frozen=True)
@@ -57,33 +57,33 @@ def rate(metric: Metric, suffix: str = "", *conditions: str) -> str:
 
 def quantile(share: float) -> str:
     """Return a quantile of every rank's step times."""
-    return f"histogram_quantile({share}, {rate(names.STEP, '_bucket')})"
+    return f"histogram_quantile({share}, {rate(metrics.STEP, '_bucket')})"
 
 
 PANELS: dict[str, list[Panel]] = {
     "Training": [
-        Panel("Samples", "short", {RANK: rate(names.SAMPLES)}, "Per second."),
+        Panel("Samples", "short", {RANK: rate(metrics.SAMPLES)}, "Per second."),
         Panel("Time of a step", "s", {f"median, {RANK}": quantile(0.5), f"95 %, {RANK}": quantile(0.95)}),
         Panel(
             "Parts of the time",
             "percentunit",
-            {"{{phase}}": f"avg by (phase) ({rate(names.PHASE)})"},
+            {"{{phase}}": f"avg by (phase) ({rate(metrics.PHASE)})"},
             "Mean over ranks: waiting for data, computing, exchanging, the optimiser, evaluations, checkpoints.",
             stacked=True,
         ),
-        Panel("Useful time", "percentunit", {"{{execution}}": of(names.GOODPUT)}, maximum=1),
+        Panel("Useful time", "percentunit", {"{{execution}}": of(metrics.GOODPUT)}, maximum=1),
         Panel(
             "What holds it back",
             "percentunit",
-            {"{{cause}}": of(names.BOTTLENECK)},
+            {"{{cause}}": of(metrics.BOTTLENECK)},
             "Fraction of the time that a fix of each cause would save. From 20 % on, the largest is the diagnosis.",
         ),
-        Panel("Since the last step", "s", {RANK: f"time() - ({of(names.LAST_STEP)} > 0)"}),
-        Panel("Steps", "short", {RANK: rate(names.STEPS)}, "Per second."),
+        Panel("Since the last step", "s", {RANK: f"time() - ({of(metrics.LAST_STEP)} > 0)"}),
+        Panel("Steps", "short", {RANK: rate(metrics.STEPS)}, "Per second."),
         Panel(
             "Cost",
             "currencyUSD",
-            {"{{price}}": f"sum by (price) ({of(names.COST)})"},
+            {"{{price}}": f"sum by (price) ({of(metrics.COST)})"},
             "Cost of the current pods since their start: paid, and for the same hours on demand.",
         ),
     ],
@@ -91,40 +91,45 @@ PANELS: dict[str, list[Panel]] = {
         Panel(
             "Busy",
             "percentunit",
-            {GPU: of(names.GPU_BUSY)},
+            {GPU: of(metrics.GPU_BUSY)},
             "NVML's utilisation: the fraction of time in which any kernel ran, even if it only waited for other ranks.",
             maximum=1,
         ),
-        Panel("Multiprocessors with work", "percentunit", {GPU: of(names.GPU_SM_ACTIVE)}, "From Hopper on.", maximum=1),
+        Panel(
+            "Multiprocessors with work", "percentunit", {GPU: of(metrics.GPU_SM_ACTIVE)}, "From Hopper on.", maximum=1
+        ),
         Panel(
             "Memory",
             "percentunit",
-            {GPU: f"{of(names.GPU_MEMORY_USED)} / {of(names.GPU_MEMORY_LIMIT)}"},
+            {GPU: f"{of(metrics.GPU_MEMORY_USED)} / {of(metrics.GPU_MEMORY_LIMIT)}"},
             maximum=1,
         ),
-        Panel("Power", "watt", {GPU: of(names.GPU_POWER)}),
+        Panel("Power", "watt", {GPU: of(metrics.GPU_POWER)}),
         Panel(
-            "Energy", "joule", {"{{execution}}": f"sum by (execution) ({of(names.GPU_ENERGY)})"}, "Since pods started."
+            "Energy",
+            "joule",
+            {"{{execution}}": f"sum by (execution) ({of(metrics.GPU_ENERGY)})"},
+            "Since pods started.",
         ),
-        Panel("Held", "short", {"{{execution}}": f"sum by (execution) ({rate(names.GPU_SECONDS)})"}, "GPUs in use."),
+        Panel("Held", "short", {"{{execution}}": f"sum by (execution) ({rate(metrics.GPU_SECONDS)})"}, "GPUs in use."),
         Panel(
-            "Clocked down", "percentunit", {f"{GPU} {{{{reason}}}}": rate(names.GPU_THROTTLED)}, "Share of the time."
+            "Clocked down", "percentunit", {f"{GPU} {{{{reason}}}}": rate(metrics.GPU_THROTTLED)}, "Share of the time."
         ),
-        Panel("Temperature", "celsius", {GPU: of(names.GPU_TEMPERATURE)}),
-        Panel("Clock", "hertz", {GPU: of(names.GPU_SM_CLOCK)}),
-        Panel("PCIe and NVLink", "Bps", {f"{GPU} {{{{link}}}} {{{{direction}}}}": rate(names.GPU_IO)}),
+        Panel("Temperature", "celsius", {GPU: of(metrics.GPU_TEMPERATURE)}),
+        Panel("Clock", "hertz", {GPU: of(metrics.GPU_SM_CLOCK)}),
+        Panel("PCIe and NVLink", "Bps", {f"{GPU} {{{{link}}}} {{{{direction}}}}": rate(metrics.GPU_IO)}),
         Panel(
             "Answers of the driver",
             "short",
-            {"{{node}} {{index}} {{name}}": f"{of(names.GPU_UP)} * {WITH_NAME} {of(names.GPU_INFO)}"},
+            {"{{node}} {{index}} {{name}}": f"{of(metrics.GPU_UP)} * {WITH_NAME} {of(metrics.GPU_INFO)}"},
             "0: the driver is hung, or has lost the GPU.",
             maximum=1,
         ),
     ],
     "Pods": [
-        Panel("Waiting for a processor", "s", {POD: rate(names.CPU_WAIT)}, "Seconds a second, over all processes."),
-        Panel("Stopped by the CPU quota", "percentunit", {POD: rate(names.CPU_THROTTLED)}),
-        Panel("Memory", "percentunit", {POD: f"{of(names.MEMORY_USED)} / {of(names.MEMORY_LIMIT)}"}, maximum=1),
+        Panel("Waiting for a processor", "s", {POD: rate(metrics.CPU_WAIT)}, "Seconds a second, over all processes."),
+        Panel("Stopped by the CPU quota", "percentunit", {POD: rate(metrics.CPU_THROTTLED)}),
+        Panel("Memory", "percentunit", {POD: f"{of(metrics.MEMORY_USED)} / {of(metrics.MEMORY_LIMIT)}"}, maximum=1),
     ],
 }
 
@@ -159,7 +164,7 @@ def panel_of(panel: Panel, number: int) -> timeseries.Panel:
 
 def choice(label: str, condition: str) -> dashboard.QueryVariable:
     """Return a variable for the viewer's choice of a label's values; all are chosen at first."""
-    query = f"label_values({names.CPU_WAIT.name}{condition}, {label})"
+    query = f"label_values({metrics.CPU_WAIT.name}{condition}, {label})"
     return (
         dashboard.QueryVariable(label)
         .datasource(SOURCE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, replace
+from typing import Any, cast
 
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.compress.config import CompressionConfig
@@ -11,8 +13,8 @@ from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.pipeline.score.config import ScoringConfig
 from slipstream.pipeline.sweep.config import SweepConfig
 from slipstream.pipeline.train.config import TrainingConfig
-from slipstream.shared.models.config import ModelConfig
-from slipstream.shared.settings import Settings, settings
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.settings import Settings, settings, with_defaults
 from slipstream.shared.source.config import DataConfig
 
 
@@ -33,6 +35,9 @@ class RunConfig(Settings):
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
+    def for_rows(self, rows: int) -> RunConfig:
+        return replace(self, training=self.training.for_rows(rows))
+
     def for_training(self) -> TrainingConfig:
         """Return the training section, with settings from ``collectives`` if it applies results of the tuner.
 
@@ -47,3 +52,28 @@ class RunConfig(Settings):
             network_profile=self.collectives.history if latest else training.network_profile,
             network_numbers=training.network_numbers or self.collectives.numbers,
         )
+
+
+@settings
+class FineTuneConfig(RunConfig):
+    """Settings of one run that fine-tunes a language model; its defaults train adapters of rank 16.
+
+    With ``model.lora.rank`` 0 the default learning rate is :data:`FULL_LEARNING_RATE`.
+    """
+
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(lora=LoraConfig(rank=16)))
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(epochs=2, batch_size=16, learning_rate=2e-4, weight_decay=0.0)
+    )
+
+    @classmethod
+    def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        rank: Any = given
+        for name in ("model", "lora", "rank"):
+            rank = rank.get(name) if isinstance(rank, Mapping) else None
+        full = {"training": {"learning_rate": FULL_LEARNING_RATE}} if rank == 0 else {}
+        return cast("dict[str, Any]", with_defaults(super().defaults_for(given), full))
+
+
+#: Default learning rate for all weights of a base, that of ``SFTConfig`` in Hugging Face's trl.
+FULL_LEARNING_RATE = 2e-5

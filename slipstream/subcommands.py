@@ -61,7 +61,10 @@ SUBCOMMANDS = {
     "sign": Subcommand("slipstream.pipeline.export.package.sign", "Sign an exported model.", "cryptography", "sign"),
     "triton": Subcommand("slipstream.pipeline.export.package.triton", "Add an exported model to a Triton repository."),
     "hugging-face": Subcommand(
-        "slipstream.shared.models.hugging_face.command", "Write a transformer in Hugging Face's format."
+        "slipstream.pipeline.export.hugging_face", "Write a transformer in Hugging Face's format."
+    ),
+    "generate": Subcommand(
+        "slipstream.pipeline.export.generate", "Generate text with an exported transformer.", "transformers", "text"
     ),
     "doctor": Subcommand("slipstream.operations.doctor.command", "Diagnose a package, a cluster or a node."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment.", in_clone=True),

@@ -87,12 +87,12 @@ def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig
         from slipstream.shared.interconnect.tuning import write_tuning
         from slipstream.shared.models.arithmetic import Arithmetic
 
-        signature = open_prepared(Path(prepared.path)).signature
+        data = open_prepared(Path(prepared.path))
         # Until the ranks have met, names are resolved on this machine only.
         workers = worker_group(workspace, config.collectives)
-        rows = max(1, config.training.batch_size // workers.world)
+        rows = max(1, config.training.for_rows(data.training_rows).rows_per_step // workers.world)
         arithmetic = Arithmetic(config.training.precision, config.training.tf32)
-        model = ConfiguredModel(config.model, signature, rows, config.training.seed, arithmetic)
+        model = ConfiguredModel(config.model, data.signature, rows, config.training.seed, arithmetic)
         tuning = tune_settings(workers, config.collectives, model)
         if tuning:
             write_tuning(Path(workspace.directory), tuning, made_by(config.collectives))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, NamedTuple
 
 from flytekit import task
 
-from slipstream.config import RunConfig
+from slipstream.config import FineTuneConfig, RunConfig
 from slipstream.flyte.homes import shared_address
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import BY_VALUE, map_errors, runs_locally
@@ -59,7 +59,7 @@ class Sections(NamedTuple):
 
 @task(**stage_metadata("fingerprint"))
 @map_errors
-def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
+def with_base(base: str, config: FineTuneConfig) -> Annotated[RunConfig, BY_VALUE]:
     """Return the configuration for fine-tuning the language model at ``base``.
 
     The base's tokenizer is used unless another is configured.
@@ -68,9 +68,14 @@ def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
         raise UserError("--base: is empty; expected a directory, here or in a store, with the model to fine-tune")
     if config.model.base not in ("", base):
         raise UserError(f"model.base: {config.model.base} conflicts with --base {base}; expected only one of them")
+    if runs_locally():
+        from slipstream.shared.models.base.directory import base_address
+
+        base = base_address(base)
     tokenizer = base if config.data.tokenizer == DataConfig().tokenizer else config.data.tokenizer
     data = replace(config.data, task="language", tokenizer=tokenizer)
-    return replace(config, data=data, model=replace(config.model, base=base))
+    sections = {each.name: getattr(config, each.name) for each in fields(config)}
+    return RunConfig(**{**sections, "data": data, "model": replace(config.model, base=base)})
 
 
 @task(**stage_metadata("fingerprint"))
@@ -86,16 +91,19 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
     Raises ``UserError`` if the parallel layout does not fit the number of processes, or if a model to compress is
     sharded or has adapters.
     """
-    from slipstream.shared.models.base.directory import fingerprint_origin
+    from slipstream.shared.models.base.directory import ModelOrigin, with_lasting_addresses
     from slipstream.shared.models.factory_code import fingerprint_model
 
     config.model.check_base()
+    if runs_locally():  # a relative path is of no use outside of a pod
+        config = replace(config, model=with_lasting_addresses(config.model))
+    origin = ModelOrigin(config.model)
     if config.model.base and config.data.task == "language":
         # Importing these takes half a second.
         from slipstream.pipeline.prepare.resolve import check_ids_of_base
         from slipstream.pipeline.train.checks import check_base
 
-        check_base(config.model, config.for_training(), config.data)
+        check_base(origin, config.for_training(), config.data)
         check_ids_of_base(config.data.tokenizer, config.model.base)
     config = replace(config, collectives=with_lasting_history(config.collectives))
     placement, training, compression = current_profile().placement("train"), config.for_training(), config.compression
@@ -125,7 +133,7 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
         training,
         config.export,
         config.collectives,
-        fingerprint_model(config.model) or fingerprint_origin(config.model),
+        fingerprint_model(config.model) or origin.digest,
         compression,
         fine_tuning,
         compression.teaching,

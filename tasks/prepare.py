@@ -65,11 +65,11 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     from slipstream.pipeline.prepare.resolve import resolve_source
     from slipstream.pipeline.prepare.sharded import shares
     from slipstream.shared.artifacts import exchange
+    from slipstream.shared.source.documents import list_data
     from slipstream.shared.source.files import files_unchanged
     from slipstream.shared.source.resolved import fingerprint_source
-    from slipstream.shared.source.standard_library import list_data
 
-    listing = list_data(data, config)
+    listing = list_data(data, target, config)
     fingerprint = fingerprint_source(listing, target)
     with files_unchanged(listing.files):
         source = resolve_source(listing, target, config, fingerprint)

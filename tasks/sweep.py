@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from slipstream.shared.artifacts.prepared.data import PreparedData
 
 
-class Begun(NamedTuple):
+class StartedSweep(NamedTuple):
     """Address of the sweep's store, and indices of its workers."""
 
     store: str
@@ -40,7 +40,7 @@ class Begun(NamedTuple):
 
 @task(**stage_metadata("fingerprint"))
 @map_errors
-def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
+def begin_sweep(prepared: Prepared, config: RunConfig) -> StartedSweep:
     """Start or resume a sweep.
 
     Raises ``UserError`` before any trial starts if the space has an unknown setting or an invalid value, or if the
@@ -49,11 +49,11 @@ def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
     from slipstream.pipeline.sweep.engine import start_sweep, sweep_identity
 
     data = open_data(prepared)
-    identity = sweep_identity(config, data.artifact.content)
+    identity = sweep_identity(config.for_rows(data.training_rows), data.artifact.content)
     placement = current_profile().placement("sweep")
     address = config.sweep.store or checkpoint_address("sweep", {"sweep": to_tree(identity)}, placement, SWEEPS)
     start_sweep(config, data, address)
-    return Begun(address, list(range(config.sweep.workers)))
+    return StartedSweep(address, list(range(config.sweep.workers)))
 
 
 def open_data(prepared: Prepared) -> PreparedData:
@@ -93,7 +93,7 @@ def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> fl
     return round(time.perf_counter() - started, 3)
 
 
-class Chosen(NamedTuple):
+class SweepChoice(NamedTuple):
     """Configuration with the best settings, and seconds of the slowest worker."""
 
     config: RunConfig
@@ -102,7 +102,7 @@ class Chosen(NamedTuple):
 
 @task(**stage_metadata("fingerprint"))
 @map_errors
-def choose_settings(store: str, searched: list[float | None], config: RunConfig) -> Chosen:
+def choose_settings(store: str, searched: list[float | None], config: RunConfig) -> SweepChoice:
     """Return the configuration with the settings of the best trial, after all workers have ended.
 
     Raises ``UserError`` if all workers failed, if all of the first trials failed, or if none is complete.
@@ -119,7 +119,7 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
         raise UserError(f"sweep: every worker failed, with {ended} of {config.sweep.trials} trials; start again")
     best = best_trial(trials)
     assert best, "one is complete"
-    return Chosen(replace(with_values(config, best.values), sweep=config.sweep), max(took))
+    return SweepChoice(replace(with_values(config, best.values), sweep=config.sweep), max(took))
 
 
 @task(**stage_metadata("export", cached=False))

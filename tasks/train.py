@@ -107,11 +107,11 @@ def run_in(
 
 def live_deck_html(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
     """Return the HTML of the training's live deck, or "" in pods without rank 0."""
-    from slipstream.pipeline.report.pages.training_page import training_page
+    from slipstream.pipeline.report.pages.rendering import training_page
     from slipstream.pipeline.train.so_far import read_progress
     from slipstream.pipeline.train.telemetry.pods import devices_so_far
 
-    so_far = read_progress(Path(workspace.so_far), workspace.home, inputs["training"].batch_size, running=running)
+    so_far = read_progress(Path(workspace.so_far), workspace.home, inputs["training"].rows_per_step, running=running)
     return training_page(so_far, datetime.now(UTC), devices_so_far(workspace.home)) if so_far else ""
 
 

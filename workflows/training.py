@@ -7,11 +7,9 @@ from typing import Any
 from flytekit import StructuredDataset, conditional, map_task, workflow
 from flytekit.core.promise import Promise
 
-from slipstream.config import RunConfig
+from slipstream.config import FineTuneConfig, RunConfig
 from slipstream.flyte.compat import patch_command_line
 from slipstream.pipeline.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
-from slipstream.pipeline.train.config import TrainingConfig
-from slipstream.shared.models.config import LoraConfig, ModelConfig
 from tasks.collectives import benchmark_collectives
 from tasks.config import read_config, with_base
 from tasks.evaluate import evaluate
@@ -23,12 +21,6 @@ from tasks.report import report, report_compression, report_data, report_export
 from workflows.compression import compress, how_to_compress, train_as_asked
 
 patch_command_line()
-
-#: Default configuration for fine-tuning a language model.
-BY_ADAPTERS = RunConfig(
-    model=ModelConfig(lora=LoraConfig(rank=16)),
-    training=TrainingConfig(epochs=2, batch_size=16, learning_rate=2e-4, weight_decay=0.0),
-)
 
 
 @workflow
@@ -44,13 +36,13 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
 
 
 @workflow
-def fine_tune(base: str, data: str = "", config: RunConfig = BY_ADAPTERS) -> RunSummary:
+def fine_tune(base: str, data: str = "", config: FineTuneConfig = FineTuneConfig()) -> RunSummary:  # noqa: B008
     """Fine-tune a language model on documents or conversations, then run the stages of ``train_and_export``.
 
     Args:
         base: the model and its tokenizer: a directory or a store's address
         data: a file, a directory or a URI
-        config: the configuration of all stages; the default trains adapters of rank 16
+        config: the configuration of all stages; what it lacks has the defaults of adapters of rank 16
     """
     return train_and_export(data=data, target="", config=with_base(base=base, config=config))
 

@@ -32,7 +32,15 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.flyte.artifact_types import Made
-from slipstream.flyte.before_start import check_pod
+from slipstream.flyte.before_start import (
+    PATIENCE_S,
+    WaitingForPods,
+    attempt_patience,
+    check_pod,
+    given_up,
+    rendezvous_timeouts,
+    waiting_for_pods,
+)
 from slipstream.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
 from slipstream.flyte.failures import (
     GROUP_ENDED,
@@ -51,21 +59,13 @@ from slipstream.flyte.failures import (
 from slipstream.flyte.forked_workers import LOOK, forked_workers, start_server
 from slipstream.flyte.homes import checkpoint_address, this_attempt
 from slipstream.flyte.memory_notes import noted_memory
-from slipstream.flyte.other_pods import (
-    PATIENCE_S,
-    WaitingForPods,
-    attempt_patience,
-    given_up,
-    rendezvous_timeouts,
-    waiting_for_pods,
-)
 from slipstream.flyte.stage import importable, local_path, map_errors, run_stage, runs_locally
 from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.workspaces import Holder
-from slipstream.shared.distributed.leaving import group_stands
 from slipstream.shared.distributed.names import names_of_this_machine
+from slipstream.shared.distributed.process_group import group_stands
 from slipstream.shared.errors import Interrupted, Preempted, UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.machine.gpus import bf16_gpus, visible_gpus
@@ -173,6 +173,9 @@ Watch = Callable[[Workspace, TaskInputs, bool], str]
 
 class UnfinishedStage(Protocol):
     """Handling of a stage's checkpoints, which later attempts and executions resume from; used by the agent."""
+
+    def settled(self, inputs: TaskInputs) -> TaskInputs:
+        """Return the inputs with those settings decided that depend on artifacts, if these are on this machine."""
 
     def lasting(self, inputs: TaskInputs) -> TaskInputs:
         """Return the inputs that decide the result and thus the checkpoint directory; all are on this machine."""
@@ -307,12 +310,13 @@ class DistributedTask(PytorchElasticFunctionTask):
             if not agent_starts:
                 start_server(config.stage)
             # The agent fetches the inputs once, so that not every worker of the pod downloads them.
-            here = {
+            here: Mapping[str, Any] = {
                 name: FlyteDirectory(str(config.fetch(value, placement, Path(f"{directory}.{name}"))))
                 if isinstance(value, FlyteDirectory)
                 else value
                 for name, value in inputs.items()
             }
+            here = self._settled(here)
             config.check(here, placement)
             home, holder, reused = self._take(self._deciding(here), placement, directory)
             if not reused:
@@ -343,13 +347,19 @@ class DistributedTask(PytorchElasticFunctionTask):
             "world": [placement.nodes, placement.processes],
             "auto_precision": choose_precision("auto", gpu=visible_gpus() > 0, bf16=bf16_gpus()),
         }
-        made = run_stage(config.stage, {**self._deciding(inputs), **surroundings}, make)
+        # On this machine the key has the settled inputs; in a pod, Flyte's cache has the inputs as they are.
+        deciding = self._deciding(self._settled(inputs) if local else inputs)
+        made = run_stage(config.stage, {**deciding, **surroundings}, make)
         return config.returns(made)
 
     def _deciding(self, inputs: TaskInputs) -> dict[str, Any]:
         """Return the inputs that decide the result: those in Flyte's cache key."""
         ignored = self.metadata.cache_ignore_input_vars
         return {name: value for name, value in inputs.items() if name not in ignored}
+
+    def _settled(self, inputs: TaskInputs) -> TaskInputs:
+        unfinished = self.task_config.unfinished
+        return unfinished.settled(inputs) if unfinished else inputs
 
     def _progress(self, home: str) -> str:
         unfinished = self.task_config.unfinished

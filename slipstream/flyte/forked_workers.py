@@ -13,12 +13,12 @@ from dataclasses import replace
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher import api
 
+from slipstream.flyte.before_start import with_timeouts
 from slipstream.flyte.compat import LAUNCHER
-from slipstream.flyte.other_pods import with_timeouts
 from slipstream.flyte.stage import runs_locally
 from slipstream.shared.distributed import fork_server
 from slipstream.shared.distributed.child_processes import no_main_module
-from slipstream.shared.distributed.leaving import exit_at_once, group_stands
+from slipstream.shared.distributed.process_group import exit_at_once, group_stands
 from slipstream.shared.stages import DISTRIBUTED, STAGES
 
 #: Modules of the plugin that a worker imports. They are preloaded after torch and the engines, because importing torch

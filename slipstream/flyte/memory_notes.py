@@ -1,7 +1,7 @@
 """Notes of an attempt's memory use for the next attempt, since an attempt may be killed without a message.
 
 With cgroup v2, Kubernetes has the kernel kill all processes of a container at once, so none is left to report the kill
-(:mod:`slipstream.shared.machine.out_of_memory` needs one). Flyte sees ``OOMKilled`` and retries with the same memory.
+(:mod:`slipstream.shared.machine.limits` needs one). Flyte sees ``OOMKilled`` and retries with the same memory.
 So a pod whose memory is nearly full writes a note next to its node's output, and removes it when it ends in any other
 way. A remaining note means that its attempt was killed, by the kernel or with its node. After two notes in a row, with
 the same memory limit and without progress in between, the next attempt refuses to start.
@@ -25,8 +25,7 @@ from slipstream.shared.artifacts.records import LARGEST_RECORD, decode_record, t
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import size_text
 from slipstream.shared.logs import logger
-from slipstream.shared.machine.limits import memory_limit, memory_used
-from slipstream.shared.machine.out_of_memory import memory_counters, what_was_killed
+from slipstream.shared.machine.limits import memory_counters, memory_limit, memory_used, what_was_killed
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import MissingObject, StorageUnavailable, open_reader, storage_for
 

@@ -27,8 +27,7 @@ from slipstream.shared.artifacts.versions import (
     version_of,
 )
 from slipstream.shared.errors import UserError
-from slipstream.shared.machine.limits import CPU, MEMORY
-from slipstream.shared.machine.out_of_memory import memory_counters, what_was_killed
+from slipstream.shared.machine.limits import CPU, MEMORY, memory_counters, what_was_killed
 from slipstream.shared.profiles.placement import NVIDIA, Placement
 from slipstream.shared.profiles.profile import RESOLVED, Profile, current_profile
 from slipstream.shared.settings import to_dict

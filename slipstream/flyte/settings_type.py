@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
@@ -37,6 +37,7 @@ from slipstream.shared.settings import (
     portable,
     resolved,
     settings_schema,
+    to_dict,
 )
 
 #: Start of the tag by which the type of a registered interface names its class.
@@ -69,6 +70,8 @@ class SettingsTransformer(TypeTransformer[Settings]):
     def to_literal(self, ctx: FlyteContext, python_val: Any, python_type: Any, expected: LiteralType) -> Literal:
         cls = plain_class(python_type)
         value = python_val if isinstance(python_val, Settings) else from_client(cls, python_val)
+        if isinstance(value, Settings) and issubclass(cls, type(value)):
+            value = cls.from_dict(to_dict(value))
         if not isinstance(value, cls):
             raise TypeTransformerFailedError(f"expected {cls.__name__}, not {type(value).__name__}")
         return Literal(scalar=Scalar(binary=Binary(value=msgpack.packb(portable(value)), tag=MESSAGEPACK)))
@@ -90,7 +93,13 @@ def register_settings(on_guess: Callable[[], None]) -> None:
 def known_classes() -> dict[str, type[Settings]]:
     """Return the classes that a registered interface may have, by name."""
     importlib.import_module("slipstream.config")
-    return {each.__name__: each for each in Settings.__subclasses__()}
+    return {each.__name__: each for each in subclasses(Settings)}
+
+
+def subclasses(cls: type[Settings]) -> Iterator[type[Settings]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from subclasses(each)
 
 
 # Values

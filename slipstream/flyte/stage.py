@@ -30,6 +30,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.machine.description import measuring_machine
 from slipstream.shared.machine.nvml import DriverHangs
+from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.settings import Settings, to_dict
 from slipstream.shared.stages import STAGES, StageRun, StageUsage
 from slipstream.shared.storage import (
@@ -48,8 +49,13 @@ TASK_OUTPUT = re.compile(r"^\w+://.+/[0-9a-f]{32}/(\w[\w.-]*)$")
 
 
 def section_digest(section: Settings) -> str:
-    """Return a digest of the settings for Flyte's cache key, independent of their order."""
-    return hashlib.sha256(json.dumps(to_dict(section), sort_keys=True).encode()).hexdigest()
+    """Return a digest of the settings for Flyte's cache key, independent of their order and of addresses of models."""
+    return hashlib.sha256(json.dumps(keyed(section), sort_keys=True).encode()).hexdigest()
+
+
+def keyed(section: Settings) -> dict[str, object]:
+    """Return settings as keys have them: of a base its digest counts, which is another input, and not its address."""
+    return to_dict(section.without_addresses() if isinstance(section, ModelConfig) else section)
 
 
 #: Annotation for a configuration section that a task returns: ``Annotated[DataConfig, BY_VALUE]``. Without it the cache
@@ -196,6 +202,8 @@ def describe_input(value: object) -> object:
     """Return an input in JSON form for a key: an artifact as its content digest, settings as a dictionary."""
     if isinstance(value, FlyteDirectory):
         return artifact_fingerprint(value)
+    if isinstance(value, Settings):
+        return keyed(value)
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 

@@ -15,9 +15,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import MISSING, asdict, field, fields
 from dataclasses import Field as DataclassField
-from dataclasses import asdict, field, fields
-from functools import wraps
+from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeGuard, TypeVar, dataclass_transform, get_args
@@ -28,7 +28,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from pydantic_core import ArgsKwargs
 
 from slipstream.shared.errors import UserError
-from slipstream.shared.toml_file import BadToml, read_toml
+from slipstream.shared.toml_file import read_toml
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 Schema = dict[str, Any]
@@ -121,12 +121,19 @@ class Settings:
         """Parse the user's JSON. Raises ``UserError`` with the path of the first wrong setting."""
         try:
             with suppress(ValueError, RecursionError):  # pydantic explains these
-                json.loads(text, object_pairs_hook=each_once)
+                given = json.loads(text, object_pairs_hook=each_once)
+                if isinstance(given, Mapping) and (defaults := cls.defaults_for(given)):
+                    text = json.dumps(with_defaults(defaults, given))
             return TypeAdapter(cls).validate_json(text)
         except TwiceError as error:
             raise UserError(str(error)) from None
         except ValidationError as error:
             raise explain(cls, error) from None
+
+    @classmethod
+    def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return defaults that apply to what ``given``, the user's settings, lack at any level."""
+        return own_defaults(cls)  # type: ignore[arg-type]
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
@@ -160,14 +167,11 @@ class Settings:
             raise UserError(f"{path}: cannot be read: {error}") from None
 
     @classmethod
-    def from_toml(cls, path: Path) -> Self:
-        """Read a TOML file. Raises ``UserError`` with the paths of file and setting."""
+    def from_toml(cls, path: Path, missing: str = "") -> Self:
+        """Read a TOML file like :func:`.read_toml`. Raises ``UserError`` with the paths of file and setting."""
+        tables = read_toml(path, missing)
         try:
-            return cls.from_dict(read_toml(path))
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file; expected a TOML file") from None
-        except (OSError, BadToml) as error:
-            raise UserError(f"{path}: cannot be read: {error}") from None
+            return cls.from_dict(tables)
         except UserError as error:
             raise UserError(f"{path}: {error.message}") from None
 
@@ -210,8 +214,28 @@ def to_dict(value: Settings) -> dict[str, Any]:
     return asdict(value)
 
 
+@cache
+def own_defaults(cls: type[Settings]) -> dict[str, Any]:
+    """Return those defaults of nested settings that differ from the defaults of their own classes."""
+    factories = {each.name: each.default_factory for each in fields(cls) if each.default_factory is not MISSING}
+    defaults = {name: made for name, factory in factories.items() if isinstance(made := factory(), Settings)}
+    found = {name: differences(to_dict(made), to_dict(type(made)())) for name, made in defaults.items()}
+    return {name: changed for name, changed in found.items() if changed}
+
+
+def differences(tree: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of nested mappings whose values differ from those of ``usual``."""
+    return {
+        name: differences(value, usual[name]) if isinstance(value, Mapping) and usual[name] else value
+        for name, value in tree.items()
+        if value != usual[name]
+    }
+
+
 def with_defaults(defaults: object, value: object) -> object:
-    """Return ``value``, with entries that its nested mappings lack taken from ``defaults``."""
+    """Return ``value``, with entries that its nested mappings lack taken from ``defaults``. None counts as empty."""
+    if value is None and isinstance(defaults, Mapping):
+        return defaults
     if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
         return value
     return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from slipstream.shared.errors import UserError
+
 #: Largest file and deepest nesting. This project's largest file has 6 KiB.
 LARGEST_BYTES, DEEPEST = 2**20, 32
 #: Range that a TOML parser has to support (TOML 1.0, "Integer").
@@ -21,12 +23,21 @@ class BadToml(ValueError):
     """Error for a file that is not TOML or exceeds a limit of this module; its text gives the reason."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, missing: str = "") -> dict[str, Any]:
     """Return the tables of a file.
 
-    Integers have at most 64 bits, and nesting has at most :data:`DEEPEST` levels. Raises ``BadToml`` or, if reading
-    fails, ``OSError``.
+    Integers have at most 64 bits, and nesting has at most :data:`DEEPEST` levels. Raises ``UserError``, with the
+    message ``missing``, if given, for a file that does not exist.
     """
+    try:
+        return parse_toml(path)
+    except FileNotFoundError:
+        raise UserError(missing or f"{path}: no such file; expected a TOML file") from None
+    except (OSError, BadToml) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def parse_toml(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         content = file.read(LARGEST_BYTES + 1)
     if len(content) > LARGEST_BYTES:

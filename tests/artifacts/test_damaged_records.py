@@ -645,7 +645,6 @@ OTHER_DIGITS = {
     "slipstream/pipeline/export/convert.py": "a dimension of a model",
     "slipstream/shared/machine/limits.py": "Linux's control groups",
     "slipstream/shared/machine/nvml.py": "the environment",
-    "slipstream/shared/machine/out_of_memory.py": "Linux's control groups",
     "slipstream/shared/telemetry/sampler/sampling.py": "Linux's /proc and /sys",
 }
 SOURCES = [path for floor in ("slipstream", "tasks", "workflows") for path in sorted((ROOT / floor).rglob("*.py"))]

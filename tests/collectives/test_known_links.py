@@ -25,8 +25,13 @@ from slipstream.pipeline.collectives.launch.measurements import measure_group
 from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 from slipstream.pipeline.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
 from slipstream.shared.interconnect.model.hockney import Compute, predict_step_time
-from slipstream.shared.interconnect.model.predictions import AllReduce, all_reduce_model
-from slipstream.shared.interconnect.model.schemes import SCHEMES, evaluate_schemes, message_model
+from slipstream.shared.interconnect.model.predictions import (
+    SCHEMES,
+    AllReduce,
+    all_reduce_model,
+    evaluate_schemes,
+    message_model,
+)
 from slipstream.shared.interconnect.profile import Launch, NetworkProfile, merge_profiles
 from slipstream.shared.interconnect.topology import network_interfaces
 from slipstream.shared.interconnect.tuning import DdpSettings

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,7 @@ import yaml
 from slipstream.config import RunConfig
 from slipstream.shared.artifacts.results.evaluation import Evaluation, read_evaluation
 from slipstream.shared.artifacts.versions import ROOT
-from slipstream.shared.models.base.directory import fingerprint_base
-from tests.support.bases import make_base
+from tests.support.bases import fingerprint_base, make_base
 from tests.support.command_line import Run, one_message
 from tests.support.corpora import WORDS, write_lines, write_stories
 from tests.support.quick_config import EXPORT, NETWORK
@@ -115,8 +115,12 @@ def trained_bytes(directory: Path) -> int:
 @pytest.mark.parametrize(
     ("base", "settings", "expected"),
     [
-        ("nowhere", {}, "model.base: nowhere: no such directory; expected a directory, here or in a store"),
-        ("base", {"model": {"quantise": "nf4"}}, 'model.quantise: "nf4" is not allowed; expected none, or a'),
+        ("nowhere", {}, "model.base: nowhere: no such directory, and no model of this name in Hugging Face's cache"),
+        (
+            "base",
+            {"model": {"lora": {"rank": 0}, "quantise": "nf4"}},
+            'model.quantise: "nf4" is not allowed; expected none, or a',
+        ),
         ("base", {"data": {"length": 512}}, "has positions for 64 tokens, and a row has 512"),
         ("base", {"model": {**ADAPTERS, "quantise": "nf4"}}, "which is not a multiple of 64"),
         ("base", {"model": {"base": "other"}}, "model.base: other conflicts with --base base"),
@@ -124,6 +128,11 @@ def trained_bytes(directory: Path) -> int:
             "base",
             {"model": {"lora": {"rank": 4}}, "training": {"parallel": {"tensor": 2}}},
             "the adapters of model.lora cannot be divided",
+        ),
+        (
+            "base",
+            {"model": {"lora": {"rank": 17}}},
+            "model.lora.rank: 17 is not allowed; expected at most 16",
         ),
         ("", {}, "--base: is empty; expected a directory"),
     ],
@@ -139,6 +148,41 @@ def test_what_cannot_be_is_one_line(
     assert expected in " ".join(one_message(result.stdout).split()), result.stdout
     assert not (tmp_path / ".slipstream/prepare").exists(), "before the work begins"
     assert not (tmp_path / "runs").exists()
+
+
+def with_an_added_token(base: Path) -> None:
+    content = json.loads((base / "tokenizer.json").read_text())
+    number = json.loads((base / "config.json").read_text())["vocab_size"]
+    content["added_tokens"].append({**content["added_tokens"][0], "id": number, "content": "<pad>"})
+    (base / "tokenizer.json").write_text(json.dumps(content))
+
+
+def of_bitsandbytes(base: Path) -> None:
+    config = json.loads((base / "config.json").read_text())
+    stored = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (base / "config.json").write_text(json.dumps({**config, **stored}))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            with_an_added_token,
+            "has the token '<pad>' with the id 259, and the model of config.json has embeddings for",
+        ),
+        (of_bitsandbytes, "quantization_config: the weights are stored in another form (bitsandbytes)"),
+    ],
+)
+def test_a_base_that_cannot_be_trained_is_refused_with_the_cause(
+    change: Callable[[Path], None], expected: str, pyflyte_run: Run, tmp_path: Path
+) -> None:
+    write_stories(tmp_path / "stories", 40)
+    change(make_base(tmp_path / "base", vocab_size=259))
+    config = json.dumps({**TUNED, "model": {}})
+    result = pyflyte_run("--base", "base", "--data", "stories", "--config", config, workflow="fine_tune")
+    assert result.returncode == 1
+    assert expected in " ".join(one_message(result.stdout).split()), result.stdout
+    assert not (tmp_path / ".slipstream/prepare").exists() and not (tmp_path / "runs").exists()
 
 
 def test_adapters_want_a_base(pyflyte_run: Run, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob
 from slipstream.pipeline.compress.config import CompressionConfig
 from slipstream.pipeline.compress.engine import CompressionRun, choose_model, evaluate_candidate, propose_model
 from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.data_loader import Batch
 from slipstream.pipeline.train.loop.objective import Teacher
 from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
@@ -46,12 +47,18 @@ def losses(model: Path) -> list[float]:
     return [point["loss"] for point in json.loads((model / "history.json").read_text())["steps"]]
 
 
+def batch_of(inputs: torch.Tensor) -> Batch:
+    return Batch((inputs,), torch.zeros(len(inputs)), len(inputs), len(inputs), 0, 0.0)
+
+
 def test_the_loss_is_hintons() -> None:
     torch.manual_seed(0)
     inputs, outputs, weight = torch.randn(7, 5), torch.randn(7, 3), torch.rand(7)
     model = Predictor(CLASSES, torch.nn.Linear(5, 3)).eval()
     labels = torch.tensor(4.0)
-    found = Teacher(model, TeachingConfig(weight=0.3, temperature=3.0), "fp32").blend(labels, outputs, [inputs], weight)
+    found = Teacher(model, TeachingConfig(weight=0.3, temperature=3.0), "fp32").blend(
+        labels, outputs, batch_of(inputs), weight
+    )
     expected = 0.7 * 4.0
     for row in range(7):
         p, q = (np.exp(x[row].detach().double().numpy() / 3) for x in (model(inputs), outputs))
@@ -64,7 +71,7 @@ def test_of_a_regression_it_is_the_squared_difference_in_units_of_the_variance()
     torch.manual_seed(0)
     inputs, outputs = torch.randn(7, 5), torch.randn(7, 1)
     model = Predictor(VALUES, torch.nn.Linear(5, 1)).eval()
-    found = Teacher(model, TeachingConfig(weight=1.0), "fp32").blend(torch.tensor(9.0), outputs, [inputs], None)
+    found = Teacher(model, TeachingConfig(weight=1.0), "fp32").blend(torch.tensor(9.0), outputs, batch_of(inputs), None)
     assert float(found) == pytest.approx(float(((model(inputs) - outputs) ** 2).sum() / 4), rel=1e-5)
 
 

@@ -12,11 +12,15 @@ from slipstream.pipeline.compress.config import CompressionConfig
 from slipstream.pipeline.compress.engine import CompressionRun, choose_model, evaluate_candidate, propose_model
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.hugging_face.files import hugging_face_files
 from slipstream.shared.models.pruning import prune_model
 from slipstream.shared.models.trained import TrainedModel
 from slipstream.shared.models.transformer import Transformer
+from tests.support.corpora import prepare_language, write_lines
 from tests.support.tokens import SIZES, small_transformer, token_data
+from tests.support.toys import as_artifact
 from tests.support.training import trained
 
 SHORT = TrainingConfig(epochs=2, batch_size=64, patience=0)
@@ -66,6 +70,20 @@ def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: 
         assert (theirs(rows).logits - smaller(rows)).abs().max() < 1e-4
         prune_model(smaller.network, {"model.layers.0.mlp.gate_proj": {"out": [0, 1]}})
     assert not list(hugging_face_files(smaller.network)), "its layers have two sizes"
+
+
+def test_a_model_of_conversations_is_pruned_by_what_is_learned(tmp_path: Path) -> None:
+    """Questions hold the letter c, whose stored form is torch's ignored label where it is not learned."""
+    rows = [{"prompt": f"cc {number}?", "completion": f"{number} c"} for number in range(60)]
+    path = write_lines(tmp_path / "talks.jsonl", rows)
+    talks = prepare_language(tmp_path / "data", path, length=96)
+    assert (talks.split("train")["target"] == -1 - ord("c")).any()
+    directory = tmp_path / "model"
+    config = ModelConfig("transformer", SIZES)
+    network = build_model(config, talks.signature, seed=0)
+    as_artifact(directory, config, talks, network.state_dict())
+    work = CompressionRun(TrainedModel.open(directory), talks, CompressionConfig("prune", share=0.5))
+    assert made(work, tmp_path / "start").architecture.retained
 
 
 def test_a_student_may_be_shallower(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:

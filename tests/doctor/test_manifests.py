@@ -13,7 +13,7 @@ from slipstream.operations.doctor.command import main
 from slipstream.operations.doctor.findings import Finding
 from slipstream.operations.doctor.manifests import check_manifests, parse_duration
 from slipstream.operations.doctor.objects import KubernetesManifest
-from slipstream.operations.manifests.write import write_manifests
+from slipstream.operations.manifests.command import write_manifests
 from slipstream.shared.profiles.profile import load_profile
 from tests.support.wording import same_wording
 from tests.support.written_manifests import PROFILES, files, named, objects

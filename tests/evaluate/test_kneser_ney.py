@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.pipeline.evaluate import kneser_ney
-from slipstream.pipeline.evaluate.kneser_ney import EDGE, SYMBOLS, KneserNey
+from slipstream.pipeline.evaluate import language
+from slipstream.pipeline.evaluate.language import EDGE, SYMBOLS, KneserNey
 from tests.support.corpora import story
 from tests.support.wording import refuses
 
@@ -22,10 +22,10 @@ def probability(model: KneserNey, before: bytes, symbol: int) -> float:
     symbols = [*[EDGE] * context, *before][len(before) :] if context else []
     gram = np.array([0], np.uint64)
     for each in [*symbols, symbol]:
-        gram = (gram << np.uint64(kneser_ney.BITS)) | np.uint64(each)
+        gram = (gram << np.uint64(language.BITS)) | np.uint64(each)
     found = np.full(1, 1 / SYMBOLS)
     for length, order in enumerate(model.orders):
-        found = kneser_ney.interpolated_probabilities(order, gram & kneser_ney.symbols_mask(length + 1), found)
+        found = language.interpolated_probabilities(order, gram & language.symbols_mask(length + 1), found)
     return float(found[0])
 
 

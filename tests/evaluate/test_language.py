@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slipstream.pipeline.evaluate.engine import evaluate
-from slipstream.pipeline.evaluate.kneser_ney import KneserNey
 from slipstream.pipeline.evaluate.language import (
+    KneserNey,
     beside_bits,
     bits_per_byte,
     evaluate_language,
@@ -169,7 +169,7 @@ def test_one_pass_is_better_than_five_bytes_of_context(tmp_path: Path) -> None:
         "initializer_range": 0.06,
     }
     config = TrainingConfig(batch_size=4, learning_rate=0.003)
-    model = trained_steps(data, sizes, config, sum(data.segment_rows("train")) // config.batch_size)
+    model = trained_steps(data, sizes, config, sum(data.segment_rows("train")) // config.rows_per_step)
     assert 2_000_000 < parameters(model) < 2_300_000
     ours, theirs = measured(model, data, read_documents(data.artifact, "test"), context=5)
     assert ours < theirs - 0.05, f"{ours:.3f} against {theirs:.3f}"

@@ -16,15 +16,15 @@ from torch import Tensor
 from slipstream.pipeline.export import engine
 from slipstream.pipeline.export.check import check_package
 from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.hugging_face import main
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.export import LibraryFiles, read_export
-from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
+from slipstream.shared.models.base.directory import BaseRecord
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
-from slipstream.shared.models.hugging_face.command import main
 from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
 from tests.support.adapters import draw_adapters
-from tests.support.bases import random_network, theirs
+from tests.support.bases import fingerprint_base, random_network, theirs
 from tests.support.tokens import VOCABULARY, data_with_words
 from tests.support.wording import same_wording
 

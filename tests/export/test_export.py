@@ -23,7 +23,7 @@ from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures, VariantFigures
 from slipstream.shared.errors import UserError
-from slipstream.shared.machine.description import ClusterMachine
+from slipstream.shared.machine.description import CpuModel
 from slipstream.shared.models.predict import record_inputs, record_targets
 from slipstream.shared.models.trained import TrainedModel
 from tests.support.captured import Captured
@@ -235,7 +235,7 @@ def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
 
 
 def test_int8_for_vnni_is_not_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "this_machine", lambda: ClusterMachine("an old CPU", "x86_64", ("avx2",)))
+    monkeypatch.setattr(engine, "this_machine", lambda: CpuModel("an old CPU", "x86_64", ("avx2",)))
     data = write_table(tmp_path / "data", "classification")
     with refuses(UserError, match=r"export\.target:"):
         exported(tmp_path / "out", trained_on(data, steps=1), data, ExportConfig(target="vnni"), {})

@@ -17,6 +17,7 @@ from slipstream.operations.manifests.command import main as manifests
 from slipstream.operations.plan.command import main as plan
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.models.adapters.peft_files import NewAdapter, peft_files, read_peft
+from slipstream.shared.models.base.directory import START, BaseDirectory
 from slipstream.shared.models.base.shape import SIZES
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
@@ -174,7 +175,7 @@ def adapter(place: Path) -> None:
 
 
 def read_adapter(place: Path) -> None:
-    read_peft(str(place))
+    read_peft(BaseDirectory.list(str(place), START))
 
 
 def archive(place: Path) -> None:

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from slipstream.shared.interconnect.model.hockney import Compute, fit_hockney
-from slipstream.shared.interconnect.model.predictions import model_curve, model_lines, step_lines
-from slipstream.shared.interconnect.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
+from slipstream.shared.interconnect.model.predictions import (
+    SCHEMES,
+    Scheme,
+    evaluate_schemes,
+    message_model,
+    model_curve,
+    model_lines,
+    step_lines,
+)
 from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tests.support.wording import refuses, same_wording
 

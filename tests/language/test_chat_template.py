@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ import pytest
 import transformers
 from transformers.utils import chat_template_utils
 
+from slipstream.shared.distributed.limited_process import SpawnedChild
 from slipstream.shared.errors import UserError
 from slipstream.shared.language import template_process as processes
 from slipstream.shared.language.chat_template import (
@@ -66,6 +65,11 @@ TALKS = [
     [("system", "be brief"), ("user", "a\n"), ("assistant", "b"), ("user", "ünïcode 🦜"), ("assistant", " d ")],
     [("assistant", "I begin"), ("user", "yes"), ("assistant", "good")],
 ]
+
+
+def child_of(process: TemplateProcess) -> SpawnedChild:
+    assert process._child is not None
+    return process._child
 
 
 def messages(turns: list[tuple[str, str]], **fields: str) -> list[dict[str, str]]:
@@ -216,7 +220,7 @@ class TestLimits:
         assert [next(found).text for _ in range(2)] == ["a|b|", "b|b|"]  # type: ignore[union-attr]
         with refuses(TemplateStopped):
             next(found)
-        assert template_process()._process is None
+        assert template_process()._child is None
         assert [one.text for one in template.render(talks[:2])] == ["a|b|", "b|b|"]  # type: ignore[union-attr]
 
     def test_an_error_of_the_template_is_of_one_conversation(self) -> None:
@@ -247,20 +251,20 @@ class TestTheProcess:
     def test_it_is_started_again_after_it_was_killed(self) -> None:
         template = ChatTemplate(OWN_TEMPLATE, {}, DATE)
         before = list(template.render([messages(TALKS[0])]))
-        process = template_process()._process
+        process = child_of(template_process()).process
         process.kill()
         process.join()
         assert list(template.render([messages(TALKS[0])])) == before
-        assert template_process()._process.pid != process.pid
+        assert child_of(template_process()).process.pid != process.pid
 
     def test_one_that_ends_in_the_middle_is_said(self) -> None:
         ChatTemplate(OWN_TEMPLATE, {}, DATE)
         process = template_process()
-        os.kill(process._process.pid, signal.SIGSTOP)
-        process._process.kill()
+        psutil.Process(child_of(process).process.pid).suspend()
+        child_of(process).process.kill()
         with refuses(TemplateStopped):
-            process._receive(10)
-        assert process._process is None
+            process._receive(child_of(process), 10)
+        assert process._child is None
 
     def test_an_interrupted_request_leaves_no_reply_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
         template = ChatTemplate(OWN_TEMPLATE, {}, DATE)
@@ -269,7 +273,7 @@ class TestTheProcess:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
-            interrupted.setattr(template_process()._connection, "poll", interrupt)
+            interrupted.setattr(child_of(template_process()).connection, "poll", interrupt)
             list(template.render([messages(TALKS[0])]))
         (found,) = template.render([messages(TALKS[2])])
         assert isinstance(found, RenderedConversation) and "I begin" in found.text
@@ -289,14 +293,13 @@ class TestTheProcess:
         process = TemplateProcess()
         with refuses(UserError):
             process.compile({"source": "", "tokens": {}, "date": DATE, "answers": "assistant"})
-        assert process._process is None
+        assert process._child is None
 
     def test_it_ends_with_the_connection(self) -> None:
         process = TemplateProcess()
         process.compile({"source": "", "tokens": {}, "date": DATE, "answers": "assistant"})
-        worker = psutil.Process(process._process.pid)
-        assert process._connection is not None
-        process._connection.close()
+        worker = psutil.Process(child_of(process).process.pid)
+        child_of(process).connection.close()
         worker.wait(20)
 
     def test_it_ends_with_its_parent_and_loads_no_torch(self) -> None:
@@ -307,7 +310,7 @@ class TestTheProcess:
             "assert not {'transformers', 'torch', 'jinja2'} & set(sys.modules)\n"
             "ChatTemplate(OWN_TEMPLATE, {}, '2024-07-26')\n"
             "assert not {'transformers', 'torch', 'jinja2'} & set(sys.modules)\n"
-            "print(template_process()._process.pid, flush=True)\n"
+            "print(template_process()._child.process.pid, flush=True)\n"
             "time.sleep(600)\n"
         )
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:

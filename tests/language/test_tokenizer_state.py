@@ -10,12 +10,12 @@ import transformers
 from click.testing import CliRunner
 from tokenizers import Tokenizer as Library
 
+from slipstream.pipeline.export.hugging_face import main as hugging_face
 from slipstream.pipeline.prepare.language import corpus
 from slipstream.pipeline.prepare.resolve import given_tokenizer
 from slipstream.shared.artifacts.prepared.token_rows import FAST, disable_padding_and_truncation, largest_id
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import Tokenizer, TokenizerFiles, train_tokenizer
-from slipstream.shared.models.hugging_face.command import main as hugging_face
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
 from tests.support.proving import first_few
 from tests.support.tokens import small_transformer, token_data, word_tokenizer

@@ -9,10 +9,10 @@ import pytest
 import transformers
 from click.testing import CliRunner
 
+from slipstream.pipeline.export.hugging_face import main
 from slipstream.shared.artifacts.prepared.token_rows import FILES, LONGEST_FILE
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import read_tokenizer, vocabulary_beside
-from slipstream.shared.models.hugging_face.command import main
 from tests.support.bases import make_base
 from tests.support.corpora import prepare_language, write_stories
 from tests.support.tokens import VOCABULARY, data_with_words, small_transformer, token_data, word_tokenizer

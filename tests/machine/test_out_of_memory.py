@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.shared.machine.out_of_memory import GIB, MemoryCounters, memory_counters, what_was_killed
+from slipstream.shared.machine.limits import GIB, MemoryCounters, memory_counters, what_was_killed
 from tests.support import REPOSITORY
 from tests.support.control_groups import memory_group, tree
 from tests.support.wording import same_wording
@@ -61,7 +61,7 @@ SCRIPT = """
 import json, subprocess, sys
 from dataclasses import asdict
 from pathlib import Path
-from slipstream.shared.machine.out_of_memory import memory_counters
+from slipstream.shared.machine.limits import memory_counters
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 before = memory_counters()
 codes = [subprocess.run([sys.executable, "-c", f"bytearray({mib} << 20)"]).returncode for mib in (8, 400)]

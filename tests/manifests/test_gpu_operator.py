@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from slipstream.operations.manifests.build import build_manifests
-from slipstream.operations.manifests.partitions import PARTITIONS
+from slipstream.operations.manifests.pools import PARTITIONS
 from slipstream.operations.manifests.site import profile_site
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.placement import TYPE_LABEL

@@ -12,7 +12,7 @@ from slipstream.pipeline.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
-from slipstream.shared.models.token_rows import attention_mask, token_ids
+from slipstream.shared.models.token_rows import attention_mask
 
 LENGTH, END = 12, 9
 SIGNATURE = Signature(
@@ -43,14 +43,6 @@ def test_what_goes_before_a_document_does_not_count_but_across_documents() -> No
         alone = model(row(END, 5, 6, 7, 8, 5, 6, 7, 0, 0, 0, 0))
     # Positions are relative: it is the same wherever in a row it lies.
     torch.testing.assert_close(model(one)[0, 4:], alone[0, :8], atol=1e-5, rtol=1e-4)
-
-
-def test_a_token_that_is_not_learned_is_read_like_any_other() -> None:
-    assert token_ids(row(-1, -2, 5, -10)).tolist() == [[0, 1, 5, 9]]
-    model = small_model()
-    with torch.no_grad():
-        plain, marked = (model(row(*tokens, *range(8))) for tokens in ((1, END, 3, 4), (-2, -1 - END, 3, -5)))
-    assert torch.equal(plain, marked)
 
 
 @pytest.mark.prove

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipstream.pipeline.train.loop.probe import flop_counter, probe_model
+from slipstream.pipeline.train.loop.probe import flop_counter, probe_model, training_flops
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.models.adapters.network import add_adapters, quantise_frozen
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, zero_inputs
-from slipstream.shared.models.flops import training_flops
 from slipstream.shared.models.tables_and_images import MLP
 from tests.support.proving import first_few
 

@@ -11,12 +11,11 @@ from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, Damaged
 from slipstream.shared.artifacts.prepared.token_rows import CONFIG, WHOLE
 from slipstream.shared.artifacts.results.training import KIND
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
-from slipstream.shared.models.base.shape import shaped_for
+from slipstream.shared.models.base.directory import BaseRecord
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.trained import MODEL, Architecture, TrainedModel, write_trained
-from tests.support.bases import SIGNATURE, make_base
+from tests.support.bases import SIGNATURE, fingerprint_base, make_base, shaped_by_data
 from tests.support.wording import refuses, same_wording
 
 LORA = LoraConfig(rank=2, targets=["q_proj"])
@@ -25,7 +24,7 @@ LORA = LoraConfig(rank=2, targets=["q_proj"])
 def fine_tuned(place: Path, lora: LoraConfig) -> Path:
     """Write a model with its initial weights, and its base in the same directory."""
     base = make_base(place / "base", tokenizer=False)
-    config = shaped_for(ModelConfig(base=str(base), lora=lora), SIGNATURE)
+    config = shaped_by_data(ModelConfig(base=str(base), lora=lora))
     weights = build_model(config, SIGNATURE, 0).own_state()
     record = BaseRecord(str(base), fingerprint_base(str(base)))
     write_trained(place / "model", Architecture(config, SIGNATURE, base=record), weights, weights, {})

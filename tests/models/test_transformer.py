@@ -12,11 +12,11 @@ import torch
 import transformers
 from click.testing import CliRunner
 
+from slipstream.pipeline.export.hugging_face import main
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
-from slipstream.shared.models.hugging_face.command import main
 from slipstream.shared.models.initial.drawn import DrawnValues, normal_sequence
 from slipstream.shared.models.trained import Architecture, write_trained
 from slipstream.shared.models.transformer import Transformer
@@ -115,7 +115,7 @@ def test_the_directory_for_hugging_face_is_whole_or_not_there(
         yield "config.json", [b"{}"]
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("slipstream.shared.models.hugging_face.command.hugging_face_files", broken)
+    monkeypatch.setattr("slipstream.pipeline.export.hugging_face.hugging_face_files", broken)
     assert isinstance(write(trained, tmp_path / "new" / "out").exception, OSError)
     assert list((tmp_path / "new").iterdir()) == []
     monkeypatch.undo()

@@ -9,6 +9,7 @@ import pytest
 from slipstream.operations.proofs.gpu.trainings import write_table
 from slipstream.pipeline.compress.config import CompressionConfig
 from slipstream.pipeline.compress.engine import CompressionRun, propose_model
+from slipstream.pipeline.export.hugging_face import main
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.request import Lineage, TrainingRequest
 from slipstream.shared.artifacts.format import ArtifactWriter
@@ -18,7 +19,6 @@ from slipstream.shared.artifacts.results.training import KIND
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
-from slipstream.shared.models.hugging_face.command import main
 from slipstream.shared.models.tables_and_images import MLP
 from slipstream.shared.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
 from tests.support.wording import refuses

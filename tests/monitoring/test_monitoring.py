@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipstream.shared.telemetry.names import METRICS
+from slipstream.shared.telemetry.metrics import METRICS
 from tests.support.monitoring import MONITORING, dashboard, panels
 
 OURS = {series: metric for metric in METRICS for series in metric.series}

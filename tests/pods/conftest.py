@@ -41,7 +41,7 @@ PROVED = Path(__file__).with_name("simulator_proved.txt")
 
 def simulator_digest() -> str:
     """Digest of the simulator's code and tests, and of flytekit's release."""
-    places = ("slipstream/operations/proofs/rehearsal", "slipstream/flyte/other_pods.py", *SIMULATOR_TESTS)
+    places = ("slipstream/operations/proofs/rehearsal", "slipstream/flyte/before_start.py", *SIMULATOR_TESTS)
     files = [path for place in places for path in source_files(REPOSITORY / place)]
     parts = [path.read_bytes() for path in files] + [version("flytekit").encode()]
     return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.flyte.other_pods import PATIENCE_S, attempt_patience
+from slipstream.flyte.before_start import PATIENCE_S, attempt_patience
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.operations.proofs.rehearsal.operator import Namespace
 from slipstream.operations.proofs.rehearsal.pods import PodProcess

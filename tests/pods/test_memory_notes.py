@@ -12,7 +12,7 @@ from slipstream.flyte import memory_notes
 from slipstream.flyte.memory_notes import MemoryNote, noted_memory, place_of_note, read_note, write_note
 from slipstream.operations.proofs.rehearsal.rendering import raw_output
 from slipstream.shared.errors import UserError
-from slipstream.shared.machine.out_of_memory import MemoryCounters
+from slipstream.shared.machine.limits import MemoryCounters
 
 GIB = 1 << 30
 

@@ -12,8 +12,8 @@ from flyteidl.core.literals_pb2 import LiteralMap
 from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
-from slipstream.flyte import other_pods
-from slipstream.flyte.other_pods import WaitingForPods, rendezvous_timeouts, waiting_for_pods
+from slipstream.flyte import before_start
+from slipstream.flyte.before_start import WaitingForPods, rendezvous_timeouts, waiting_for_pods
 from slipstream.operations.proofs.processes import free_port
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from slipstream.pipeline.collectives.config import CollectivesConfig
@@ -23,7 +23,7 @@ from tests.support.scheduler import Scheduler, SchedulerNode
 from tests.support.training_pods import Cluster, python_path
 
 #: In place of half a minute.
-SOON = "import slipstream.flyte.other_pods as other_pods; other_pods.SAY_AFTER_S = 1.0"
+SOON = "import slipstream.flyte.before_start as other_pods; other_pods.SAY_AFTER_S = 1.0"
 
 
 def job(number: int, name: str, port: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_who_is_missing_is_told_by_the_names(
 
 
 def test_who_has_no_peers_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(other_pods, "SAY_AFTER_S", 0.01)
+    monkeypatch.setattr(before_start, "SAY_AFTER_S", 0.01)
     for nodes, pause in ((1, 0.1), (2, 0.0)):
         with waiting_for_pods("train", nodes) as waiting:
             time.sleep(pause)

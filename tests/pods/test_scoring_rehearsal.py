@@ -10,7 +10,7 @@ from flyteidl.core.literals_pb2 import Literal
 from slipstream.config import RunConfig
 from slipstream.operations.proofs.rehearsal.kills import LOSSES, Kill, Kills
 from slipstream.operations.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
-from slipstream.pipeline.score.publish import check_there, list_publications, read_manifest
+from slipstream.pipeline.score.publish import list_publications, read_manifest, verify_table
 from slipstream.shared.artifacts.format import FileRecord
 from slipstream.shared.artifacts.results.scoring import Publication
 from slipstream.shared.profiles.profile import parse_profile
@@ -68,5 +68,5 @@ def execute(rehearsed: Rehearsal, name: str, inputs: dict[str, Literal], kills: 
     execution.run(WORKFLOW, {**inputs, "output": literal(output)})
     assert len({attempt.node for attempt in execution.record.attempts if attempt.task == "score_share"}) == 3
     (publication,) = list_publications(output)
-    check_there(output, publication)
+    verify_table(output, publication, read_bytes=False)
     return publication

@@ -12,6 +12,7 @@ import pytest
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.files import list_source
+from slipstream.shared.source.quarantine import read_quarantine
 from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.proving import first_few
 from tests.support.tables import Prepare, everything, table_text
@@ -30,6 +31,8 @@ CASES: dict[str, tuple[str | bytes, dict[str, Any]]] = {
     "class of one row": (GOOD + "1,2,maybe\n", {}),
     "target all missing": (re.sub(r"(yes|no)\n", "\n", GOOD), {}),
     "ragged": (GOOD + "1,2\n1,2,3,4\n" * 10, {}),
+    "all ragged": ("a,b,y\n" + "1,2\n1,2,3,4\n" * 60, {}),
+    "all infinite": ("a,b,y\n" + "1,inf,yes\n" * 60, {}),
     "infinite": (GOOD + "1,inf,yes\n" * 10, {}),
     "not UTF-8": ((GOOD + "1,2,n").encode() + b"\xe9\n", {}),
     "no such encoding": (GOOD, {"encoding": "utf-9"}),
@@ -111,6 +114,18 @@ def test_bad_rows_are_set_aside_with_line_column_and_reason(prepared: Prepare) -
         (402, "y", "the target is missing", ""),
     ]
     assert all(row["file"].endswith("t.csv") for row in result)
+
+
+@pytest.mark.parametrize(("mark", "written"), [("None", "None"), ("NA", " NA "), ("", "")])
+def test_a_rare_class_that_reads_as_missing_is_named(prepared: Prepare, mark: str, written: str) -> None:
+    rows = "".join(f"{i % 13},{written if i % 150 == 7 else ('low', 'high')[i % 2]}\n" for i in range(1200))
+    data = prepared("a,y\n" + rows)
+    bad = list(read_quarantine(data.artifact))
+    named = f"{mark!r} is in data.missing"
+    assert {row.reason for row in bad} == {f"the target is missing: {named}" if mark else "the target is missing"}
+    assert len(bad) == 8 and data.signature.classes == ("high", "low")
+    warned = [warning for warning in data.card["warnings"] if warning.startswith("target 'y'")]
+    assert len(warned) == bool(mark) and all(named in warning and "8 rows" in warning for warning in warned)
 
 
 def test_lines_are_counted_through_quoted_line_breaks(prepared: Prepare) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.source import memory
@@ -31,6 +32,34 @@ def test_a_regression_target_that_is_copied_is_a_leak(prepared: Prepare) -> None
     data = prepared(pa.table({"noise": draw.normal(size=5000), "copy": x, "y": x + 0.25}))
     assert column(data, "noise")["alone"] < 0.1
     assert column(data, "copy")["alone"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_univariate_score_of_an_unbalanced_target_is_that_of_scikit_learn(prepared: Prepare, classes: int) -> None:
+    """A majority vote explains nothing of a target of 3 %, whatever the column."""
+    draw = np.random.default_rng(4)
+    y = np.where(draw.random(6000) < 0.03, draw.integers(1, classes, 6000), 0)
+    columns = {"weak": draw.normal(size=6000) - y, "outcome": np.array(["due", "paid", "lost"])[y], "copy": 7.5 * y}
+    middle = {"middle": np.abs(draw.normal(size=6000)) * (y == 0) * draw.choice([-1, 1], 6000)}
+    data = prepared(pa.table({**columns, **middle, "noise": draw.normal(size=6000), "y": y}))
+    score = {name: column(data, name)["alone"] for name in (*columns, *middle, "noise")}
+    assert score["outcome"] == score["copy"] == 1.0 and score["middle"] > 0.85 and score["noise"] < 0.15
+    names = [each["name"] for each in data.artifact.read_json("statistics.json")["numeric"]]
+    held_out = np.concatenate([data.split(split) for split in ("validation", "test")])
+    weak = held_out["numeric"][:, names.index("weak")]
+    if classes == 2:
+        assert score["weak"] == pytest.approx(2 * roc_auc_score(held_out["target"], -weak) - 1, abs=1e-6)
+    else:
+        assert 0.3 < score["weak"] < 0.9
+    leaks = {warning.split("'")[1] for warning in data.card["warnings"] if "univariate" in warning}
+    assert leaks == {"outcome", "copy"}
+
+
+def test_a_class_of_hardly_any_held_out_row_gives_no_univariate_score(prepared: Prepare) -> None:
+    draw = np.random.default_rng(5)
+    y = np.isin(np.arange(1000), (7, 300, 501, 902)).astype(int)
+    data = prepared(pa.table({"copy": y, "x": draw.normal(size=1000), "y": y}))
+    assert "alone" not in column(data, "copy") and "alone" not in column(data, "x")
 
 
 def test_quantiles_are_exact_and_the_histogram_counts_the_training_rows(prepared: Prepare) -> None:

@@ -54,7 +54,7 @@ def test_a_row_at_which_it_hangs_ends_the_preparation(tmp_path: Path, monkeypatc
     found = refused(tmp_path, talks, at("Hang", HANGS))  # type: ignore[arg-type]
     assert f"{tmp_path / 'talks.jsonl'}, line 32: " in found
     same_wording(found)
-    assert template_process()._process is None
+    assert template_process()._child is None
 
 
 @pytest.mark.prove
@@ -66,7 +66,8 @@ def test_in_workers_too_and_nothing_of_them_is_left(tmp_path: Path) -> None:
     assert "talks.parquet, line 31: " in found
     same_wording(found)
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    ours = template_process()._process
+    child = template_process()._child
+    ours = child.process if child else None
     assert {child.pid for child in left if "spawn_main" in " ".join(child.cmdline())} <= {ours.pid if ours else 0}
 
 

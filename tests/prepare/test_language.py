@@ -19,7 +19,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import Tokenizer, train_tokenizer
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.config import DataConfig
-from slipstream.shared.source.standard_library import list_standard_library
+from slipstream.shared.source.documents import list_standard_library
 from slipstream.shared.storage import s3
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
 from tests.support.faulty_s3 import FaultyS3

@@ -69,8 +69,6 @@ def test_the_instruction_set_belongs_to_what_was_timed(monkeypatch: pytest.Monke
     """A CPU of the same name whose hypervisor hides VNNI is another machine."""
     keys = {stage.result_key("export", {"config": 1})}
     for flags in (("avx2", "avx512_vnni"), ("avx2",)):
-        monkeypatch.setattr(
-            machine, "this_machine", lambda flags=flags: machine.ClusterMachine("a CPU", "x86_64", flags)
-        )
+        monkeypatch.setattr(machine, "this_machine", lambda flags=flags: machine.CpuModel("a CPU", "x86_64", flags))
         keys.add(stage.result_key("export", {"config": 1}))
     assert len(keys) == 3

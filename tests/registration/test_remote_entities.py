@@ -20,11 +20,12 @@ from flytekit.models.interface import Variable
 from flytekit.models.literals import Literal
 from flytekit.remote import FlyteRemote
 
-from slipstream.config import RunConfig
+from slipstream.config import FineTuneConfig, RunConfig
 from slipstream.flyte.settings_type import TAG
 from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Settings, settings_schema, to_dict
+from slipstream.shared.source.config import DataConfig
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import FlyteAdmin, flyte_admin, register_package, write_config
@@ -89,7 +90,7 @@ def test_flytekit_rebuilds_every_registered_interface(package_for: Callable[[str
             assert issubclass(kind, Settings) and kind.__name__ == structure.tag.removeprefix(TAG), place
             found.add(kind.__name__)
     assert {"RunConfig", "DataConfig", "ModelConfig", "TrainingConfig", "CollectivesConfig"} <= found
-    assert found <= {"RunConfig", *settings_schema(RunConfig)["$defs"]}
+    assert found <= {"RunConfig", "FineTuneConfig", *settings_schema(RunConfig)["$defs"]}
 
 
 def without_type(node: Any, where: str) -> Iterator[str]:
@@ -154,10 +155,12 @@ def test_it_starts_with_a_configuration(admin: FlyteAdmin, tmp_path: Path, given
 
 
 def test_a_workflow_starts_with_the_defaults_of_its_plan(admin: FlyteAdmin, tmp_path: Path) -> None:
-    """Not with those of the class: fine-tuning trains adapters."""
-    ended = started(admin, tmp_path / "client", "remote-workflow", FINE_TUNING, "--base", "s3://bucket/base")
+    """Not with those of any run: fine-tuning trains adapters."""
+    base, config = ("--base", "s3://bucket/base"), ("--config", '{"data": {"length": 2048}}')
+    ended = started(admin, tmp_path / "client", "remote-workflow", FINE_TUNING, *base, *config)
     assert ended.returncode == 0, ended.stdout
-    assert config_of(admin).model.lora.rank == 16
+    found = decoded(next(reversed(admin.executions.values())).inputs.literals["config"], FineTuneConfig)
+    assert found == FineTuneConfig(data=DataConfig(length=2048)) and found.model.lora.rank == 16
 
 
 @pytest.mark.parametrize("command", first_few(["remote-launchplan", "remote-workflow"]))

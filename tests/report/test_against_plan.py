@@ -111,7 +111,7 @@ def test_a_wrong_plan_is_named(changed: dict[str, object], place: str) -> None:
     table = {"take": "x", "rows": 1, "hours": [1, 2, 3], "dollars": [1, 2, 3], "interruptions": 0.0}
     with refuses(UserError, match=place):
         parse_profile("p", {"plan": {**table, **changed}})
-    with refuses(UserError, match="profile.plan:"):
+    with refuses(UserError, match="plan:"):
         parse_profile("p", {"plan": 3})
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from slipstream.pipeline.report.pages.training_page import training_page
+from slipstream.pipeline.report.pages.rendering import training_page
 from slipstream.shared.artifacts.results.training import LiveAttempt, LiveProgress, LossPoint, ValidationPoint
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -105,6 +107,16 @@ def test_files_of_a_killed_second_run_are_removed(served: Registry, tmp_path: Pa
     assert names_of(tmp_path / "out") == names
 
 
+def noted(names: list[str], original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, which also notes its address or key."""
+
+    def call(*arguments: Any) -> Any:
+        names.append(next(each for each in arguments if isinstance(each, str)))
+        return original(*arguments)
+
+    return call
+
+
 def test_reuse_reads_one_pointer_and_lists_twice(
     served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,10 +127,10 @@ def test_reuse_reads_one_pointer_and_lists_twice(
         (tmp_path / f"out/published/{key}.json").write_text(json.dumps({**content, "key": key}))
     read: list[str] = []
     get = LocalStorage.get
-    monkeypatch.setattr(LocalStorage, "get", lambda self, key, place: read.append(key) or get(self, key, place))
+    monkeypatch.setattr(LocalStorage, "get", noted(read, get))
     listed: list[str] = []
     list_names = publish.list_names
-    monkeypatch.setattr(publish, "list_names", lambda uri: listed.append(uri) or list_names(uri))
+    monkeypatch.setattr(publish, "list_names", noted(listed, list_names))
     assert score(served, tmp_path) == (first, False)
     assert [key for key in read if key.startswith("published/")] == [f"published/{first.key}.json"]
     assert len(listed) == 1

@@ -17,7 +17,7 @@ from flytekit.models.literals import Binary, Literal, LiteralMap, Primitive, Sca
 from google.protobuf.json_format import MessageToDict, Parse
 from google.protobuf.struct_pb2 import Struct
 
-from slipstream.config import RunConfig
+from slipstream.config import FULL_LEARNING_RATE, FineTuneConfig, RunConfig
 from slipstream.flyte import open_settings
 from slipstream.flyte.last_line import error_line
 from slipstream.flyte.stage import section_digest
@@ -25,6 +25,7 @@ from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Settings, nested_classes, portable, to_dict
+from slipstream.shared.source.config import DataConfig
 
 
 def as_struct(data: Any) -> Literal:
@@ -70,7 +71,7 @@ def digests(config: Any) -> dict[str, str]:
 RUN = {
     "data": {"image_size": [28, 28], "split": {"seed": 3}},
     "model": {"name": "resnet", "arguments": {"widths": [16, 8], "depth": 2}},
-    "training": {"epochs": 3, "accumulation": "auto", "learning_rate": 1},
+    "training": {"epochs": 3, "batch_size": 48, "accumulation": "auto", "learning_rate": 1},
     "compression": {"students": [{"widths": [8, 4]}]},
     "sweep": {
         "space": {
@@ -215,6 +216,32 @@ def test_a_task_says_the_refusal_in_one_line() -> None:
             FlyteContextManager.current_context(), LiteralMap(inputs), list_data.python_interface.inputs
         )
     assert error_line(refused.value) == "training.epochs: 2.7 is not allowed; expected an integer"
+
+
+# Defaults of fine-tuning
+
+
+def test_fine_tuning_keeps_the_defaults_that_a_client_does_not_change(encode: Encode) -> None:
+    expected = FineTuneConfig(data=DataConfig(length=2048))
+    given: dict[str, Any] = {"data": {"length": 2048}}
+    for literal in (encode(given), encode({**given, "training": None}), sent(given, FineTuneConfig)):
+        config = decoded(literal, FineTuneConfig)
+        assert config == expected and digests(config) == digests(expected)
+    assert (config.model.lora.rank, config.training.epochs, config.training.learning_rate) == (16, 2, 2e-4)
+
+
+def test_all_weights_of_a_base_have_a_learning_rate_of_their_own(encode: Encode) -> None:
+    all_weights = {"model": {"lora": {"rank": 0}}}
+    config = decoded(encode(all_weights), FineTuneConfig)
+    assert (config.model.lora.rank, config.training.epochs) == (0, 2)
+    assert config.training.learning_rate == FULL_LEARNING_RATE < FineTuneConfig().training.learning_rate
+    given = decoded(encode({**all_weights, "training": {"learning_rate": 0.1}}), FineTuneConfig)
+    assert given.training.learning_rate == 0.1
+
+
+def test_fine_tuning_takes_the_settings_of_any_run() -> None:
+    config = RunConfig.from_dict(RUN)
+    assert to_dict(decoded(sent(config, FineTuneConfig), FineTuneConfig)) == to_dict(config)
 
 
 # Every registered literal

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.shared.artifacts.versions import ROOT
-from slipstream.shared.toml_file import DEEPEST, LARGEST_BYTES, LARGEST_INTEGER, BadToml, read_toml
+from slipstream.shared.errors import UserError
+from slipstream.shared.toml_file import DEEPEST, LARGEST_BYTES, LARGEST_INTEGER, read_toml
 from tests.support.wording import refuses
 
 TABLES = [path for floor in ("slipstream", "workflows") for path in sorted((ROOT / floor).rglob("*.toml"))]
@@ -44,7 +45,7 @@ def test_what_is_within_the_limits_is_read(tmp_path: Path) -> None:
 )
 def test_what_is_beyond_them_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.toml").write_bytes(text.encode(errors="surrogateescape"))
-    with refuses(BadToml):
+    with refuses(UserError):
         read_toml(tmp_path / "t.toml")
 
 

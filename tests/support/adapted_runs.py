@@ -21,6 +21,7 @@ from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.models.adapters.layers import is_adapter
 from slipstream.shared.models.adapters.network import hold_frozen
 from slipstream.shared.models.arithmetic import autocast_context
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, initial_values
 from slipstream.shared.models.initial.drawn import InitialValues, draw_slice, fill_parameters
@@ -70,7 +71,7 @@ class Louder:
 
 def predictor_of(case: Case) -> tuple[Predictor, InitialValues]:
     predictor = build_model(case.model, SIGNATURE, SEED, empty=True)
-    values = Louder(initial_values(case.model, predictor.network, SEED))
+    values = Louder(initial_values(case.model, predictor.network, SEED, ModelOrigin(case.model)))
     if case.held:
         hold_frozen(predictor.network, case.precision)
     if case.recompute:

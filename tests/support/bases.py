@@ -9,6 +9,9 @@ import transformers
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.language.chat_template import OWN_TEMPLATE
 from slipstream.shared.language.tokenizer import TEMPLATE, bytes_tokenizer
+from slipstream.shared.models.base.directory import ModelOrigin
+from slipstream.shared.models.base.shape import shaped_for, with_base_shape
+from slipstream.shared.models.config import ModelConfig
 
 #: More ids than the tokenizer has, as bases have that are padded to a multiple.
 VOCABULARY = 272
@@ -77,3 +80,15 @@ def theirs(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
 def some_tokens(rows: int = 3, length: int = LENGTH, vocabulary: int = VOCABULARY) -> torch.Tensor:
     """Random ids, int64 ``[rows, length]``."""
     return torch.randint(0, vocabulary, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def shaped_by_length(model: ModelConfig, length: int = LENGTH) -> ModelConfig:
+    return with_base_shape(model, length, ModelOrigin(model))
+
+
+def shaped_by_data(model: ModelConfig, signature: Signature = SIGNATURE) -> ModelConfig:
+    return shaped_for(model, signature, ModelOrigin(model))
+
+
+def fingerprint_base(address: str) -> str:
+    return ModelOrigin(ModelConfig(base=address)).base_digest

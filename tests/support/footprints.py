@@ -25,6 +25,7 @@ from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel
 from slipstream.pipeline.train.parallel.replicas import replicate_model
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.models.adapters.network import hold_frozen
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.factory import build_model, initial_values
 from tests.support.allocations import allocated, in_use, most_in_use
 from tests.support.layout_runs import on_ranks
@@ -50,7 +51,7 @@ def begun(step: TracedStep, group: RankContext) -> TrainingState:
     if training.parallel.divides:
         layout = Layout.connect(training.parallel, group.rank, group.world, CPU)
         size = {"micro_batches": step.micro_batches, "rows": step.rows}
-        values = initial_values(step.model, model.network, 0)
+        values = initial_values(step.model, model.network, 0, ModelOrigin(step.model))
         parallel = divide_model(model, layout, CPU, values, **size, precision=training.precision)
     else:
         parallel = replicate_model(model, traits, group, training.gradients)

@@ -30,8 +30,8 @@ def trained_steps(data: PreparedData, sizes: dict[str, Any], config: TrainingCon
         Progress(),
         ModelTraits(),
     )
-    order = GlobalOrder(stored_blocks(data, "train"), config.batch_size, config.seed)
-    batches = training_batches(data, order, ALONE, stop=steps * config.batch_size)
+    order = GlobalOrder(stored_blocks(data, "train"), config.rows_per_step, config.seed)
+    batches = training_batches(data, order, ALONE, stop=steps * config.rows_per_step)
     for step, batch in zip(range(steps), batches, strict=False):
         state.progress.step = step
         train_step(state, config, ALONE, "fp32", batch, steps)

@@ -26,6 +26,7 @@ class ToyTrained:
     history: dict[str, Any] = field(default_factory=dict)
     config: ModelConfig = field(default_factory=ModelConfig)
     artifact: Artifact = Artifact(Path(), "train", {}, {}, "")
+    inherited: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def load(self) -> nn.Module:
         return self.model.eval()

@@ -24,8 +24,7 @@ from slipstream.shared.telemetry.records import HostReading, RankTotals, Sample
 from slipstream.shared.telemetry.ring import SILENT_S, SampleRing
 from slipstream.shared.telemetry.totals import write_totals
 from slipstream.shared.telemetry.view import command
-from slipstream.shared.telemetry.view.command import CLEAR_LINE, HOME, main, stages_in
-from slipstream.shared.telemetry.view.page import TelemetrySnapshot, page_lines
+from slipstream.shared.telemetry.view.command import CLEAR_LINE, HOME, TelemetrySnapshot, main, page_lines, stages_in
 from tests.support.sampler_process import device, sample, totals
 from tests.support.wording import refuses, same_wording
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.operations.proofs.processes import free_port
-from slipstream.shared.telemetry.metrics import MetricLabels, metrics_exposition
-from slipstream.shared.telemetry.names import METRICS
+from slipstream.shared.telemetry.metrics import METRICS, MetricLabels, metrics_exposition
 from slipstream.shared.telemetry.records import DeviceReading
 from slipstream.shared.telemetry.totals import NodeTotals, write_totals
 from tests.support.fake_nvml import FakeNvml

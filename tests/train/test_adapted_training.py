@@ -25,12 +25,12 @@ from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.network import merge_adapters, numbers_in, plain_shapes
-from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
+from slipstream.shared.models.base.directory import BaseRecord
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
 from slipstream.shared.models.trained import TrainedModel, Weights, write_trained
 from tests.support.adapted_runs import SIZES
-from tests.support.bases import LENGTH, SIGNATURE, make_base, some_tokens, theirs
+from tests.support.bases import LENGTH, SIGNATURE, fingerprint_base, make_base, some_tokens, theirs
 from tests.support.corpora import prepare_language, write_stories
 from tests.support.training import trained
 from tests.support.wording import refuses

@@ -20,15 +20,15 @@ from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.token_rows import CONFIG, LONGEST_JSON, WHOLE
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.tokenizer import vocabulary_beside
-from slipstream.shared.models.base.directory import BaseRecord, fingerprint_base
+from slipstream.shared.models.base.directory import BaseDirectory, BaseRecord
 from slipstream.shared.models.base.tensors import OpenedBase
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.trained import TrainedModel
 from slipstream.shared.settings import to_dict
 from tasks.config import config_sections
-from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs, write_tokenizer
+from tests.support.bases import LENGTH, VOCABULARY, fingerprint_base, make_base, some_tokens, theirs, write_tokenizer
 from tests.support.corpora import prepare_language, write_stories
-from tests.support.training import refusal, trained
+from tests.support.training import rank_body, refusal, trained
 from tests.support.wording import refuses, same_wording
 
 ONE_EPOCH = TrainingConfig(epochs=1, batch_size=32, learning_rate=1e-3)
@@ -121,11 +121,42 @@ def test_training_begins_with_the_base_and_leaves_a_model_of_its_own(
     assert model.config.base == "" and model.config.name == "transformer"
     with torch.no_grad():
         torch.testing.assert_close(model.load("last")(some_tokens()), theirs(base, some_tokens()), rtol=0, atol=1e-5)
-    stored = OpenedBase.open(str(base))
+    stored = OpenedBase.open(BaseDirectory.list(str(base)))
     for name, parameter in model.load("best").network.named_parameters():
         whole = torch.empty(parameter.shape)
         stored.fill(whole, name, (0, 0))
         assert torch.equal(parameter, whole), name
+
+
+def count_openings(counted: Path) -> None:
+    """Write a line to the file ``counted`` for every listing of a base in this process."""
+    listing = BaseDirectory.list
+
+    def listed(*arguments: Any) -> BaseDirectory:
+        with counted.open("a") as file:
+            file.write("opened\n")
+        return listing(*arguments)
+
+    BaseDirectory.list = listed  # type: ignore[assignment, method-assign]
+
+
+def counting_rank(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
+    count_openings(settings["directory"].with_name(f"openings{rank}"))
+    rank_body(rank, world, port, settings, environment)
+
+
+def test_a_process_opens_a_base_once(
+    data: PreparedData, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BaseDirectory, "list", BaseDirectory.list)  # and restored at the end
+    count_openings(tmp_path / "here")
+    asked = {"task": "language", "length": LENGTH, "tokenizer": str(base)}
+    config_sections(RunConfig.from_dict({"model": {"base": str(base)}, "data": asked}))
+    check_training(data.artifact.directory, ModelConfig(base=str(base)), ONE_EPOCH, 1, 1)
+    training = replace(ONE_EPOCH, parallel=ParallelConfig(shard="weights"))
+    trained(data.artifact.directory, tmp_path / "run", 2, training, ModelConfig(base=str(base)), body=counting_rank)
+    openings = [(tmp_path / file).read_text().count("opened") for file in ("here", "run/openings0", "run/openings1")]
+    assert openings == [2, 1, 1], "by the settings, by the check of the task, and by every rank"
 
 
 @pytest.mark.prove

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from slipstream.operations.proofs.processes import FORK, free_port
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.loop.optimizer import learning_rate
-from slipstream.shared.artifacts.results.training import read_attempt
+from slipstream.shared.artifacts.results.training import read_attempt, read_history
 from tests.support.training import refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
 
@@ -72,7 +72,21 @@ def test_early_stopping_goes_by_evaluations_and_keeps_the_best_weights(prepared:
     found = history(trained(prepared, tmp_path / "x", 1, config))
     losses = [evaluation["loss"] for evaluation in found["evaluations"]]
     assert found["stopped_early"] and found["best"]["loss"] == min(losses)
-    assert len(losses) == losses.index(min(losses)) + 1 + 3
+    counting = [each for each in found["evaluations"] if each["step"] >= 200]
+    assert losses.index(min(losses)) < len(losses) - 3 and len(counting) >= 3
+    assert all(each["loss"] > found["best"]["loss"] for each in counting[-3:])
+    assert len(counting) == 3 or counting[-4]["loss"] == found["best"]["loss"]
+
+
+@pytest.mark.parametrize(("epochs", "ended"), [(8, "Too few steps"), (20, "")])
+def test_patience_does_not_count_before_step_200(prepared: Path, tmp_path: Path, epochs: int, ended: str) -> None:
+    """A rate at which hardly anything is learned: the loss falls a little, and evaluations repeat."""
+    rate = 1e-4 if ended else 0.2
+    config = TrainingConfig(epochs=epochs, batch_size=64, learning_rate=rate, patience=1, evaluate_every=2)
+    model = trained(prepared, tmp_path / "x", 1, config)
+    found = read_history(model)
+    assert found.steps_total == epochs * math.ceil(ROWS / 64) < 200
+    assert not found.stopped_early and found.ended.startswith(ended) and bool(found.ended) == bool(ended)
 
 
 def test_a_loss_that_is_no_number_is_refused_by_every_rank_with_what_to_change(prepared: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.shared.cron import cron_error
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Settings, settings
-from slipstream.shared.toml_file import BadToml, read_toml
+from slipstream.shared.toml_file import read_toml
 
 CHOICE = "SLIPSTREAM_SCHEDULES"
 DEFAULT = "development"
@@ -122,14 +122,10 @@ def environment_path(choice: str) -> Path:
 def read_schedules(choice: str) -> dict[str, AnySchedule]:
     """Return the schedules by name, in the order of the file. Raises ``UserError`` for an invalid file or setting."""
     path = environment_path(choice)
-    try:
-        data: dict[str, object] = read_toml(path)
-    except FileNotFoundError:
-        names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
-        raise UserError(f"{CHOICE}={choice}: no such schedules; choose one of {names}, or a path to a .toml") from None
-    except (OSError, BadToml) as error:
-        raise UserError(f"{path}: the schedules cannot be read: {error}") from None
-    return {name: parse_schedule(f"{path}, [{name}]", name, table) for name, table in data.items()}
+    names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
+    missing = f"{CHOICE}={choice}: no such schedules; choose one of {names}, or a path to a .toml"
+    tables = read_toml(path, missing).items()
+    return {name: parse_schedule(f"{path}, [{name}]", name, table) for name, table in tables}
 
 
 def parse_schedule(where: str, name: str, table: object) -> AnySchedule:

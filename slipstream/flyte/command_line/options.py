@@ -22,6 +22,7 @@ from slipstream.flyte.settings_type import from_client
 from slipstream.operations.doctor.archive import workflow_nodes
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Settings, to_dict
+from slipstream.shared.storage import STORES
 
 
 class SettingsParam(click.ParamType):
@@ -80,9 +81,20 @@ def refine_option(option: click.Option, python_type: Any) -> None:
     def convert_given(context: click.Context, param: click.Parameter, value: Any) -> Any:
         if param.required and value is None and not context.resilient_parsing:
             raise UserError(f"{param.opts[0]}: is missing; expected a value for it; --help lists all options")
+        if param.name == "base" and value and getattr(context.obj, "is_remote", False):
+            refuse_local_base(value)
         return convert(context, param, value) if convert else value
 
     option.callback = convert_given
+
+
+def refuse_local_base(base: str) -> None:
+    """Raise ``UserError`` for a base that pods cannot read."""
+    if not base.startswith(STORES):
+        raise UserError(
+            f"--base: {base}: pods cannot read this machine's disk or cache; expected an address in a store: upload "
+            "the directory with config.json, the safetensors and the tokenizer, and give its address (s3://, gs://, abfs://)"
+        )
 
 
 # flytekit's version is a hash of the code, the image and its own settings. The same code creates other tasks and launch

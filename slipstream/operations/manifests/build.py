@@ -1,15 +1,16 @@
-"""Construction of all manifests for a site."""
+"""Construction of all manifests for a site, with its queues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from slipstream.operations.manifests.documents import ManifestFile, render_file
-from slipstream.operations.manifests.gpu_operator import VALUES, operator_values
 from slipstream.operations.manifests.karpenter import karpenter_values, static_pools
-from slipstream.operations.manifests.queues import queue_values, uses_volcano
-from slipstream.operations.manifests.site import ClusterSite
+from slipstream.operations.manifests.pools import ON_DEMAND, SPOT, VALUES, NodePool, node_pools, operator_values
+from slipstream.operations.manifests.site import DOMAINS, PRODUCTION, RESEARCH, ClusterSite
 from slipstream.operations.manifests.triton import TritonService, needs_keda, triton_values
+from slipstream.shared.profiles.needs import at_once, format_quantity
 
 VOLCANO = "30-volcano.yaml"
 
@@ -51,3 +52,48 @@ def rendered_files(site: ClusterSite, serving: TritonService | None) -> Iterator
         needs = " (needs KEDA and monitoring/podmonitor-triton.yaml)" if needs_keda(site, serving) else ""
         purpose = f"the served model: Triton and its autoscaler{needs}"
         yield render_file("60-triton.yaml", purpose, values | triton_values(site, serving))
+
+
+def uses_volcano(site: ClusterSite) -> bool:
+    return any(placement.scheduler == "volcano" for placement in site.stages.values())
+
+
+def queue_values(site: ClusterSite) -> dict[str, Any]:
+    """Return the templates' values about queues, and about the namespaces and quotas that belong to them."""
+    # CPU pools first: a pod with a GPU has no quota there and gets the next flavour.
+    pools = sorted(node_pools(site), key=lambda pool: pool.has_gpus)
+    needs = at_once(site.stages)
+    return {
+        "covered": list(needs),
+        "flavours": [flavour(site, pool) for pool in pools],
+        "both_capacities": {SPOT, ON_DEMAND} <= {pool.capacity for pool in pools},
+        "one_job": {name: format_quantity(name, amount) for name, amount in needs.items()},
+        # Of both queues: Kueue admits jobs on quota that the other queue lends, and less would refuse their pods.
+        "two_jobs": {name: format_quantity(name, len(DOMAINS) * amount) for name, amount in needs.items()},
+        "queues": [
+            {
+                "kind": queue,
+                "name": f"slipstream-{queue}",
+                "is_production": queue == PRODUCTION,
+                "domain": DOMAINS[queue],
+                "namespace": site.namespace(queue),
+                "quotas": [(pool.name, quotas(pool, queue, list(needs))) for pool in pools],
+            }
+            for queue in (PRODUCTION, RESEARCH)
+        ],
+    }
+
+
+def flavour(site: ClusterSite, pool: NodePool) -> dict[str, Any]:
+    """Return the values of a pool's ResourceFlavor."""
+    labels = {"karpenter.sh/nodepool": pool.name} if site.cloud == "aws" else pool.placement.node_selector
+    return {"name": pool.name, "stages": ", ".join(pool.stages), "labels": labels, "taints": pool.taints}
+
+
+def quotas(pool: NodePool, queue: str, covered: list[str]) -> dict[str, str]:
+    """Return a queue's quotas on a pool, by resource; research has none on demand for stages that run on spot."""
+    stages = pool.stages
+    if queue == RESEARCH and pool.capacity == ON_DEMAND:
+        stages = {name: placement for name, placement in stages.items() if not placement.interruptible}
+    needs = at_once(stages)
+    return {name: format_quantity(name, needs.get(name, 0.0)) for name in covered}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -10,17 +11,17 @@ from pathlib import Path
 import click
 
 from slipstream.operations.manifests.build import build_manifests
-from slipstream.operations.manifests.documents import ManifestFile
-from slipstream.operations.manifests.gpu_operator import SHARES, VALUES
+from slipstream.operations.manifests.documents import MARK, ManifestFile
 from slipstream.operations.manifests.karpenter import static_pools
-from slipstream.operations.manifests.pools import node_pools
+from slipstream.operations.manifests.pools import SHARES, VALUES, node_pools
 from slipstream.operations.manifests.site import ClusterSite, profile_site
 from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, TritonService, needs_keda
-from slipstream.operations.manifests.write import write_manifests
+from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import aligned_table
 from slipstream.shared.profiles.needs import profile_cloud
 from slipstream.shared.profiles.profile import load_profile
+from slipstream.shared.storage.local import writing_to
 
 NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "existing nodes"}
 #: Allowed names: of a namespace, with room for Flyte's domain; of an EKS cluster, with room for the role's prefix.
@@ -120,3 +121,55 @@ def next_steps(site: ClusterSite, profile: str, files: Sequence[ManifestFile], o
             f"for nodes: kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, as Karpenter does not "
             f"create nodes for {', '.join(pool.uncounted)}"
         )
+
+
+def write_manifests(files: Sequence[ManifestFile], out: Path) -> None:
+    """Write the files to the directory ``out`` in place of an earlier call's files.
+
+    Raises ``UserError`` if it holds other files, or cannot be written.
+    """
+    refuse_others(out)
+    out = out.absolute() if not out.is_symlink() else out.resolve()
+    with writing_to(out), temporary_workspace(out.parent) as scratch:
+        whole = scratch / "new"
+        for file in files:
+            path = whole / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.text, encoding="utf-8")
+        exchange_directories(whole, out, scratch / "old")
+
+
+def exchange_directories(whole: Path, out: Path, old: Path) -> None:
+    """Rename ``out``, if present, to ``old``, and ``whole`` to ``out``."""
+    had = out.exists()
+    if had:
+        out.rename(old)
+    try:
+        whole.rename(out)
+    except OSError:
+        if had:
+            old.rename(out)
+        raise
+
+
+def refuse_others(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is not a directory; choose another name")
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise UserError(
+            f"--out {out}: holds the working directory, and would be replaced; choose a directory below or next to it"
+        )
+    for parent, _, names in os.walk(out):
+        for name in sorted(names):
+            if not is_own(path := Path(parent, name)):
+                raise UserError(
+                    f"--out {out}: {path.relative_to(out)} was not written by slipstream manifests; choose another "
+                    "directory, as its files are replaced"
+                )
+
+
+def is_own(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with writing_to(path), path.open("rb") as file:
+        return file.read(len(MARK)) == MARK.encode()

@@ -1,4 +1,4 @@
-"""Node pools of a profile: for each group of stages whose pods may share nodes, on spot and on demand."""
+"""Node pools for groups of stages whose pods may share nodes, MIG partitions, and values of the GPU operator."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.operations.manifests.partitions import find_partition
 from slipstream.operations.manifests.site import ClusterSite
+from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.needs import at_once
 from slipstream.shared.profiles.placement import EFA, TYPE_LABEL, Placement, Toleration
 from slipstream.shared.settings import to_dict
@@ -162,3 +162,85 @@ def group_alike_stages(stages: Mapping[str, Placement]) -> list[dict[str, Placem
         same = ("gpu_resource", "accelerator", "mig", "mig_strategy", "shared_gpu", "node_selector", "tolerations")
         found.setdefault(json.dumps([asked[name] for name in same]), {})[stage] = placement
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class Partition:
+    #: GPUs that have the partition, named as in ``slipstream/operations/plan/gpus.toml``.
+    gpus: tuple[str, ...]
+    #: Number of partitions of this kind on one GPU.
+    number: int
+
+
+A100_40, A100_80, H100, H200 = "A100-40GB", "A100-80GB", "H100", "H200"
+#: Partitions by their name in the profile and the device plugin. 1g.10gb on an A100-40GB (four) is not listed.
+PARTITIONS = {
+    "1g.5gb": Partition((A100_40,), 7),
+    "2g.10gb": Partition((A100_40,), 3),
+    "3g.20gb": Partition((A100_40,), 2),
+    "4g.20gb": Partition((A100_40,), 1),
+    "7g.40gb": Partition((A100_40,), 1),
+    "1g.10gb": Partition((A100_80, H100), 7),
+    "1g.20gb": Partition((A100_80, H100), 4),
+    "2g.20gb": Partition((A100_80, H100), 3),
+    "3g.40gb": Partition((A100_80, H100), 2),
+    "4g.40gb": Partition((A100_80, H100), 1),
+    "7g.80gb": Partition((A100_80, H100), 1),
+    "1g.18gb": Partition((H200,), 7),
+    "1g.35gb": Partition((H200,), 4),
+    "2g.35gb": Partition((H200,), 3),
+    "3g.71gb": Partition((H200,), 2),
+    "4g.71gb": Partition((H200,), 1),
+    "7g.141gb": Partition((H200,), 1),
+}
+
+
+def find_partition(name: str, gpu: str = "") -> Partition:
+    """Return the partition ``name`` of ``gpu``, or of any GPU if ``gpu`` is "".
+
+    Raises ``UserError`` if it is unknown.
+    """
+    known = {each: found for each, found in PARTITIONS.items() if not gpu or gpu in found.gpus}
+    if name not in known:
+        of = f" of {gpu}" if gpu else ""
+        expected = f"one of {', '.join(known)}" if known else "another accelerator"
+        raise UserError(f"profile.mig: {name}: not a known partition{of}; expected {expected}")
+    return Partition((gpu,), known[name].number) if gpu else known[name]
+
+
+VALUES = "helm/gpu-operator.yaml"
+#: Number of pods that share a GPU; profiles have no setting for it.
+SHARES = 4
+#: Clouds whose node images include driver and container toolkit.
+BRING_DRIVER = ("aws", "azure")
+
+
+def operator_values(site: ClusterSite) -> dict[str, Any]:
+    """Return the templates' values about the GPU operator.
+
+    Empty without NVIDIA's GPUs, and on GKE, which brings driver, device plugin and DCGM itself.
+    """
+    if not site.nvidia or site.cloud == "gcp":
+        return {}
+    placements = site.gpus.values()
+    divided = {mig_config(placement): placement for placement in placements if placement.mig}
+    return {
+        "brings_driver": site.cloud in BRING_DRIVER,
+        "shares": SHARES,
+        "shared": {placement.shared_gpu: placement for placement in placements if placement.shared_gpu},
+        "divided": divided,
+        "partitions": {name: find_partition(placement.mig).number for name, placement in divided.items()},
+        "mixed": any(placement.mig_strategy == "mixed" for placement in divided.values()),
+        "tolerations": gpu_tolerations(site),
+    }
+
+
+def gpu_tolerations(site: ClusterSite) -> list[Tree]:
+    """Return tolerations of all taints of nodes with GPUs."""
+    found: list[Tree] = []
+    for pool in node_pools(site):
+        for taint in pool.taints if pool.has_gpus else ():
+            operator = {"operator": "Equal" if "value" in taint else "Exists"}
+            toleration = {"key": taint["key"], **operator, **taint}
+            found += [] if toleration in found else [toleration]
+    return found

@@ -21,7 +21,7 @@ from slipstream.shared.interconnect.model.hockney import Compute, predict_step_t
 from slipstream.shared.interconnect.model.predictions import all_reduce_model
 from slipstream.shared.interconnect.profile import NetworkProfile
 from slipstream.shared.machine.gpus import data_sheet_peak
-from slipstream.shared.toml_file import read_toml
+from slipstream.shared.settings import Settings, settings
 
 FILE = Path(__file__).with_name("gpus.toml")
 #: Bytes moved per step and fp32 parameter: weight read in forward and backward, gradient written, and Adam's reads and
@@ -88,15 +88,28 @@ class WorkTime:
         return np.exp(random.normal(0, self.spread, runs))
 
 
+@settings
+class KnownGpu(Settings):
+    """Entry of ``gpus.toml``, in 1e9 bytes and 1e9 bytes per second."""
+
+    words: list[str]
+    gb: float
+    gb_per_s: float
+
+
+@settings
+class GpuFile(Settings):
+    """Contents of ``gpus.toml``."""
+
+    gpus: dict[str, KnownGpu]
+
+
 @cache
 def known_gpus() -> dict[str, GpuModel]:
     """Return the known GPUs by name, more specific ones first."""
-    data = read_toml(FILE)
-    order = sorted(data, key=lambda name: -len(data[name]["words"]))
-    return {
-        name: GpuModel(name, tuple(data[name]["words"]), data[name]["gb"] * 1e9, data[name]["gb_per_s"] * 1e9)
-        for name in order
-    }
+    entries = GpuFile.from_toml(FILE).gpus.items()
+    order = sorted(entries, key=lambda entry: -len(entry[1].words))
+    return {name: GpuModel(name, tuple(gpu.words), gpu.gb * 1e9, gpu.gb_per_s * 1e9) for name, gpu in order}
 
 
 def find_gpu_model(device: str) -> GpuModel | None:

@@ -133,5 +133,6 @@ def model_of(run: RunConfig, prepared: Path | None, world: int) -> Model:
     arithmetic = Arithmetic(training.precision, training.tf32)
     if prepared is None:
         return SyntheticModel(arithmetic=arithmetic)
-    signature, rows = open_prepared(prepared).signature, max(1, training.batch_size // world)
-    return ConfiguredModel(run.model, signature, rows, training.seed, arithmetic)
+    data = open_prepared(prepared)
+    rows = max(1, training.for_rows(data.training_rows).rows_per_step // world)
+    return ConfiguredModel(run.model, data.signature, rows, training.seed, arithmetic)

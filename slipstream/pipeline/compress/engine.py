@@ -115,7 +115,7 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
     pruned = replace(trained.architecture, retained=compose_prunings(trained.architecture.retained, retained))
     pruned.empty()  # refuses a model that does not run with these units
     weights = model.state_dict()
-    return write_trained(directory, pruned, weights, weights, made_by)
+    return write_trained(directory, pruned, weights, weights, made_by, trained.inherited_files())
 
 
 def evaluate_candidate(

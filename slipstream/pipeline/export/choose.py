@@ -18,7 +18,7 @@ from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures,
 from slipstream.shared.comparison.latencies import PERCENTILES, Load, calls_needed
 from slipstream.shared.comparison.quality import QualityLoss, in_words, passes_gate
 from slipstream.shared.errors import UserError
-from slipstream.shared.machine.description import ClusterMachine
+from slipstream.shared.machine.description import CpuModel
 from slipstream.shared.models.metrics import compute_scores
 from slipstream.shared.models.predict import (
     ModelFunction,
@@ -203,7 +203,7 @@ class Variant:
     recipe: str = ""
 
 
-def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: ClusterMachine) -> list[Variant]:
+def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: CpuModel) -> list[Variant]:
     """Return the torch module (the reference) and, if the CPU supports it, its bfloat16 form."""
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     runs = {TORCH: model_function(model)}

@@ -62,6 +62,9 @@ class ExportConfig(Settings):
     """Approximate total seconds for making and timing all variants."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of ONNX Runtime during measurements."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of a transformer's weights in hugging-face/, to which measured weights are rounded, too: "auto" is that of
+    the base, or float32 without one."""
     licence: str = ""
     """Licence that is recorded in the model's files, such as "Apache-2.0"."""
     sample_rows: Literal["drawn", "real"] = "drawn"

@@ -29,8 +29,8 @@ from slipstream.pipeline.export.choose import (
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.convert import PARITY_BATCHES, exporters_silenced, output_name, without_provenance
 from slipstream.pipeline.export.package.assemble import LOGITS, assemble_package, finish_package
-from slipstream.pipeline.export.package.distributions import model_distributions
 from slipstream.pipeline.export.package.libraries import ModelProvenance, write_libraries
+from slipstream.pipeline.export.package.samples import model_distributions
 from slipstream.pipeline.export.quantize.half_precision import TRIED_ROWS, Half, largest_output_error, write_half
 from slipstream.pipeline.export.quantize.quantise import Quantiser, calibration_rows, stacked_products
 from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS
@@ -57,7 +57,7 @@ from slipstream.shared.artifacts.versions import installed_version
 from slipstream.shared.comparison.latencies import Workload, affordable_batches, measure_latencies
 from slipstream.shared.comparison.quality import QualityLoss, quality_loss
 from slipstream.shared.errors import UserError
-from slipstream.shared.machine.description import ClusterMachine, this_machine
+from slipstream.shared.machine.description import CpuModel, this_machine
 from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.models.predict import held_out_rows, predict_records, record_targets
 
@@ -91,6 +91,7 @@ def export(
     exported to ONNX, if its ONNX outputs differ from torch's, or if no variant is within the budget.
     """
     from slipstream.shared.models.adapters.network import merge_adapters
+    from slipstream.shared.models.hugging_face.files import round_weights, weights_dtype
 
     writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
     if config.target == "vnni" and machine.saturates:
@@ -100,10 +101,13 @@ def export(
     model = trained.load()
     network = getattr(model, "network", model)
     code = code_versions_of(trained.artifact)
-    libraries = write_libraries(writer, network, trained.config, data)
+    dtype = weights_dtype(config.dtype, trained.inherited)
+    libraries = write_libraries(writer, network, trained, data, dtype)
     if why := too_large(model, config):
         return export_weights(writer, libraries, data, config, made_by, machine_figures(machine, config), why, code)
     merge_adapters(network)
+    if libraries:
+        round_weights(network, dtype)
     test = held_out_rows(data)
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
@@ -236,7 +240,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
     )
 
 
-def machine_figures(machine: ClusterMachine, config: ExportConfig) -> MachineFigures:
+def machine_figures(machine: CpuModel, config: ExportConfig) -> MachineFigures:
     """Return machine, threads per call and library versions for ``export.json``."""
     import onnxruntime
     import torch

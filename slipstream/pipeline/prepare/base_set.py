@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -130,7 +130,6 @@ class BaseSet:
     card: Json
     #: Data card of the data that the statistics were fitted on.
     reference: Json
-    bad: list[BadRow]
     #: Files in its manifest.
     files: dict[str, FileRecord]
     fingerprint: str
@@ -163,7 +162,6 @@ class BaseSet:
                     Transform.from_json(artifact.read_json("statistics.json")),
                     card,
                     read_card(artifact, REFERENCE) if REFERENCE in artifact.files else card,
-                    quarantine.read_quarantine(artifact),
                     artifact.files,
                     artifact.fingerprint,
                     artifact.made_by,
@@ -341,6 +339,12 @@ class BaseSet:
             elif hash_file(storage_for(self.address).get(name, writer.directory), record.block_bytes) != record:
                 raise UserError(f"data.earlier: {self.address}: {name} was changed after it was written")
             writer.note(name, record)
+
+    def quarantined(self) -> Iterator[BadRow]:
+        with TemporaryDirectory() as scratch:
+            self.copy([quarantine.NAME], writer := ArtifactWriter(Path(scratch)))
+            with (writer.directory / quarantine.NAME).open("rb") as file:
+                yield from quarantine.read_parquet(file)
 
     def continued(self, card: DataCard, sample: pa.Table) -> DataCard:
         """Extend the data card of the new files to all files.

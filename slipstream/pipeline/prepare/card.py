@@ -25,6 +25,7 @@ from slipstream.shared.comparison.stability import DriftTest, significant_drifts
 from slipstream.shared.source.columnar import TableInput
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import hash_rows
+from slipstream.shared.source.files import Listing
 
 BINS = 20
 QUANTILES = {"p1": 0.01, "p25": 0.25, "p75": 0.75, "p99": 0.99}
@@ -32,6 +33,8 @@ QUANTILES = {"p1": 0.01, "p25": 0.25, "p75": 0.75, "p99": 0.99}
 LEAK = 0.98
 #: Smallest number of held-out rows for detecting leaks.
 ENOUGH = 50
+#: Smallest number of held-out rows of a class, and of all others, for an area under its curve.
+ENOUGH_OF_CLASS = 5
 #: Share of held-out rows from which duplicates are reported: in tables of few values some rows are equal by chance.
 MANY_DUPLICATES = 0.01
 TOP_VALUES = 20
@@ -71,6 +74,10 @@ def make_card(
         rank_error=rank_error(learned) if sampled else 0.0,
         held_out=held_out,
     )
+
+
+def with_skipped(card: DataCard, listing: Listing) -> DataCard:
+    return replace(card, skipped=len(listing.skipped) or None, warnings=[*listing.warnings, *card.warnings])
 
 
 def describe_column(column: ColumnCard, fitted: FittedColumns, count: ColumnCount, sampled: bool) -> ColumnCard:
@@ -159,29 +166,66 @@ class LabelledRows(NamedTuple):
     target: np.ndarray
 
 
-def predicts_alone(binned: np.ndarray, train: LabelledRows, held_out: LabelledRows, classes: int) -> float | None:
-    """Return the univariate score of a binned column, at least 0; ``None`` if too few rows are held out.
+def predicts_alone(
+    binned: np.ndarray, numbers: np.ndarray | None, train: LabelledRows, held_out: LabelledRows, classes: int
+) -> float | None:
+    """Return the univariate score of a binned column on held-out rows, at least 0; ``None`` if they are too few.
 
-    Every bin predicts the most frequent class (or mean) of its training rows. The score is the share of errors (or
-    variance) on held-out rows that this saves over the best constant.
+    Every bin predicts the mean of its training rows, and the score is R². For classes, a bin predicts their shares, and
+    the score is 2 AUC - 1, averaged over the classes (one against the rest).
     """
     if len(held_out.rows) < ENOUGH:
         return None
     size = int(binned.max(initial=0)) + 1
     learned, held = binned.take(train.rows), binned.take(held_out.rows)
     if classes:
-        table = np.bincount(learned * classes + train.target, minlength=size * classes).reshape(size, classes)
-        best = np.where(table.sum(axis=1) > 0, table.argmax(axis=1), table.sum(axis=0).argmax())
-        wrong = np.mean(best.take(held) != held_out.target)
-        base = np.mean(held_out.target != table.sum(axis=0).argmax())
-    else:
-        overall = train.target.mean()
-        count = np.bincount(learned, minlength=size)
-        total = np.bincount(learned, train.target, minlength=size)
-        mean = np.where(count > 0, total / np.maximum(count, 1), overall)
-        wrong = np.mean((mean.take(held) - held_out.target) ** 2)
-        base = np.mean((overall - held_out.target) ** 2)
+        table = class_table(learned, train.target, size, classes)
+        prior = table.sum(axis=0) / max(1, len(train.rows))
+        # An unknown bin predicts the classes as frequent as they are, and a small one nearly so.
+        shares = (table + prior) / (table.sum(axis=1, keepdims=True) + 1)
+        counts = class_table(held, held_out.target, size, classes)
+        rest = counts.sum(axis=1, keepdims=True) - counts
+        enough = np.minimum(counts.sum(axis=0), rest.sum(axis=0)) >= ENOUGH_OF_CLASS
+        if not enough.any():
+            return None
+        # Numbers are ranked themselves if that separates the training rows better than their bins.
+        if numbers is not None and classes == 2:
+            separated = 2 * area_under_curve(numbers.take(train.rows), train.target, 1 - train.target) - 1
+            if abs(separated) >= 2 * area_without_own_row(table, prior[1]) - 1:
+                ranked = numbers.take(held_out.rows)
+                area = area_under_curve(ranked, held_out.target, 1 - held_out.target)
+                return max(0.0, float(np.sign(separated) * (2 * area - 1)))
+        areas = [
+            area_under_curve(*each) for each in zip(shares.T[enough], counts.T[enough], rest.T[enough], strict=True)
+        ]
+        return max(0.0, float(2 * np.mean(areas) - 1))
+    overall = train.target.mean()
+    count = np.bincount(learned, minlength=size)
+    total = np.bincount(learned, train.target, minlength=size)
+    mean = np.where(count > 0, total / np.maximum(count, 1), overall)
+    wrong = np.mean((mean.take(held) - held_out.target) ** 2)
+    base = np.mean((overall - held_out.target) ** 2)
     return max(0.0, float(1 - wrong / base)) if base > 0 else None
+
+
+def class_table(binned: np.ndarray, target: np.ndarray, size: int, classes: int) -> np.ndarray:
+    return np.bincount(binned * classes + target, minlength=size * classes).reshape(size, classes)
+
+
+def area_under_curve(scores: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> float:
+    """Return the area under the ROC curve of ``scores`` with numbers of rows; 0.5 if all are of one class."""
+    _, level = np.unique(scores, return_inverse=True)
+    ahead, behind = np.bincount(level, positive), np.bincount(level, negative)
+    pairs = ahead.sum() * behind.sum()
+    return float((ahead * (np.cumsum(behind) - behind / 2)).sum() / pairs) if pairs else 0.5
+
+
+def area_without_own_row(table: np.ndarray, prior: float) -> float:
+    # Every training row is scored by the other rows of its bin.
+    negative, positive = table.T
+    rows, nothing = np.maximum(1, negative + positive), np.zeros(len(table))
+    scores = np.append((positive - 1 + prior) / rows, (positive + prior) / rows)
+    return area_under_curve(scores, np.append(positive, nothing), np.append(nothing, negative))
 
 
 def column_figures(
@@ -197,7 +241,7 @@ def column_figures(
         if kind == value_types.OTHER:
             continue
         if kind == value_types.TEXT:
-            binned = text_bins(sample[name])
+            binned, numbers = text_bins(sample[name]), None
         else:
             numbers = sample[name].to_numpy()
             learned = numbers.take(train.rows)
@@ -205,7 +249,7 @@ def column_figures(
             new = np.flatnonzero(ascending[1:] != ascending[:-1]) + 1
             binned = bin_values(numbers, ascending, new)
             columns[name] = with_distribution(columns[name], ascending, len(new) + 1)
-        alone = None if name == target else predicts_alone(binned, train, held_out, len(classes))
+        alone = None if name == target else predicts_alone(binned, numbers, train, held_out, len(classes))
         drifts = drift_by_split(binned, splits, ordered=kind != value_types.TEXT)
         columns[name] = with_drifts(replace(columns[name], alone=alone), drifts)
     return columns

@@ -22,8 +22,8 @@ from slipstream.shared.artifacts.resume import ResumableScratch, resumable_scrat
 from slipstream.shared.distributed.pool import WorkerPool, workers_for
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.documents import list_data
 from slipstream.shared.source.files import Listing, files_unchanged, list_source
-from slipstream.shared.source.standard_library import list_data
 from slipstream.shared.storage import out_of_space
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def prepare(
     ``directory`` and serve this config and code only. It restarts if ``scratch`` is None or a file has changed
     since it was listed, as either version may have been read. Raise ``UserError`` for bad data.
     """
-    listing = list_data(data, config) if isinstance(data, str) else data if isinstance(data, Listing) else None
+    listing = list_data(data, target, config) if isinstance(data, str) else data if isinstance(data, Listing) else None
     size = listing.size if listing else 0
     with full_disk_named(directory):
         writer = ArtifactWriter(directory)

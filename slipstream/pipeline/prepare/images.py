@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.pipeline.prepare.card import row_counts
+from slipstream.pipeline.prepare.card import row_counts, with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
 from slipstream.pipeline.prepare.fit.splits import TRAIN, assign_splits
 from slipstream.pipeline.prepare.progress import with_progress
@@ -136,7 +136,7 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
     writer.write_json("schema.json", {"columns": columns, "target": signature.target})
-    writer.write_json(CARD, card_of(images, signature, sum(rows), encoded).to_json())
+    writer.write_json(CARD, with_skipped(card_of(images, signature, sum(rows), encoded), source.listing).to_json())
 
 
 def check_classes(classes: tuple[str, ...], encoded: EncodedImages) -> None:

@@ -19,13 +19,12 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.language.engine import tokenizers_library
 from slipstream.shared.language.tokenizer import Tokenizer, read_tokenizer, vocabulary_beside
 from slipstream.shared.source.config import DataConfig, Format
-from slipstream.shared.source.files import IMAGE_FORMATS, Listing, SourceFile
+from slipstream.shared.source.files import IMAGE_FORMATS, LANGUAGE_TABLES, Listing, SourceFile, format_of_all
 from slipstream.shared.source.resolved import (
     KINDS,
     Kind,
     ResolvedSource,
     digest_files,
-    format_of_all,
     one_format,
     texts_by_class,
 )
@@ -88,7 +87,7 @@ def resolve_source(listing: Listing, target: str, config: DataConfig, fingerprin
     if not listing.files:
         check_image_settings(listing, config)
         return SourceToPrepare(listing, "digits", (), target, config)
-    declared = config.format if config.format != "auto" else format_of_all(listing, target)
+    declared = format_of_all(listing, target, config)
     if declared in IMAGE_FORMATS:
         check_image_settings(listing, config)
         format = one_format(listing, listing.files, config)
@@ -136,10 +135,11 @@ def given_tokenizer(address: str) -> tuple[dict[str, str], int]:
     """
     tokenizer, vocabulary = Tokenizer(read_tokenizer(address)), vocabulary_beside(address)
     if 0 < vocabulary < tokenizer.vocabulary:
+        last = tokenizer.vocabulary - 1
         raise UserError(
-            f"data.tokenizer: {address}: {FAST} has the token id {tokenizer.vocabulary - 1}, and the model of "
-            f"{CONFIG} has embeddings for {vocabulary} ids (vocab_size); expected smaller ids; give the tokenizer of "
-            f"that model, or a directory without {CONFIG}"
+            f"data.tokenizer: {address}: {FAST} has the token {tokenizer.text_of(last)!r} with the id {last}, and the "
+            f"model of {CONFIG} has embeddings for {vocabulary} ids (vocab_size); expected smaller ids; remove tokens "
+            "that were added, or give the model embeddings for them (resize_token_embeddings in transformers)"
         )
     return tokenizer.files, vocabulary
 
@@ -181,7 +181,7 @@ def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataCon
 
 def table_format(file: SourceFile) -> Format | None:
     """Return the format of a file if its rows are documents or conversations, else None."""
-    return file.known_format if file.known_format in ("json", "parquet", "arrow") else None
+    return file.known_format if file.known_format in LANGUAGE_TABLES else None
 
 
 def check_image_settings(listing: Listing, config: DataConfig) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from slipstream.pipeline.prepare.base_set import REFERENCE, TableSchema
-from slipstream.pipeline.prepare.card import make_card
+from slipstream.pipeline.prepare.card import make_card, with_skipped
 from slipstream.pipeline.prepare.fit.fit import FittedColumns, check_values, fit_columns
-from slipstream.pipeline.prepare.fit.scan import ScanResult, SplitRows, UnitScan, read_again, scan_unit
+from slipstream.pipeline.prepare.fit.scan import ScanResult, ScanUnitJob, SplitRows, UnitScan, read_again, scan_unit
 from slipstream.pipeline.prepare.fit.splits import Cuts, find_cuts
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import MergedPart, RunWriter, SortedRun, enter_segments, order_keys
@@ -74,7 +75,8 @@ def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: Table
 
 def scan_units(scratch: ResumableScratch, scan: UnitScan, units: list[Unit]) -> Iterator[ScanResult]:
     """Run the first pass over every unit."""
-    return scratch.map(scan_unit, ((scan, unit) for unit in units))
+    jobs = (ScanUnitJob(scan, unit, scratch.root / f"scan-{number:06d}.bad") for number, unit in enumerate(units))
+    return scratch.map(scan_unit, jobs)
 
 
 def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
@@ -84,11 +86,16 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
     """
     scan, table, base = opened.scan, opened.input, opened.source.base
     scanned = ScanResult.nothing(scan)
-    for part in parts:
+    limit, rows = scan.config.quarantine_limit, 0
+    for part, unit in zip(parts, table.units, strict=True):
         scanned.merge(part)
+        rows += unit.rows
+        if rows < table.rows:
+            quarantine.check_limit(table.bad + scanned.bad, table.read, limit, certain=True)
+    bad = table.bad + scanned.bad
     if base is None:
-        check_values(scanned, scan.target, scan.config)
-    quarantine.check_limit(table.bad + scanned.bad, table.read, scan.config.quarantine_limit)
+        check_values(scanned, bad, scan.target, scan.config)
+    quarantine.check_limit(bad, table.read, limit)
     fitted = base.fitted(scanned) if base else fit_columns(scanned, scan.types, scan.target, scan.config)
     return FittedTable(opened, scanned, fitted)
 
@@ -153,6 +160,7 @@ def encode_records(transform: Transform, rows: SplitRows, numbers: dict[str, np.
 def data_card(fitting: FittedTable) -> DataCard:
     opened, scanned = fitting.opened, fitting.scanned
     card = make_card(opened.source.name, opened.input, scanned, fitting.fitted, opened.dropped)
+    card = with_skipped(card, opened.source.listing)
     return opened.source.base.continued(card, scanned.sample_table()) if opened.source.base else card
 
 
@@ -162,9 +170,9 @@ def write_table(
     """Write the merged rows and their description; a base set's rows on S3 are copied to ``home`` within S3."""
     opened, fitted = fitting.opened, fitting.fitted
     scan, source = opened.scan, opened.source
-    number, bad = 0, opened.input.bad + fitting.scanned.bad
+    number, bad = 0, iter(opened.input.bad + fitting.scanned.bad)
     if source.base:
-        number, bad = source.base.copy_rows(writer, home), source.base.bad + bad
+        number, bad = source.base.copy_rows(writer, home), chain(source.base.quarantined(), bad)
         writer.write_json(REFERENCE, source.base.reference)
     enter_segments(writer, merged, number)
     quarantine.write_quarantine(writer, bad)

@@ -28,7 +28,7 @@ class AgainstBaseline:
         return f"{self.words}, {self.interval}" if self.shown else f"not significant: {self.words}, {self.interval}"
 
 
-def beside_accuracy(evaluation: Evaluation) -> str:
+def unbalanced_figures(evaluation: Evaluation) -> str:
     """Return what qualifies the accuracy for two or unbalanced classes, in words; else ""."""
     majority, binary = evaluation.majority, len(evaluation.classes) == 2
     if majority is None or not (binary or majority > UNBALANCED):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined
 from slipstream.shared.artifacts.format import Artifact
@@ -39,6 +36,7 @@ from slipstream.shared.interconnect.profile import (
     TrendPoint,
     read_profile,
 )
+from slipstream.shared.source.quarantine import QuarantinedRows, read_quarantine
 
 #: Number of quarantined rows that the data card lists; quarantine.parquet has all.
 ROWS_SHOWN = 50
@@ -141,18 +139,10 @@ def network_figures(profile: NetworkProfile) -> NetworkFigures:
 
 
 def quarantine_reasons(prepared: Artifact) -> list[Quarantined]:
-    rows = read_quarantine(prepared, ["file", "line", "column", "reason"]).to_pylist()
-    first: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
-        first.setdefault((row["reason"], row["column"]), row)
-    counts = Counter((row["reason"], row["column"]) for row in rows).most_common()
-    return [Quarantined(*why, number, first[why]["file"], first[why]["line"]) for why, number in counts]
+    found = sorted(QuarantinedRows.counted(read_quarantine(prepared)).reasons, key=lambda each: -each.rows)
+    return [Quarantined(it.first.reason, it.first.column, it.rows, it.first.file, it.first.line) for it in found]
 
 
 def quarantined_rows(prepared: Artifact) -> list[dict[str, Any]]:
     """Return the first ``ROWS_SHOWN`` quarantined rows: ``file``, ``line``, ``column``, ``reason`` and ``raw``."""
-    return read_quarantine(prepared).slice(0, ROWS_SHOWN).to_pylist()
-
-
-def read_quarantine(prepared: Artifact, columns: list[str] | None = None) -> pa.Table:
-    return pq.read_table(pa.BufferReader(prepared.read_bytes("quarantine.parquet")), columns=columns)
+    return [asdict(row) for row in islice(read_quarantine(prepared), ROWS_SHOWN)]

@@ -142,7 +142,7 @@ class RunSummary:
             terminal.sweep_lines(self.sweep),
             terminal.compression_lines(self.compression),
             terminal.quality_lines(self.evaluation),
-            terminal.held_back(self.bottleneck),
+            terminal.training_lines(self.training, self.bottleneck),
             terminal.trained_by(self.training),
             terminal.variant_lines(self.export, self.evaluation.metric_of_rows),
             terminal.network_lines(self.network),

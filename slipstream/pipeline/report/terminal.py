@@ -6,7 +6,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from slipstream.pipeline.report.against_baseline import against_baseline, beside_accuracy
+from slipstream.pipeline.report.against_baseline import against_baseline, unbalanced_figures
 from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
 from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
@@ -87,7 +87,7 @@ def quality_lines(evaluation: Evaluation) -> Iterator[str]:
     yield from labelled_lines(
         "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
     )
-    if more := beside_accuracy(evaluation):
+    if more := unbalanced_figures(evaluation):
         yield from labelled_lines("", more)
 
 
@@ -100,11 +100,19 @@ def sweep_lines(sweep: Sweep | None) -> Iterator[str]:
     yield from labelled_lines("", f"{fmt.capitalise_sentence(sweep.worth)}.")
 
 
-def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
-    """Yield the diagnosis if less than :data:`USEFUL` of the time was useful and enough seconds could be saved."""
+def training_lines(training: TrainingFigures | None, bottleneck: Bottleneck | None) -> Iterator[str]:
+    """Yield an early end or too few steps, and the diagnosis.
+
+    The diagnosis appears if less than :data:`USEFUL` of the time was useful and enough seconds could be saved.
+    """
+    ended = training.ended if training else ""
+    if ended:
+        yield from labelled_lines("Training", ended)
     if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
         used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
-        yield from labelled_lines("Training", f"{used}. {fmt.capitalise_sentence(bottleneck.sentence)}")
+        yield from labelled_lines(
+            "" if ended else "Training", f"{used}. {fmt.capitalise_sentence(bottleneck.sentence)}"
+        )
 
 
 def trained_by(training: TrainingFigures | None) -> Iterator[str]:

@@ -13,14 +13,16 @@ from slipstream.pipeline.score.model import IMAGES, ModelAddress, ServedModel, f
 from slipstream.pipeline.score.table_rows import deciding_files
 from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.errors import UserError
+from slipstream.shared.logs import logger
 from slipstream.shared.settings import to_dict
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.config import DataConfig, Format
-from slipstream.shared.source.files import IMAGE_FORMATS, Listing, SourceFile, list_source
-from slipstream.shared.source.resolved import TEXT, ResolvedSource, fingerprint_source, format_of_all, one_format
+from slipstream.shared.source.files import IMAGE_FORMATS, Listing, SourceFile, format_of_all, list_source
+from slipstream.shared.source.resolved import TEXT, ResolvedSource, fingerprint_source, one_format
 from slipstream.shared.storage import STORES, check_conditional_writes, storage_for
 from slipstream.shared.storage.local import local_path
 
+LOG = logger("score")
 #: Maximum bytes and files of a part, unless it is one larger file. The sizes do not depend on the workers.
 PART_BYTES, PART_FILES = 64 << 20, 4096
 #: Version of the table's format, which is part of its key.
@@ -86,7 +88,7 @@ def plan_scoring(
         raise UserError("output: is empty; expected a directory or a store's address for the scored tables")
     check_apart(data, output)
     address = find_model(registry, package)
-    listing = list_source(data)
+    listing = list_source(data, "", reading)
     check_none_inside(listing, output)
     with TemporaryDirectory() as scratch:
         model = address.fetch(Path(scratch, "model"), public_key(config))
@@ -94,7 +96,9 @@ def plan_scoring(
         source = resolve_format(listing, as_the_model(reading, model), model)
     if output.startswith(STORES):
         check_conditional_writes(storage_for(output))
-    fingerprint = fingerprint_source(listing)
+    for warning in source.listing.warnings:
+        LOG.warning(warning)
+    fingerprint = fingerprint_source(source.listing)
     made_of = {"form": FORM, "data": fingerprint, "model": address.manifest, **table_settings(source.config, config)}
     key = hashlib.sha256(canonical_json(made_of)).hexdigest()[:16]
     portions = tuple(ScoringPortion(number, files) for number, files in enumerate(portion_files(source.files)))
@@ -178,7 +182,8 @@ def resolve_format(listing: Listing, config: DataConfig, model: ServedModel) -> 
     if not listing.files:
         source = ResolvedSource(listing, "digits", (), "", config)
     else:
-        declared = config.format if config.format != "auto" else format_for(listing, model)
+        declared = format_for(listing, config, model)
+        listing = listing.with_underscores(declared)
         images = declared in IMAGE_FORMATS
         files = listing.files if images else tuple(file for file in listing.files if file.size)
         format = one_format(listing, files, replace(config, format="text") if declared == "text" else config)
@@ -191,12 +196,12 @@ def resolve_format(listing: Listing, config: DataConfig, model: ServedModel) -> 
     return source
 
 
-def format_for(listing: Listing, model: ServedModel) -> Format:
+def format_for(listing: Listing, config: DataConfig, model: ServedModel) -> Format:
     """Return the format by :func:`format_of_all`, but accept texts without class folders."""
     texts = model.by != IMAGES and model.types == {TEXT: value_types.TEXT}
-    if texts and all(file.name.lower().endswith(".txt") for file in listing.files):
+    if config.format == "auto" and texts and all(file.name.lower().endswith(".txt") for file in listing.files):
         return "text"
-    return format_of_all(listing, "")
+    return format_of_all(listing, "", config)
 
 
 def portion_files(files: Iterable[SourceFile]) -> Iterator[tuple[SourceFile, ...]]:

@@ -47,9 +47,8 @@ class Predictions:
     outputs: np.ndarray
 
 
-#: Functions that predict from columns, or from pixels.
+#: Function that predicts from columns.
 TablePredictor = Callable[[pa.RecordBatch], Predictions]
-ImagePredictor = Callable[[np.ndarray], Predictions]
 
 
 def table_predictor(model: ServedModel) -> TablePredictor:

@@ -29,7 +29,7 @@ from slipstream.pipeline.score.plan import ScoringPlan, plan_scoring, public_key
 from slipstream.pipeline.score.predict import measure_drift
 from slipstream.shared.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Manifest, hash_file
 from slipstream.shared.artifacts.records import decode_record, from_tree, to_json, to_tree
-from slipstream.shared.artifacts.results.scoring import KIND, AsideReason, Publication, ScoredTable
+from slipstream.shared.artifacts.results.scoring import KIND, Publication, QuarantineCount, ScoredTable
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.distributed.pool import WorkerPool, workers_for
 from slipstream.shared.errors import UserError
@@ -123,13 +123,13 @@ def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel)
     )
 
 
-def reasons_of(bad: Sequence[BadRow]) -> list[AsideReason]:
+def reasons_of(bad: Sequence[BadRow]) -> list[QuarantineCount]:
     first: dict[tuple[str, str], BadRow] = {}
     for row in bad:
         first.setdefault((row.reason, row.column), row)
     frequent = Counter((row.reason, row.column) for row in bad).most_common(REASONS)
     return [
-        AsideReason(n, reason, column, first[reason, column].file, first[reason, column].line)
+        QuarantineCount(n, reason, column, first[reason, column].file, first[reason, column].line)
         for (reason, column), n in frequent
     ]
 

@@ -214,7 +214,7 @@ def json_rows(
 ) -> Iterator[TableBatch]:
     """Yield the rows of a file of JSON Lines.
 
-    A key that some records lack is a missing value, one that all records lack an absent column.
+    A key that some records lack is a missing value; a key that all lack is an absent column.
     """
     # Quotes span no lines.
     config = replace(source.config, quote="", escape="")

@@ -21,7 +21,7 @@ from slipstream.shared.artifacts.results.sweep import AgainstGiven, Sweep, Sweep
 from slipstream.shared.comparison.quality import UNITS, quality_loss
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.directory import fingerprint_origin
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.predict import held_out_rows, model_function, predict_records, record_targets
 from slipstream.shared.settings import to_dict
@@ -115,7 +115,7 @@ def open_given(address: str, asked: ModelConfig, directory: Path, signature: Sig
 def sweep_identity(config: RunConfig, content: str) -> SweepIdentity:
     """Return the identity of a sweep on prepared data with the fingerprint ``content``."""
     sweep = config.sweep
-    model = {**to_dict(config.model.without_addresses()), "base": fingerprint_origin(config.model)}
+    model = {**to_dict(config.model.without_addresses()), "base": ModelOrigin(config.model).digest}
     return SweepIdentity(content, model, resume_settings(config.for_training()), sweep.space, sweep.seed)
 
 
@@ -127,8 +127,9 @@ def sweep_search(config: RunConfig, data: PreparedData) -> SweepSearch:
     from slipstream.pipeline.train.data_loader import stored_blocks
     from slipstream.pipeline.train.data_order import GlobalOrder
 
+    config = config.for_rows(data.training_rows)
     training = config.for_training()
-    epoch = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).steps_per_epoch
+    epoch = GlobalOrder(stored_blocks(data, "train"), training.rows_per_step, training.seed).steps_per_epoch
     evaluations = math.ceil(training.epochs * epoch / (training.evaluate_every or epoch))
     return SweepSearch(config, searched_parameters(config), study.rung_positions(training.epochs, evaluations))
 
@@ -141,7 +142,8 @@ def start_sweep(config: RunConfig, data: PreparedData, address: str) -> None:
     """
     from slipstream.shared.models.factory import build_model
 
-    parameters = sweep_search(config, data).parameters
+    search = sweep_search(config, data)
+    config, parameters = search.config, search.parameters
     for parameter in parameters:
         if parameter.path.startswith("model."):
             for value in parameter.extremes:
@@ -160,7 +162,7 @@ def run_trials(config: RunConfig, address: str, pod: WorkerPod) -> None:
     data = open_prepared(pod.prepared)
     search = sweep_search(config, data)
     store = SweepStore(address, search.parameters)
-    store.open(sweep_identity(config, data.artifact.content))
+    store.open(sweep_identity(search.config, data.artifact.content))
     pod.scratch.mkdir(parents=True, exist_ok=True)
     SweepWorker(store, search, pod).run()
 

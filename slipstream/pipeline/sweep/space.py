@@ -79,7 +79,9 @@ def searched_parameters(config: RunConfig) -> list[SearchedParameter]:
     ranges = config.sweep.ranges()
     if not ranges:
         raise UserError("sweep.space: is empty; expected settings to search, such as training.learning_rate")
-    return [parameter_of(config, path, ranges[path]) for path in sorted(ranges)]
+    # Only the type of training.batch_size counts here, not the number that it is for the data.
+    typed = config.for_rows(0)
+    return [parameter_of(typed, path, ranges[path]) for path in sorted(ranges)]
 
 
 def untyped_parameters(space: dict[str, Any]) -> list[SearchedParameter]:

@@ -87,21 +87,22 @@ def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
 
     try:
         from slipstream.shared.artifacts.prepared.streamed import open_prepared
-        from slipstream.shared.models.base.directory import fingerprint_origin
+        from slipstream.shared.models.base.directory import ModelOrigin
 
-        model, training = job.config.model, job.config.for_training()
-        base = fingerprint_origin(model)
+        data, model = open_prepared(job.prepared), job.config.model
+        training, origin = job.config.for_training().for_rows(data.training_rows), ModelOrigin(model)
         request = TrainingRequest(
             prepared=job.prepared,
             model=model,
             training=training,
             directory=job.directory,
             home=job.home,
-            made_by={"sweep": run_identity(open_prepared(job.prepared), model, training, base_digest=base)},
+            made_by={"sweep": run_identity(data, model, training, base_digest=origin.digest)},
             holder=job.holder,
             notices=job.notices,
             grace_s=job.grace_s,
             told=told,
+            opened=origin,
         )
         run_attempt(request)
         return TrialOutcome("complete", weights=Artifact.open(job.directory, KIND).files[WEIGHTS].sha256)

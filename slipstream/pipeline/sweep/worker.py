@@ -34,7 +34,7 @@ from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed import fork_server
 from slipstream.shared.errors import Preempted, UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.machine.out_of_memory import memory_counters, what_was_killed
+from slipstream.shared.machine.limits import memory_counters, what_was_killed
 from slipstream.shared.storage import StorageUnavailable, storage_for
 
 #: Modules preloaded by the server from which trial processes are forked.

@@ -31,6 +31,7 @@ from slipstream.shared.distributed.user_errors import resolve_backend
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.gpus import bf16_gpus, visible_gpus
 from slipstream.shared.models.arithmetic import choose_precision
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.base.shape import shaped_for, with_base_shape
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, initial_values
@@ -54,13 +55,14 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
     data = open_prepared(prepared)
     check_rows(data)
-    model = shaped_for(model, data.signature)
+    origin = ModelOrigin(model)
+    model = shaped_for(model, data.signature, origin)
     pieces = micro_batch_slices(data, training, replicas * shards)
     if training.compile:
         check_compiler(gpus > 0)
     if model.base or training.parallel.divides or training.compile or training.recompute == "full":
         predictor = build_model(model, data.signature, training.seed, empty=True)
-        initial_values(model, predictor.network, training.seed)
+        initial_values(model, predictor.network, training.seed, origin)
         check_divisible(training, probe_traits(predictor, torch.device("cpu")), precision)
         check_plan(training.parallel, model_plan(predictor.network), len(pieces), adapted=predictor.adapted)
         if training.recompute == "full":
@@ -69,27 +71,29 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
             check_parameters(predictor.network)
 
 
-def check_base(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> None:
-    """Raise ``UserError`` if ``model``, with a base, cannot be trained on text with these settings.
+def check_base(origin: ModelOrigin, training: TrainingConfig, data: DataConfig) -> None:
+    """Raise ``UserError`` if the model with the base ``origin`` cannot be trained on text with these settings.
 
     The text need not be prepared yet. Reads the base's ``config.json``, the headers of its weights and the settings.
     Raises ``StorageUnavailable`` for a base in a store.
     """
-    signature = rows_of_text(data, model)
-    shaped = shaped_for(model, signature)
+    signature = rows_of_text(data, origin)
+    shaped = shaped_for(origin.model, signature, origin)
     predictor = build_model(shaped, signature, training.seed, empty=True)
-    initial_values(shaped, predictor.network, training.seed)
+    initial_values(shaped, predictor.network, training.seed, origin)
     enough = training.parallel.pipeline * training.parallel.stages_per_rank  # their number depends on the data
     check_plan(training.parallel, model_plan(predictor.network), enough, adapted=predictor.adapted)
 
 
-def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
+def rows_of_text(config: DataConfig, origin: ModelOrigin) -> Signature:
     """Return the signature that text will have once it is prepared.
 
     Its vocabulary size is the base's, else the maximum for the tokenizer (``data.vocabulary``).
     """
     tokens, end = TensorSpec("tokens", "int32", (config.length,)), -1 if config.across_documents else 0
-    vocabulary = with_base_shape(model, config.length).arguments["vocab_size"] if model.base else config.vocabulary
+    vocabulary = config.vocabulary
+    if origin.model.base:
+        vocabulary = with_base_shape(origin.model, config.length, origin).arguments["vocab_size"]
     return Signature((tokens,), "next token", "next token", buckets=vocabulary, document_end=end)
 
 
@@ -103,7 +107,7 @@ def micro_batch_slices(data: PreparedData, training: TrainingConfig, shares: int
 
     ``shares`` is the number of data-parallel ranks. Raises ``UserError`` if a rank has fewer rows than micro-batches.
     """
-    largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
+    largest = GlobalOrder(stored_blocks(data, "train"), training.rows_per_step, training.seed).largest
     share = -(-largest // shares)
     # "auto" resolves to at most one micro-batch per row, in whole rounds of a pipeline.
     most = max(1, share // training.parallel.pipeline * training.parallel.pipeline)

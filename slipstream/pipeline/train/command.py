@@ -25,11 +25,11 @@ from slipstream.shared.artifacts.prepared.streamed import make_stub
 from slipstream.shared.artifacts.results.training import KIND
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.artifacts.workspaces import Holder
-from slipstream.shared.distributed.leaving import exit_at_once, group_stands
+from slipstream.shared.distributed.process_group import exit_at_once, group_stands
 from slipstream.shared.distributed.user_errors import torch_user_error
 from slipstream.shared.errors import OutOfMemory, UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.directory import fingerprint_origin
+from slipstream.shared.models.base.directory import ModelOrigin, with_lasting_addresses
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.storage import STORES
 from slipstream.shared.telemetry.metrics import MetricLabels
@@ -74,7 +74,7 @@ def is_finished(output: Path, made_by: Callable[[], Mapping[str, object]]) -> bo
 def alone_at_once() -> Iterator[None]:
     """Print an error of this rank and end the process without waiting for other ranks.
 
-    See :mod:`slipstream.shared.distributed.leaving`.
+    See :mod:`slipstream.shared.distributed.process_group`.
     """
     try:
         yield
@@ -115,16 +115,17 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
     Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml
     """
     settings = RunConfig.from_file(config) if config else RunConfig()
-    training = settings.for_training()
+    training, model = settings.for_training(), with_lasting_addresses(settings.model)
+    origin = ModelOrigin(model)
     with alone_at_once(), local_prepared_data(prepared) as directory:
 
         @cache
         def made_by() -> Mapping[str, object]:
             # Lazy: only a process that needs the digest reads the base.
-            base = fingerprint_origin(settings.model)
             data = PreparedData.open(directory)
             made = {"command": "slipstream.train", "code": code_version(KIND)}
-            return {**made, **run_identity(data, settings.model, training, base_digest=base)}
+            resolved = training.for_rows(data.training_rows)
+            return {**made, **run_identity(data, model, resolved, base_digest=origin.digest)}
 
         if is_finished(output, made_by):
             return
@@ -136,13 +137,14 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             return
         request = TrainingRequest(
             prepared=directory,
-            model=settings.model,
+            model=model,
             training=training,
             directory=output,
             home=home,
             holder=holder,
             made_by=made_by() if os.environ.get("RANK", "0") == "0" else {},
             sampled=Path(f"{output}.telemetry"),
+            opened=origin,
         )
         try:
             with sampled_machine(request):

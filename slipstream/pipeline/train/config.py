@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Literal, get_type_hints
 
 from pydantic import Field
@@ -15,6 +15,8 @@ from slipstream.shared.settings import LARGEST, Natural, Positive, Seed, Setting
 #: older trainings then restart instead of resuming with different arithmetic.
 STEP_VERSION = 1
 
+#: Values of ``batch_size: auto``, the largest first, and the number of steps per epoch that it aims at.
+AUTOMATIC_SIZES, STEPS_PER_EPOCH = (256, 128, 64, 32, 16), 20
 #: Annotation of settings that may change on resume: they affect the result at most by rounding. All other settings must
 #: equal the checkpoint's, and are part of the key of the checkpoint directory.
 MAY_CHANGE = "may change on resume"
@@ -44,8 +46,9 @@ class TrainingConfig(Settings):
     """Seed of the initial weights, the order of the samples and the dropout."""
     epochs: Positive = 20
     """Maximum number of epochs."""
-    batch_size: Positive = 256
-    """Samples per optimiser step, over all processes."""
+    batch_size: int | Literal["auto"] = "auto"
+    """Samples per optimiser step, over all processes. "auto" takes the largest power of two from 16 to 256 with at
+    least 20 steps per epoch, or else 16."""
     accumulation: Annotated[int | Literal["auto"], MAY_CHANGE] = 1
     """Micro-batches into which each process divides its batch, to save memory. "auto" traces a step before the first
     attempt and takes the fewest micro-batches that fit into the devices' memory; later attempts keep the number. If a
@@ -81,7 +84,8 @@ class TrainingConfig(Settings):
     evaluate_every: Natural = 0
     """Steps between evaluations; 0 means once per epoch."""
     patience: Natural = 5
-    """Evaluations without improvement after which training stops; 0 disables early stopping."""
+    """Evaluations without improvement after which training stops; 0 disables early stopping. Evaluations before step
+    200 do not count."""
     checkpoint_every: Annotated[Natural, MAY_CHANGE] = 0
     """Steps between checkpoints. If checkpoint_every, checkpoint_seconds and mean_time_between_failures are all 0, a
     checkpoint is saved once per epoch."""
@@ -120,6 +124,19 @@ class TrainingConfig(Settings):
     """Policy for tuner settings that can change numerical results: "keep" ignores them, "may_change" applies them;
     empty means the value of collectives.numbers."""
 
+    def for_rows(self, rows: int) -> TrainingConfig:
+        """Return the settings for a training split of ``rows`` rows, with a number as ``batch_size``."""
+        if self.batch_size != "auto":
+            return self
+        fitting = (size for size in AUTOMATIC_SIZES if -(-rows // size) >= STEPS_PER_EPOCH)
+        return replace(self, batch_size=next(fitting, AUTOMATIC_SIZES[-1]))
+
+    @property
+    def rows_per_step(self) -> int:
+        """Return ``batch_size`` as an int; "auto" must be resolved before by :meth:`for_rows`."""
+        assert isinstance(self.batch_size, int), "batch_size: auto is decided once the rows are known"
+        return self.batch_size
+
     @property
     def micro_batches(self) -> int:
         """Return ``accumulation`` as an int; "auto" must be resolved before."""
@@ -128,8 +145,10 @@ class TrainingConfig(Settings):
 
     def check(self) -> None:
         # Here, because Flyte's decoder accepts no union of annotated types.
-        if self.accumulation != "auto" and not 1 <= self.accumulation <= LARGEST:
-            raise self.reject("accumulation", 'a whole number from 1 on, or "auto"')
+        for name in ("batch_size", "accumulation"):
+            value = getattr(self, name)
+            if value != "auto" and not 1 <= value <= LARGEST:
+                raise self.reject(name, 'a whole number from 1 on, or "auto"')
         if self.parallel.divides and self.ema:
             raise self.reject("ema", "0 with training.parallel: averages of divided weights are not supported")
         changed = [n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n)]

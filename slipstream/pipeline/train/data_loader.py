@@ -26,6 +26,7 @@ from slipstream.pipeline.train.telemetry.step_times import LoaderTimes
 from slipstream.shared.artifacts.format import DamagedArtifact
 from slipstream.shared.artifacts.prepared.data import Block, PreparedData, Signature
 from slipstream.shared.artifacts.prepared.streamed import StreamedData
+from slipstream.shared.artifacts.prepared.token_rows import read_tokens
 from slipstream.shared.distributed.process_group import RankContext
 
 #: Number of buffers: one in use by the consumer, one ready, one being filled.
@@ -47,7 +48,7 @@ class Batch(NamedTuple):
 
     #: Tensors ``[rows, *shape]`` in the signature's order.
     inputs: tuple[Tensor, ...]
-    #: Labels ``[rows]``; tokens ``[rows, length]``.
+    #: Labels ``[rows]``; next tokens ``[rows, length]``, int64, with ``NOT_LEARNED`` for those without loss.
     target: Tensor
     #: Number of this rank's rows; tensor rows after these are padding.
     rows: int
@@ -283,7 +284,7 @@ class HostBuffer:
         #: uint8 ``[batches * stride, record]``, filled by the reading thread.
         self.records = self._host.numpy()
         self._row_numbers = np.empty((batches, self._stride), np.int64)
-        self._inputs = len(signature.inputs)
+        self._inputs, self._tokens = len(signature.inputs), signature.task == "next token"
         self._fields = [record_fields(part[:rows], signature) for part in self._memory().split(self._stride)]
 
     def _memory(self) -> Tensor:
@@ -318,6 +319,8 @@ class HostBuffer:
         if rows < self._rows:
             columns = tuple(field[:rows] for field in columns)
         inputs, (target, *weight) = columns[: self._inputs], columns[self._inputs :]
+        if self._tokens:
+            inputs, target = tuple(read_tokens(each)[0] for each in inputs), read_tokens(target)[1]
         return inputs, target, weight[0] if weight else None
 
     def release(self) -> None:

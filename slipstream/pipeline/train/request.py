@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.training import ValidationPoint
 from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.config import ModelConfig, TeachingConfig
 from slipstream.shared.models.factory import Predictor, build_model
@@ -58,6 +60,12 @@ class TrainingRequest:
     #: Callback after every evaluation, given on all ranks or on none. Called on rank 0 with all evaluations so far;
     #: True stops all ranks.
     told: Callable[[Sequence[ValidationPoint]], bool] | None = None
+    #: Base and start adapter of ``model``, if they are already opened.
+    opened: ModelOrigin | None = None
+
+    @cached_property
+    def origin(self) -> ModelOrigin:
+        return self.opened or ModelOrigin(self.model)
 
 
 @dataclass(frozen=True)
@@ -86,11 +94,17 @@ class Lineage:
         start, teacher = (open_model(each, request.factory, data) for each in (request.start, request.teacher))
         return cls(start, teacher, request.teaching)
 
-    def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
-        """Return the start model's architecture; without one, that configured by ``model``."""
+    def inherited(self, origin: ModelOrigin) -> dict[str, bytes]:
+        """Return the files with a base's settings for the trained model: those of the start model, or of ``origin``."""
+        if self.start:
+            return self.start.inherited_files()
+        return origin.base.inherited() if origin.model.base else {}
+
+    def architecture(self, origin: ModelOrigin, data: PreparedData) -> Architecture:
+        """Return the start model's architecture; without one, that configured by ``origin.model``."""
         if self.start:
             return self.start.architecture
-        return Architecture(shaped_for(model, data.signature), data.signature)
+        return Architecture(shaped_for(origin.model, data.signature, origin), data.signature)
 
     def begin(self, architecture: Architecture, training: TrainingConfig) -> Predictor:
         """Return the model with its initial weights, in training mode.

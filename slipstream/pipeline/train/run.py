@@ -54,14 +54,13 @@ from slipstream.pipeline.train.setup import (
     same_origin,
 )
 from slipstream.pipeline.train.so_far import progress_written
-from slipstream.pipeline.train.telemetry.around import current_losses
 from slipstream.pipeline.train.telemetry.attempt import (
     describe_machine,
     overhead_seconds,
     record_attempt,
 )
 from slipstream.pipeline.train.telemetry.pods import samples_uploaded
-from slipstream.pipeline.train.telemetry.totals import written_totals
+from slipstream.pipeline.train.telemetry.totals import current_losses, written_totals
 from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.artifacts.results.ledger import RESTORE
 from slipstream.shared.artifacts.versions import code_version
@@ -72,7 +71,7 @@ from slipstream.shared.errors import Preempted
 from slipstream.shared.logs import logger
 from slipstream.shared.models.adapters.network import hold_frozen
 from slipstream.shared.models.arithmetic import autocast_context, common_precision, device_capability
-from slipstream.shared.models.base.directory import BaseRecord, fingerprint_origin
+from slipstream.shared.models.base.directory import BaseRecord
 from slipstream.shared.models.factory import initial_values
 from slipstream.shared.models.initial.drawn import fill_parameters
 from slipstream.shared.models.trained import write_trained
@@ -146,19 +145,22 @@ class Trainer:
 
         Raises ``AgreedUserError`` if data, settings and devices are incompatible.
         """
-        request, made_for = with_micro_batches(self.request, self.group, self.on_host)
+        with same_error_on_all_ranks(self.on_host):
+            data = open_prepared(self.request.prepared)
+            check_rows(data)
+        known = replace(self.request, training=self.request.training.for_rows(data.training_rows))
+        request, made_for = with_micro_batches(known, self.group, self.on_host)
         training, group = request.training, self.group
         abilities = self.peers.gather(device_capability(group.device))
         with same_error_on_all_ranks(self.on_host):
-            data = open_prepared(request.prepared)
-            check_rows(data)
             if training.compile:
                 check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
             _, replicas, shards, _ = training.parallel.sizes(group.world, count_nodes(group.world))
             pieces = micro_batch_slices(data, training, replicas * shards)
             lineage = Lineage.open(request, data)
-            architecture = lineage.architecture(request.model, data)
+            architecture = lineage.architecture(request.origin, data)
+            inherited = lineage.inherited(request.origin) if group.rank == 0 else {}
             precision = common_precision(training.precision, abilities)
             check_exchange(self.applied.exchange(training.gradients), group.backend, precision)
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
@@ -170,6 +172,7 @@ class Trainer:
             data=data,
             lineage=lineage,
             architecture=architecture,
+            inherited=inherited,
             precision=precision,
             pieces=pieces,
             data_ranks=replicas * shards,
@@ -185,7 +188,8 @@ class Trainer:
             predictor = resolved.lineage.begin(resolved.architecture, training)
             built = BuiltModel(resolved, predictor, None)
             if built.unfilled or training.parallel.divides:
-                built = replace(built, values=initial_values(config, predictor.network, training.seed))
+                values = initial_values(config, predictor.network, training.seed, self.request.origin)
+                built = replace(built, values=values)
             if predictor.adapted:
                 hold_frozen(predictor.network, resolved.precision)
             check_memory(predictor, training, self.group, resolved.precision)
@@ -212,7 +216,7 @@ class Trainer:
                 check_parameters(predictor.network)
             if training.recompute == "full":
                 recompute_blocks(predictor.network)
-            digest = fingerprint_origin(config) if first_of_machine(group) else ""
+            digest = self.request.origin.digest if config.base and first_of_machine(group) else ""
             if training.compile and not divides:
                 compiled = compile_for(ReplicatedModel(predictor, traits), [first], resolved.precision, group)
             elif not divides:
@@ -330,7 +334,8 @@ class Trainer:
             recorder.end(f"{type(error).__name__}: {error}")
             raise
         guard.close()
-        return TrainedState(resumed, record_attempt(resumed) | (profiler.files if profiler else {}))
+        files = {**record_attempt(resumed), **(profiler.files if profiler else {}), **resolved.inherited}
+        return TrainedState(resumed, files)
 
     def write(self, trained: TrainedState) -> None:
         """Write the trained model on rank 0, and shut down all ranks.

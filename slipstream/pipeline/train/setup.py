@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,6 +47,8 @@ class ResolvedTraining:
     data: PreparedData
     lineage: Lineage
     architecture: Architecture
+    #: Files of the trained model with its base's settings; on rank 0 only.
+    inherited: Mapping[str, bytes]
     precision: str
     #: Micro-batches of one rank's batch.
     pieces: list[slice]
@@ -86,7 +88,7 @@ class PlacedModel:
     compiled: CompiledTraining | None
     #: Seconds of a pass that do not depend on its rows (kernel launches); 0 if unknown.
     overhead: float
-    #: :func:`fingerprint_origin` of the base and adapter that training starts from; "" without them.
+    #: :attr:`.ModelOrigin.digest` of the base and adapter that training starts from; "" without them.
     origin: str
 
 

@@ -5,22 +5,27 @@ unknown and mistyped fields, NaN, infinity, integers of more than 64 bits and de
 files may lack fields with a default. A field whose JSON name is not a Python identifier has an alias:
 ``Annotated[float, Field(alias="from")]``.
 
-For damaged files :func:`from_json` raises an error, :func:`decode_record` returns None.
+For damaged files :func:`from_json` raises an error, :func:`decode_record` returns None. The telemetry sampler uses
+:func:`decode_plain`, as pydantic, which is loaded on demand, would exceed its memory.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
 from collections.abc import Hashable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
-from typing import Any, Literal, TypeVar, cast
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, canonical_json
 from slipstream.shared.artifacts.strict_json import parse_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 #: Whether unknown fields, such as those of a later version, are an error or ignored.
 Extra = Literal["forbid", "ignore"]
@@ -36,6 +41,8 @@ def record_adapter(kind: Any, extra: Extra = "forbid") -> TypeAdapter[tuple[Any]
 
     pydantic takes no configuration for a standard dataclass, but passes on the configuration of a tuple that holds it.
     """
+    from pydantic import ConfigDict, TypeAdapter
+
     return TypeAdapter(tuple[kind], config=ConfigDict(extra=extra, strict=True, allow_inf_nan=False))
 
 
@@ -68,6 +75,8 @@ def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "f
     Raises ``DamagedArtifact`` with the file, the field and the remedy (``kind.REMEDY``). With ``extra="ignore"``
     unknown fields are skipped.
     """
+    from pydantic import ValidationError
+
     try:
         (record,) = record_adapter(cast(Hashable, kind), extra).validate_json(b"[%b]" % content)
         parse_json(content)  # pydantic accepts integers of any size, and any number and nesting in a field of any type
@@ -91,6 +100,37 @@ def decode_record(content: bytes, kind: type[T], *, extra: Extra = "forbid") -> 
     with suppress(DamagedArtifact):
         return from_json(content, kind, "record", extra=extra)
     return None
+
+
+def to_plain_json(record: Any) -> bytes:
+    """Return a record for :func:`decode_plain` as JSON on one line, ten times as fast as canonical JSON, unchecked."""
+    return json.dumps(asdict(record), allow_nan=False).encode()
+
+
+def decode_plain(content: bytes, kind: type[T]) -> T | None:
+    """Parse a record of texts, numbers, booleans and lists and dictionaries of them; return None if it is damaged."""
+    try:
+        tree = parse_json(content)
+        record = kind(**tree)
+    except (TypeError, ValueError):
+        return None
+    hints = field_types(cast(Hashable, kind))
+    return record if all(is_plain(value, hints[name]) for name, value in tree.items()) else None
+
+
+field_types = cache(get_type_hints)
+
+
+def is_plain(value: object, kind: Any) -> bool:
+    """Return True if a JSON value has the type ``kind``."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(is_plain(value, one) for one in arguments)
+    if origin is dict:
+        return isinstance(value, dict) and all(is_plain(one, arguments[1]) for one in value.values())
+    if origin is list:
+        return isinstance(value, list) and all(is_plain(one, arguments[0]) for one in value)
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 def not_a_record(kind: object, where: object, mistake: str) -> DamagedArtifact:

@@ -34,9 +34,8 @@ SEAMS = {
     "slipstream.shared.storage.gcs": 1,
     "slipstream.shared.storage.azure": 1,
     "slipstream.shared.telemetry": 1,
-    "slipstream.pipeline.train.telemetry.around": 1,
-    "slipstream.pipeline.train.telemetry.pods": 1,
     "slipstream.pipeline.train.telemetry.totals": 1,
+    "slipstream.pipeline.train.telemetry.pods": 1,
 }
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from slipstream.shared.artifacts.results.export import QualityFigures
 from slipstream.shared.comparison import rmse, tokens
 from slipstream.shared.formatting import NO_LIMIT
-from slipstream.shared.models import shares
+from slipstream.shared.models import metrics
 
 # On b of n rows only FP32 is right, on c rows only the variant; the loss is (b - c) / n. The limits are those of
 # Tango's score test for paired proportions ("Equivalence test and confidence interval for the difference in proportions
@@ -52,8 +52,8 @@ def upper_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
         middle = (low + high) / 2
         possible = tango_statistic(b, c, n, middle) > least
         low, high = np.where(possible, middle, low), np.where(possible, high, middle)
-    high = np.where(c == 0, np.maximum(high, shares.upper_limit(b, n, error)), high)
-    return np.where(b == 0, np.maximum(high, -shares.lower_limit(c, n, error)), high)
+    high = np.where(c == 0, np.maximum(high, metrics.upper_limit(b, n, error)), high)
+    return np.where(b == 0, np.maximum(high, -metrics.lower_limit(c, n, error)), high)
 
 
 def lower_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 
 from slipstream.shared.comparison import skewed_mean
 from slipstream.shared.comparison.skewed_mean import effective_rows
-from slipstream.shared.models import shares
+from slipstream.shared.models import metrics
 
 #: Minimum effective number of rows that differ for trusting their distribution.
 FEW = 20
@@ -99,7 +99,7 @@ def growth_limit(before: np.ndarray, lost: np.ndarray, unlike: np.ndarray, error
 
 def growth_of_few(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
     """Return the largest possible growth if fewer than ``FEW`` rows differ, without assuming a distribution."""
-    share = shares.upper_limit(np.count_nonzero(after != before, axis=-1), before.shape[-1], error)
+    share = metrics.upper_limit(np.count_nonzero(after != before, axis=-1), before.shape[-1], error)
     worst = UNSEEN**2 * np.maximum(before, after).max(axis=-1)
     mean = before.mean(axis=-1)
     return np.divide(share * worst, mean, where=mean > 0, out=np.full(mean.shape, np.inf))

@@ -18,7 +18,7 @@ import numpy as np
 
 from slipstream.shared.comparison import skewed_mean
 from slipstream.shared.comparison.skewed_mean import effective_rows
-from slipstream.shared.models import shares
+from slipstream.shared.models import metrics
 
 FEW = 30
 
@@ -43,7 +43,7 @@ def upper_limit(lost: np.ndarray, error: float) -> float:
     if effective_rows(losses) < min(FEW, rows):
         worst = losses.max() if worse else 1.0
         half = error / 2 if np.count_nonzero(gained) >= FEW else error
-        few = float(shares.upper_limit(worse, rows, half)) * worst
+        few = float(metrics.upper_limit(worse, rows, half)) * worst
         if half < error:
             few -= max(0.0, gained.mean() - t.ppf(1 - half, rows - 1) * gained.std(ddof=1) / math.sqrt(rows))
         limit = max(limit, few)

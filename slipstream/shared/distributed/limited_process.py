@@ -12,13 +12,14 @@ import resource
 import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from slipstream.shared.distributed.child_processes import no_main_module
+from slipstream.shared.distributed.pool import variables_for_children
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -48,6 +49,23 @@ class CallLimits:
         return f"{self.cpu_seconds} s of CPU time and {self.memory / (1 << 30):.2g} GiB of memory"
 
 
+class SpawnedChild:
+    """Child process that runs ``serve(connection, *arguments)``, with a pipe to it; killed when this object is freed.
+
+    ``variables`` are the environment variables with values for children that it gets.
+    """
+
+    def __init__(
+        self, serve: Callable[..., None], *arguments: object, variables: Mapping[str, str] | None = None
+    ) -> None:
+        self.connection, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=serve, args=(theirs, *arguments), daemon=True)
+        with no_main_module(), variables_for_children(variables or {}):
+            self.process.start()
+        theirs.close()
+        self.kill = weakref.finalize(self, kill_child, self.process, self.connection)
+
+
 class LimitedProcess(Generic[T]):
     """Child process that holds the object ``make(*arguments)`` and calls functions on it.
 
@@ -58,7 +76,7 @@ class LimitedProcess(Generic[T]):
     def __init__(self, make: Callable[..., T], *arguments: object) -> None:
         self._make, self._arguments = make, arguments
         self._lock = threading.Lock()
-        self._child: tuple[BaseProcess, Connection] | None = None
+        self._child: SpawnedChild | None = None
 
     def call(
         self, limits: CallLimits, function: Callable[Concatenate[T, P], Result], *args: P.args, **kwargs: P.kwargs
@@ -68,42 +86,36 @@ class LimitedProcess(Generic[T]):
         Raises ``CallFailed`` if the function failed or the child ended.
         """
         with self._lock:
-            process, connection = self._child or self._start(limits)
-            result: Result = self._ask(process, connection, (limits, function, args, kwargs))
+            child = self._child or self._start(limits)
+            result: Result = self._ask(child, (limits, function, args, kwargs))
             return result
 
-    def _start(self, limits: CallLimits) -> tuple[BaseProcess, Connection]:
-        ours, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=answer_calls, args=(theirs,), daemon=True)
-        with no_main_module():
-            process.start()
-        theirs.close()
-        self._child = process, ours
-        self._end = weakref.finalize(self, kill_child, process, ours)
-        self._ask(process, ours, (limits, self._make, self._arguments, {}))
+    def _start(self, limits: CallLimits) -> SpawnedChild:
+        self._child = SpawnedChild(answer_calls)
+        self._ask(self._child, (limits, self._make, self._arguments, {}))
         return self._child
 
-    def _ask(self, process: BaseProcess, connection: Connection, request: tuple[CallLimits, Any, Any, Any]) -> Any:
+    def _ask(self, child: SpawnedChild, request: tuple[CallLimits, Any, Any, Any]) -> Any:
         limits, starting = request[0], request[1] is self._make
         try:
-            connection.send(request)
-            failed, result = connection.recv()
+            child.connection.send(request)
+            failed, result = child.connection.recv()
         except (EOFError, ConnectionError):
-            process.join()
-            self._lose()
-            raise CallFailed(why_ended(process.exitcode, limits)) from None
+            child.process.join()
+            self._lose(child)
+            raise CallFailed(why_ended(child.process.exitcode, limits)) from None
         except BaseException:  # After an interrupt the next call must not receive the result of this call.
-            self._lose()
+            self._lose(child)
             raise
         if failed:
             if starting:
-                self._lose()
+                self._lose(child)
             raise CallFailed(result)
         return result
 
-    def _lose(self) -> None:
+    def _lose(self, child: SpawnedChild) -> None:
         self._child = None
-        self._end()
+        child.kill()
 
 
 def kill_child(process: BaseProcess, connection: Connection) -> None:

@@ -1,17 +1,18 @@
-"""Process group from the environment of torchrun or Flyte's Elastic task, and gloo groups for small objects."""
+"""Process groups from the environment of torchrun or Flyte's Elastic task, and the exit of a rank that others await."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -75,7 +76,7 @@ def process_group(
     meet in ``store``, by default the environment's.
 
     After an exception in the block the group is kept, unless the exception is :class:`~slipstream.shared.errors.Agreed`
-    or there are no peers: see :mod:`slipstream.shared.distributed.leaving`.
+    or there are no peers: see :mod:`slipstream.shared.distributed.process_group`.
 
     Raises ``UserError`` if a machine has GPUs, but fewer than processes, or if ``backend`` is NCCL without GPUs.
     """
@@ -176,3 +177,20 @@ class Peers:
         status = Path(tempfile.gettempdir()).stat()
         machines = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
         return [rank for rank, machine in enumerate(machines) if machine == machines[self.rank]]
+
+
+# Destroying a process group waits for the peers: NCCL's shutdown does not return while they wait for this process in a
+# collective, until its watchdog kills them all after ten minutes. So a group is destroyed only if all ranks end
+# together. Otherwise it is kept, and the process reports the cause and ends at once. The kernel then closes its
+# connections, and the launcher ends the peers.
+def group_stands() -> bool:
+    """Return True if this process has a process group, so that peers may wait for it."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def exit_at_once() -> NoReturn:
+    """Flush the output and end this process with exit code 1, without destructors or joining threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(1)

@@ -91,6 +91,9 @@ class TokenizerEngine:
             starts.extend(start for start, _ in encoded.offsets)
         return ids, counts, starts
 
+    def text_of(self, number: int) -> str:
+        return str(self.tokenizer.id_to_token(number))
+
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
-from slipstream.shared.distributed.child_processes import no_main_module
-from slipstream.shared.distributed.pool import FOR_LIBRARIES, variables_for_children
+from slipstream.shared.distributed.limited_process import SpawnedChild
+from slipstream.shared.distributed.pool import FOR_LIBRARIES
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.template_worker import (
     FAILED,
@@ -61,8 +59,7 @@ class TemplateProcess:
     """Process for the templates of one thread; started on first use, and again after it was killed."""
 
     def __init__(self) -> None:
-        self._process: Any = None
-        self._connection: Connection | None = None
+        self._child: SpawnedChild | None = None
         self._template: dict[str, object] | None = None
 
     def compile(self, template: Mapping[str, object]) -> None:
@@ -71,7 +68,7 @@ class TemplateProcess:
         ``template`` holds the arguments of the worker's ``SandboxedTemplate``. Raises :class:`TemplateFailed` and
         :class:`TemplateStopped`.
         """
-        if self._process is not None and self._process.is_alive() and self._template == template:
+        if self._child and self._child.process.is_alive() and self._template == template:
             return
         self._template = None
         self._ask({"template": template})
@@ -99,44 +96,33 @@ class TemplateProcess:
             yield from map(rendered_of, found)
 
     def stop(self) -> None:
-        process, connection = self._process, self._connection
-        self._process = self._connection = self._template = None
-        if process is not None and connection is not None:
-            process.kill()
-            process.join()
-            connection.close()
+        child, self._child, self._template = self._child, None, None
+        if child:
+            child.kill()
 
     def _ask(self, request: Mapping[str, object]) -> Any:
-        if self._process is None or not self._process.is_alive():
-            self._start()
-        assert self._connection is not None
+        child = self._child if self._child and self._child.process.is_alive() else self._start()
         with suppress(ConnectionError):  # An ended process is detected by its missing reply.
-            self._connection.send_bytes(json.dumps(request).encode())
-        return self._receive(SECONDS)
+            child.connection.send_bytes(json.dumps(request).encode())
+        return self._receive(child, SECONDS)
 
-    def _start(self) -> None:
+    def _start(self) -> SpawnedChild:
         self.stop()
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=serve_templates, args=(theirs, os.getpid()), daemon=True, name="chat template"
-        )
-        with no_main_module(), variables_for_children(FOR_LIBRARIES):
-            self._process.start()
-        theirs.close()
+        self._child = child = SpawnedChild(serve_templates, os.getpid(), variables=FOR_LIBRARIES)
         try:
-            self._receive(SECONDS_TO_START)
+            self._receive(child, SECONDS_TO_START)
         except TemplateFailed as error:
             self.stop()
             raise UserError(
                 f"data.tokenizer: a chat template needs the library transformers, whose import {error}; expected its "
                 "version of constraints.txt; pip install 'slipstream[text]'"
             ) from None
+        return child
 
-    def _receive(self, seconds: float) -> Any:
+    def _receive(self, child: SpawnedChild, seconds: float) -> Any:
         """Return the result of the next reply; kill the process if the reply is unusable."""
         try:
-            state, found = self._reply(seconds)
+            state, found = next_reply(child, seconds)
             if state == STOPPED:
                 raise TemplateStopped(found)
         except BaseException:  # After an interrupt, too, a later request must not get this reply.
@@ -146,24 +132,23 @@ class TemplateProcess:
             raise TemplateFailed(found)
         return found
 
-    def _reply(self, seconds: float) -> tuple[str, Any]:
-        connection, process = self._connection, self._process
-        assert connection is not None
-        try:
-            if not connection.poll(seconds):
-                raise TemplateStopped(f"needed more than {seconds:.0f} s")
-            state, found = json.loads(connection.recv_bytes(LONGEST_REPLY))
-        except (EOFError, OSError):
-            process.join(1)
-            raise TemplateStopped(f"ended its process (exit code {process.exitcode})") from None
-        return state, found
+
+def next_reply(child: SpawnedChild, seconds: float) -> tuple[str, Any]:
+    try:
+        if not child.connection.poll(seconds):
+            raise TemplateStopped(f"needed more than {seconds:.0f} s")
+        state, found = json.loads(child.connection.recv_bytes(LONGEST_REPLY))
+    except (EOFError, OSError):
+        child.process.join(1)
+        raise TemplateStopped(f"ended its process (exit code {child.process.exitcode})") from None
+    return state, found
 
 
 def rendered_of(found: list[Any] | str) -> RenderedText | str:
     return found if isinstance(found, str) else RenderedText(*found)
 
 
-class _OfThread(threading.local):
+class ThreadTemplates(threading.local):
     """Holder of one template process per thread.
 
     Linux kills a child when the thread that started it ends, and threads must not receive each other's replies.
@@ -173,7 +158,7 @@ class _OfThread(threading.local):
         self.process = TemplateProcess()
 
 
-_of_thread = _OfThread()
+_of_thread = ThreadTemplates()
 
 
 def template_process() -> TemplateProcess:

@@ -19,6 +19,7 @@ from slipstream.shared.artifacts.prepared.token_rows import (
     LONGEST_JSON,
     MOST_IDS,
     disable_padding_and_truncation,
+    not_learned,
     read_files,
 )
 from slipstream.shared.errors import UserError
@@ -62,6 +63,9 @@ class Tokenizer:
             raise UserError(f"data.tokenizer: the token {token!r} of {SETTINGS} has no id in {FAST}")
         return number
 
+    def text_of(self, number: int) -> str:
+        return self._engine.call(0, TokenizerEngine.text_of, number)
+
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids (int64) of every text; text that spells a special token is plain text."""
         ids, counts = self._engine.call(sum(map(len, texts)), TokenizerEngine.encode_texts, list(texts))
@@ -88,11 +92,11 @@ def split_by_counts(values: array[int], counts: Iterable[int]) -> list[np.ndarra
 
 
 def mark_learned_tokens(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Return the ids of tokens that start in one of the spans, and -1 - id for all others."""
+    """Return the ids of tokens that start in one of the spans, and of all others the form ``not_learned``."""
     learned = np.zeros(len(ids), bool)
     for first, last in spans:
         learned |= (starts >= first) & (starts < last)
-    return np.where(learned, ids, -1 - ids)
+    return np.where(learned, ids, not_learned(ids))
 
 
 def with_reset(files: Mapping[str, str]) -> TokenizerFiles:

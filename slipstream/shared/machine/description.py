@@ -32,7 +32,7 @@ VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
 
 
 @dataclass(frozen=True)
-class ClusterMachine:
+class CpuModel:
     """CPU name, architecture ("x86_64", "aarch64", ...) and available :data:`EXTENSIONS`."""
 
     cpu: str
@@ -45,14 +45,14 @@ class ClusterMachine:
         return self.architecture in ("x86_64", "AMD64", "i686") and not set(VNNI) & set(self.flags)
 
 
-def this_machine(cpuinfo: Path = CPUINFO) -> ClusterMachine:
+def this_machine(cpuinfo: Path = CPUINFO) -> CpuModel:
     """Return this machine from Linux's ``cpuinfo``; on other systems from ``platform``, without flags."""
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     present = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
     flags = tuple(flag for flag in EXTENSIONS if flag in present)
     architecture = platform.machine()
-    return ClusterMachine(fields.get("model name") or platform.processor() or architecture, architecture, flags)
+    return CpuModel(fields.get("model name") or platform.processor() or architecture, architecture, flags)
 
 
 def measuring_machine() -> str:

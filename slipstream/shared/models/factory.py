@@ -25,6 +25,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.layers import is_adapter
 from slipstream.shared.models.adapters.network import AdaptedValues, add_adapters, quantise_frozen
 from slipstream.shared.models.adapters.peft_files import read_peft
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.base.tensors import BaseValues, OpenedBase
 from slipstream.shared.models.config import ModelConfig
@@ -32,7 +33,6 @@ from slipstream.shared.models.factory_code import import_from_working_directory
 from slipstream.shared.models.initial.drawn import DrawnValues, InitialValues, StatesDeviations, fill_parameters
 from slipstream.shared.models.pruning import Retained, prune_model
 from slipstream.shared.models.tables_and_images import MLP, ResNet
-from slipstream.shared.models.token_rows import token_ids
 from slipstream.shared.models.transformer import Transformer
 from slipstream.shared.models.transformer_config import TransformerConfig
 from slipstream.shared.settings import kinds_of, unknown_setting
@@ -43,9 +43,6 @@ BATCH_BYTES = 256 * 2**20
 MOST_ROWS = 1024
 #: Built-in models by name.
 FACTORIES: dict[str, type[nn.Module]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
-#: Dtypes of outputs that are too narrow for regression targets.
-#: Dtypes of stored tokens; the id of a token that is not learned is stored as -1 - id.
-NARROW = ("int16", "int32")
 
 
 class ResultBytes(TorchDispatchMode):
@@ -109,11 +106,6 @@ class Predictor(nn.Module):
         self.register_buffer("image_mean", torch.tensor(signature.image_mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
 
-    @property
-    def narrow_tokens(self) -> bool:
-        """True if inputs are stored tokens, in which negative numbers mark tokens that are not learned."""
-        return self.signature.task == "next token" and self.signature.inputs[0].dtype in NARROW
-
     def own_state(self) -> dict[str, Tensor]:
         """Return the state dict, or if ``adapted`` only the adapters."""
         state = self.state_dict()
@@ -125,9 +117,9 @@ class Predictor(nn.Module):
             # Both buffers stay on the host even if the model is on the meta device.
             mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
             inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
-        if self.narrow_tokens and self.first:
-            inputs = tuple(map(token_ids, inputs))
-        outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=token_ids(ids))
+        if self.signature.task == "next token" and self.first:
+            inputs = tuple(x.long() for x in inputs)
+        outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=ids.long())
         if self.signature.task == "regression" and self.last:
             # Precision matters: a target of about 1.7e9 would be a multiple of 128 in float32, and infinite in float16.
             if self.signature.target_dtype == "float64":
@@ -155,18 +147,20 @@ def build_model(
     empty: bool = False,
     shapes_alone: bool = False,
     retained: Retained | None = None,
+    origin: ModelOrigin | None = None,
 ) -> Predictor:
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
     A model that states the standard deviations of its parameters (``initial_std``, see
     :mod:`slipstream.shared.models.initial.drawn`) is built and run on the meta device and filled afterwards, from its
-    base if it has one. With ``empty`` it stays on the meta device, so that every device can fill its own slices. With
-    ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
+    base, opened as ``origin``, if it has one. With ``empty`` it stays on the meta device, so that every device can fill
+    its own slices. With ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
     (:mod:`slipstream.shared.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the
     arguments or raises, if its model does not fit the data or the retained units, or if the base does not fit;
     ``StorageUnavailable`` if the base's store does not answer.
     """
-    config = shaped_for(config, signature)
+    origin = origin or ModelOrigin(config)
+    config = shaped_for(config, signature, origin)
     name = resolve_model_name(config, signature)
     factory = factory_of(name)
     check_arguments(name, factory, config.arguments)
@@ -212,7 +206,7 @@ def build_model(
     if device.type == "meta":
         check_without_constants(name, model)
         if not empty:
-            values = initial_values(config, model, seed)
+            values = initial_values(config, model, seed, origin)
             fill_parameters(model.to_empty(device="cpu"), values)
     elif isinstance(model, StatesDeviations):  # The model of a function is known only after the call.
         fill_parameters(model, DrawnValues(model, seed))
@@ -220,21 +214,21 @@ def build_model(
     return predictor.train(was_training)
 
 
-def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialValues:
-    """Return the initial values of ``model``: its base's, else drawn values.
+def initial_values(config: ModelConfig, model: nn.Module, seed: int, origin: ModelOrigin) -> InitialValues:
+    """Return the initial values of ``model``: those of its base, opened as ``origin``, else drawn values.
 
     Raises ``UserError``, before reading any, if a base or start adapter lacks some of them, and ``StorageUnavailable``.
     """
     if not config.base:
         return DrawnValues(model, seed)
-    base = OpenedBase.open(config.base)
+    base = OpenedBase.open(origin.base)
     base.check(model, tied=bool(config.arguments.get("tie_word_embeddings")))
     values = BaseValues(base)
     if not config.lora.rank:
         return values
     start = None
     if config.lora.start:
-        adapter = read_peft(config.lora.start)
+        adapter = read_peft(origin.start)
         adapter.check(config.lora, model)
         start = BaseValues(adapter.tensors)
     return AdaptedValues(values, seed, start)

@@ -1,4 +1,4 @@
-"""Metrics: pure functions of predictions and targets, computed in float64.
+"""Metrics and exact limits of proportions: pure functions of predictions and targets, computed in float64.
 
 Evaluation and export use the same functions, so that their figures are comparable. scikit-learn is only imported where
 a curve or a rank statistic is needed.
@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
-from slipstream.shared.models import shares
 
 #: Maximum number of confidence bins, and minimum number of rows in a bin. Bins of equal width could have single rows,
 #: whose accuracy is 0 or 1 (Nixon et al., "Measuring Calibration in Deep Learning", 2019).
@@ -115,8 +115,8 @@ def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[Cali
                 rows=rows,
                 confidence=float(confidence[start:end].mean()),
                 accuracy=hits / rows,
-                low=float(shares.lower_limit(hits, rows, 0.025)),
-                high=float(shares.upper_limit(hits, rows, 0.025)),
+                low=float(lower_limit(hits, rows, 0.025)),
+                high=float(upper_limit(hits, rows, 0.025)),
             )
         )
         above = to
@@ -171,3 +171,21 @@ def roc_points(positive: np.ndarray, labels: np.ndarray, points: int = CURVE_POI
     false_positive, true_positive, _ = roc_curve(labels, positive)
     sample = np.unique(np.linspace(0, len(false_positive) - 1, points).round().astype(int))
     return RocCurve(false_positive[sample].tolist(), true_positive[sample].tolist())
+
+
+# "The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial", Biometrika 26, 1934.
+def upper_limit(hits: ArrayLike, rows: int, error: float) -> np.ndarray:
+    """Return the upper confidence limit of a proportion, after ``hits`` in ``rows`` draws.
+
+    The true proportion exceeds it with probability at most ``error``.
+    """
+    from scipy.stats import beta
+
+    hits = np.asarray(hits, float)
+    others = np.maximum(rows - hits, 1e-9)  # avoids 0, for which the limit is 1 anyway
+    return np.where(hits < rows, beta.ppf(1 - error, hits + 1, others), 1.0)
+
+
+def lower_limit(hits: ArrayLike, rows: int, error: float) -> np.ndarray:
+    """Return the lower confidence limit, with arguments as in :func:`upper_limit`."""
+    return 1 - upper_limit(rows - np.asarray(hits, float), rows, error)

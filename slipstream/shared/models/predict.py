@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData, Signature
+from slipstream.shared.artifacts.prepared.token_rows import read_tokens
 from slipstream.shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def model_function(model: nn.Module) -> ModelFunction:
 
 def record_inputs(signature: Signature, records: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return the model's inputs from prepared records, as contiguous, writable copies."""
+    if signature.task == "next token":
+        return tuple(read_tokens(records[spec.name])[0].astype(spec.dtype) for spec in signature.inputs)
     return tuple(np.array(records[spec.name], dtype=spec.dtype, order="C") for spec in signature.inputs)
 
 
@@ -68,7 +71,7 @@ def grade_tokens(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
     ``logits`` are ``[rows, length, tokens]``, ``truth`` is ``[rows, length]``. A hit means that the true token is the
     most likely. Both numbers are 0 for tokens that are not learned.
     """
-    learned, ids = truth >= 0, np.where(truth < 0, -1 - truth.astype(np.int64), truth)
+    learned, ids = truth >= 0, np.maximum(truth, 0)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     of_truth = np.take_along_axis(shifted, ids[..., None].astype(np.int64), axis=-1)[..., 0]
     likelihood = of_truth - np.log(np.exp(shifted).sum(axis=-1))
@@ -85,5 +88,6 @@ def held_out_rows(data: PreparedData) -> np.ndarray:
 
 
 def record_targets(records: np.ndarray) -> np.ndarray:
-    """Return the targets ``[rows]``, int32 classes or floats; for tokens ``[rows, length]``."""
-    return np.array(records[TARGET])
+    """Return the targets ``[rows]``, int32 classes or floats; the labels of tokens are ``[rows, length]``."""
+    stored = np.array(records[TARGET])
+    return read_tokens(stored)[1] if stored.ndim == 2 else stored

@@ -1,15 +1,9 @@
-"""Rows of tokens: ids, learned tokens and document boundaries."""
+"""Document boundaries in rows of token ids."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def token_ids(tokens: Tensor) -> Tensor:
-    """Return the ids (int64) of stored tokens, in which -1 - id marks a token that is not learned."""
-    tokens = tokens.long()
-    return torch.where(tokens < 0, -1 - tokens, tokens)
 
 
 def attention_mask(ids: Tensor, document_end: int) -> Tensor:

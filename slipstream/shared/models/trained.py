@@ -1,8 +1,8 @@
 """Trained model: the artifact that training writes, and evaluation and export read.
 
 It holds ``best.safetensors`` and ``last.safetensors`` (all weights, or only adapters), ``model.json``
-(:class:`Architecture`), and, once trained, ``history.json`` and ``attempt.json``
-(:mod:`slipstream.shared.artifacts.results.training`).
+(:class:`Architecture`), of a fine-tuned model ``base/`` with its base's settings, and, once trained, ``history.json``
+and ``attempt.json`` (:mod:`slipstream.shared.artifacts.results.training`).
 
 ``model.json`` may name an untrusted factory, because anyone may have made the artifact. The factory is imported and
 called only if the user's own configuration names it, too; see :meth:`TrainedModel.open`.
@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -22,13 +22,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
+from slipstream.shared.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, canonical_json
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.artifacts.records import read_record, write_record
 from slipstream.shared.artifacts.results.training import HISTORY, KIND, History
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.base.directory import BaseRecord
+from slipstream.shared.models.base.directory import INHERITED, SETTINGS, BaseRecord, ModelOrigin
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, resolve_model_name
 from slipstream.shared.models.pruning import Retained
@@ -152,10 +152,11 @@ class Architecture:
         Raises ``UserError`` if the base is missing or has changed, ``StorageUnavailable`` if its store does not answer.
         """
         assert self.base is not None, "of a model with adapters it was checked when that was opened"
-        self.base.check()
         # The start adapter may be gone; its weights are overwritten anyway.
         config = replace(self.config, base=self.base.address, lora=replace(self.config.lora, start=""))
-        return build_model(config, self.signature, seed=0)
+        origin = ModelOrigin(config)
+        self.base.check(origin)
+        return build_model(config, self.signature, seed=0, origin=origin)
 
 
 @dataclass(frozen=True)
@@ -234,15 +235,32 @@ class TrainedModel:
         record = self.architecture.base
         if record is None:
             return None
+        untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
+        origin = ModelOrigin(untouched)
         try:
-            record.check()
+            record.check(origin)
         except UserError as error:
             if self.config.lora.rank:
                 raise
             LOG.warning("%s; the evaluation continues without it", error.message)
             return None
-        untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
-        return build_model(untouched, self.signature, seed=0).eval()
+        return build_model(untouched, self.signature, seed=0, origin=origin).eval()
+
+    @property
+    def inherited(self) -> dict[str, dict[str, Any]]:
+        """Settings of the base by file name; empty for a model from scratch, and for one of an older release.
+
+        Raises ``DamagedArtifact``.
+        """
+        there = {name: f"{INHERITED}/{name}" for name in SETTINGS if f"{INHERITED}/{name}" in self.artifact.files}
+        found = {name: self.artifact.read_json(file) for name, file in there.items()}
+        if odd := next((name for name, content in found.items() if not isinstance(content, dict)), ""):
+            raise DamagedArtifact(f"{self.artifact.directory / INHERITED / odd}: is not a JSON object")
+        return found
+
+    def inherited_files(self) -> dict[str, bytes]:
+        """Return :attr:`inherited` as files for another model with these settings."""
+        return {f"{INHERITED}/{name}": canonical_json(content) for name, content in self.inherited.items()}
 
     @property
     def history(self) -> History:

@@ -297,12 +297,3 @@ class Planned(Settings):
         rising = all(low <= high for low, high in pairwise([0.0, *values]))
         if len(values) != QUANTILES or not rising or not all(map(math.isfinite, values)):
             raise self.reject(name, "three rising numbers of at least 0: the 5th, 50th and 95th percentiles")
-
-
-def planned_from(table: object) -> Planned | None:
-    """Parse a profile's plan table, or return None without a table; raises ``UserError`` naming the wrong setting."""
-    if table is None:
-        return None
-    if not isinstance(table, dict):
-        raise UserError("profile.plan: expected a table, as slipstream plan --write writes it")
-    return Planned.from_dict(table)

@@ -16,26 +16,25 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.gpus import visible_gpus
-from slipstream.shared.profiles.placement import Placement, Planned, planned_from
-from slipstream.shared.settings import to_dict, unknown_setting
+from slipstream.shared.profiles.placement import Placement, Planned
+from slipstream.shared.settings import Settings, settings, to_dict, unknown_setting
 from slipstream.shared.stages import DISTRIBUTED, STAGES
-from slipstream.shared.toml_file import BadToml, read_toml
+from slipstream.shared.toml_file import read_toml
 
 CHOICE = "SLIPSTREAM_PROFILE"
 RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
 BUILT_IN = Path(__file__).parent / "built_in"
-TABLES = ("default", "distributed", "stages")
 #: Name of the table with the training plan, which the report compares with the training.
 PLAN = "plan"
-#: Key of the file with the image's libraries.
-VERSIONS = "versions"
+#: Key of the file with the image's libraries, and of the profile below.
+VERSIONS, EXTENDS = "versions", "extends"
 CPU_PROCESSES = 2
 #: Maximum minutes for which the pods of a process group wait for each other; a first attempt waits half of them.
 JOIN_MINUTES = 30
@@ -45,6 +44,18 @@ OTHER_CAUSES = 2
 MOST_OUTLASTED = 10_000
 #: Table of a TOML file.
 Table = dict[str, Any]
+
+
+@settings
+class ProfileFile(Settings):
+    """Contents of a profile's file, before it is merged with the profile that it extends."""
+
+    extends: str = ""
+    versions: str = ""
+    default: Table = field(default_factory=dict)
+    distributed: Table = field(default_factory=dict)
+    stages: dict[str, Table] = field(default_factory=dict)
+    plan: Table = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,31 +96,26 @@ class Profile:
 
 def parse_profile(name: str, data: Table) -> Profile:
     """Build and resolve a profile; raises ``UserError`` naming the wrong setting."""
-    for key in data:
-        if key not in ("name", *TABLES, PLAN, VERSIONS):
-            raise UserError(unknown_setting(f"profile {name}", key, (*TABLES, PLAN, VERSIONS)))
-    stages = data.get("stages", {})
-    for table in (*(data.get(key, {}) for key in TABLES), *(stages.values() if isinstance(stages, dict) else ())):
-        if not isinstance(table, dict):
-            raise UserError(
-                f"profile {name}: {json.dumps(table, default=str)} is not allowed; expected a table, such as [default]"
-            )
+    try:
+        tables = ProfileFile.from_dict({key: value for key, value in data.items() if key != "name"})
+    except UserError as error:
+        raise UserError(f"profile {name}: {error.message}") from None
+    default, stages = tables.default, tables.stages
     for stage in stages:
         if stage not in STAGES:
             raise UserError(unknown_setting(f"profile {name}.stages", stage, tuple(STAGES)))
         if other := STAGES[stage].pod_of:
             raise UserError(f"profile {name}.stages.{stage}: runs in the pod of {other}; set stages.{other} instead")
-    default: Table = data.get("default", {})
     groups: dict[str, Table] = {}
     if "distributed" in data:
-        group = merge_tables(default, data["distributed"])
+        group = merge_tables(default, tables.distributed)
         groups = dict.fromkeys(DISTRIBUTED, group)
         groups |= {name: {**group, "nodes": 1} for name, stage in STAGES.items() if stage.trains_alone}
     asked = {**groups, **{stage: merge_tables(groups.get(stage, default), own) for stage, own in stages.items()}}
     try:
         of_stages = {stage: build_placement(stage, asked[stage]) for stage in STAGES if stage in asked}
-        plan, versions = planned_from(data.get(PLAN)), data.get(VERSIONS, "")
-        return Profile(name, build_placement("", default), of_stages, plan, versions)
+        plan = Planned.from_dict(tables.plan) if PLAN in data else None
+        return Profile(name, build_placement("", default), of_stages, plan, tables.versions)
     except UserError as error:
         raise UserError(f"profile {name}: {error.message}") from None
 
@@ -166,26 +172,17 @@ def read_profile_tables(choice: str, through: tuple[Path, ...]) -> Table:
     where = f"{through[-1]}: extends {choice}" if through else f"{CHOICE}={choice}"
     if path in through:
         raise UserError(f"{where}: extends itself in a circle; remove one extends")
+    missing = f"{where}: no such profile; choose one of {', '.join(profile_names())}, or a path to a .toml"
+    data = read_toml(path, missing)
     try:
-        data = read_toml(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{where}: no such profile; choose one of {', '.join(profile_names())}, or a path to a .toml"
-        ) from None
-    except (OSError, BadToml) as error:
-        raise UserError(f"{where}: {path} cannot be read: {error}") from None
+        tables = ProfileFile.from_dict(data)
+    except UserError as error:
+        raise UserError(f"{path}: {error.message}") from None
     if VERSIONS in data:
-        if not isinstance(data[VERSIONS], str):
-            shown = json.dumps(data[VERSIONS], default=str)
-            raise UserError(f"{path}: versions: {shown} is not allowed; expected the path of a file")
-        data[VERSIONS] = str(path.parent / data[VERSIONS])
-    base = data.pop("extends", None)
-    if base is None:
+        data[VERSIONS] = str(path.parent / tables.versions)
+    if EXTENDS not in data:
         return data
-    if not isinstance(base, str):
-        shown = json.dumps(base, default=str)
-        raise UserError(f"{path}: extends: {shown} is not allowed; expected the name or path of a profile")
-    below = read_profile_tables(base, (*through, path))
+    below = read_profile_tables(data.pop(EXTENDS), (*through, path))
     below.pop(PLAN, None)
     return merge_tables(below, data)
 

@@ -21,9 +21,9 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import hash_values
 from slipstream.shared.source.files import SourceFile, cannot_be_read, format_inside
-from slipstream.shared.source.foreign import MOST_BEGINNING, by_beginning
 from slipstream.shared.source.memory import MemoryBudget
-from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.quarantine import QuarantinedRows
+from slipstream.shared.source.unsupported_formats import MOST_BEGINNING, unsupported_beginning
 
 #: Column of a spool file: line of the user's file on which the row starts.
 LINE = "\0line"
@@ -73,7 +73,7 @@ class TableInput:
     units: list[Unit]
     types: dict[str, str]
     read: int
-    bad: list[BadRow] = field(default_factory=list)
+    bad: QuarantinedRows = field(default_factory=QuarantinedRows)
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -227,9 +227,9 @@ def list_units(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sc
             reader = open_file(file, format)
         except pa.ArrowInvalid:
             with file.open() as stream:
-                foreign = by_beginning(stream.read(MOST_BEGINNING))
-            if foreign and format_inside(file) != format:
-                raise UserError(f"{file.uri}: {foreign}") from None
+                unsupported = unsupported_beginning(stream.read(MOST_BEGINNING))
+            if unsupported and format_inside(file) != format:
+                raise UserError(f"{file.uri}: {unsupported}") from None
             raise
         sizes, schema = reader.sizes(), reader.schema
         for column in schema:  # names or types that cannot be decoded or are invalid mean damage

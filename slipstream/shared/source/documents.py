@@ -1,7 +1,9 @@
-"""Text files in class folders, read as a table of two columns: text and class."""
+"""Text files as documents: in class folders, and the modules of Python's standard library."""
 
 from __future__ import annotations
 
+import os
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from slipstream.shared.artifacts.resume import ResumableScratch
-from slipstream.shared.errors import UserError
 from slipstream.shared.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.files import SourceFile
-from slipstream.shared.source.quarantine import BadRow
-from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import Listing, SourceFile, list_source, local_file
+from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
+from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource, class_folders
 
 #: Limits on the size in bytes and the number of files of a block, the job of one worker.
 BLOCK_BYTES = 8 << 20
@@ -39,23 +41,18 @@ class TextUnit:
 
     path: Path
     rows: int
-    bad: list[BadRow]
+    bad: QuarantinedRows
 
     @property
     def files(self) -> list[Path]:
-        return [self.path]
+        return [self.path, *self.bad.spools]
 
 
 def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
     """Convert text files to a table in ``scratch``, one row per file; raise ``UserError`` without class folders."""
-    for file in source.files:
-        if "/" not in source.listing.relative(file):
-            raise UserError(
-                f"{file.uri}: is not in a class folder; expected a directory with one folder of texts for each class, "
-                "or data.format: csv for a table"
-            )
+    class_folders(source, "texts", ", or data.format: csv for a table")
     units: list[Unit] = []
-    bad: list[BadRow] = []
+    bad = QuarantinedRows()
     first = 0
     for piece in scratch.map(read_files, blocks_of(source, scratch.root)):
         if piece.rows:
@@ -91,7 +88,7 @@ def read_files(job: TextFiles) -> TextUnit:
             rows.append({TEXT: text, CLASS: name, LINE: 1})
     schema = pa.schema({TEXT: pa.string(), CLASS: pa.string(), LINE: pa.int64()})
     write_spool(job.path, pa.RecordBatch.from_pylist(rows, schema))
-    return TextUnit(job.path, len(rows), bad)
+    return TextUnit(job.path, len(rows), QuarantinedRows.spooled(bad, job.path.with_suffix(".bad")))
 
 
 def read_text(file: SourceFile, encoding: str) -> str | BadRow:
@@ -106,3 +103,29 @@ def read_text(file: SourceFile, encoding: str) -> str | BadRow:
     except UnicodeError as error:
         return BadRow(file.uri, 1, TEXT, f"not {encoding} (data.encoding)", str(error))
     return text or BadRow(file.uri, 1, TEXT, "the file is empty", "")
+
+
+ADDRESS = "Python's standard library"
+#: Skipped directories: tests repeat each other, and installed packages differ between machines.
+LEFT_OUT = ("test", "tests", "site-packages", "dist-packages", "idlelib", "turtledemo", "__pycache__")
+
+
+def list_data(address: str, target: str, config: DataConfig) -> Listing:
+    """List the files at an address; raise ``UserError`` if there are none.
+
+    Without an address, the data is the standard library for language, else scikit-learn's digits.
+    """
+    if config.task == "language" and not address:
+        return list_standard_library()
+    return list_source(address, target, config)
+
+
+def list_standard_library() -> Listing:
+    folder = Path(sysconfig.get_path("stdlib"))
+    return Listing(ADDRESS, tuple(local_file(path) for path in sorted(modules_below(folder))), str(folder))
+
+
+def modules_below(folder: Path) -> Iterator[Path]:
+    for current, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith("config-")]
+        yield from (Path(current, name) for name in names if name.endswith(".py"))

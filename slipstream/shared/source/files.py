@@ -14,13 +14,13 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from slipstream.shared.errors import UserError
-from slipstream.shared.source.config import Format
-from slipstream.shared.source.foreign import by_name
+from slipstream.shared.source.config import DataConfig, Format
+from slipstream.shared.source.unsupported_formats import logged_table, logged_table_on_disk, unsupported_extension
 from slipstream.shared.storage import STORES, ObjectInfo, list_objects, open_listed
 
 #: Format by file extension; a compression suffix is removed before.
@@ -41,8 +41,14 @@ FORMATS: dict[str, Format] = {
     ".npz": "arrays",
 }
 IMAGE_FORMATS = ("images", "arrays")
+#: Formats of tables of documents or conversations.
+LANGUAGE_TABLES = ("json", "parquet", "arrow")
 #: First bytes of files from which the format can be detected.
 BEGINNINGS: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+#: Files of other programs, which hold no rows: hidden and not counted as skipped.
+OF_PROGRAMS = re.compile(
+    r"_SUCCESS|_(common_)?metadata|_(committed|started)_.*|\.DS_Store|\._.*|\..*\.crc|(?i:(eh)?thumbs\.db|desktop\.ini)"
+)
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
 
 
@@ -105,6 +111,8 @@ class Listing:
     files: tuple[SourceFile, ...] = ()
     #: Folder at the address, or above its first wildcard.
     folder: str = ""
+    #: Hidden files, and hidden folders, whose files were not listed.
+    hidden: tuple[SourceFile, ...] = ()
 
     @property
     def size(self) -> int:
@@ -116,6 +124,42 @@ class Listing:
             folder = "" if Path(folder) == Path() else str(Path(folder))
         inside = file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "")
         return inside if file.uri != self.address else file.name
+
+    @property
+    def skipped(self) -> list[str]:
+        """Hidden names, without those of :data:`OF_PROGRAMS`; a hidden folder counts once."""
+        names = set()
+        for parts in (self.relative(file).split("/") for file in self.hidden):
+            first = next(depth for depth, part in enumerate(parts) if not wanted(part))
+            if not OF_PROGRAMS.fullmatch(parts[-1]) and not OF_PROGRAMS.fullmatch(parts[first]):
+                names.add("/".join(parts[: first + 1]))
+        return sorted(names)
+
+    @property
+    def warnings(self) -> list[str]:
+        names = self.skipped
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        one = len(names) == 1
+        return [
+            f"{', '.join(map(repr, names[:3]))}{more} {'was' if one else 'were'} skipped, as "
+            f"{'its name starts' if one else 'their names start'} with '.' or '_'; "
+            f"rename {'it if it is' if one else 'them if they are'} data"
+        ][: len(names)]
+
+    def with_underscores(self, format: Format) -> Listing:
+        """Return the listing for ``format``: in folders of images and texts only a leading dot hides a name."""
+        if format not in (*IMAGE_FORMATS, "text"):
+            return self
+        suffixes = {Path(file.name).suffix.lower() for file in self.files}
+        hidden: list[SourceFile] = []
+        shown = list(self.files)
+        for file in self.hidden:
+            parts = self.relative(file).split("/")
+            never = any(part.startswith(".") for part in parts) or OF_PROGRAMS.fullmatch(parts[-1])
+            alike = not suffixes or Path(file.name).suffix.lower() in suffixes
+            fits = file.known_format in IMAGE_FORMATS if format in IMAGE_FORMATS else alike
+            (hidden if never or not fits else shown).append(file)
+        return replace(self, files=by_uri(shown), hidden=tuple(hidden))
 
 
 @contextmanager
@@ -137,22 +181,52 @@ def check_unchanged(files: Iterable[SourceFile]) -> None:
         file.check_unchanged()
 
 
-def list_source(address: str) -> Listing:
-    """List the files at ``address``; raise ``UserError`` if there are none or all are empty."""
+def list_source(address: str, target: str = "", config: DataConfig | None = None) -> Listing:
+    """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or a log lists them."""
     if not address:
         return Listing("")
     files, folder = find_files(address)
-    if not files:
+    listing = Listing(address, (), folder)
+    shown = [wanted(listing.relative(file)) or file.uri == address for file in files]
+    listing = replace(
+        listing,
+        files=by_uri(file for file, show in zip(files, shown, strict=True) if show),
+        hidden=by_uri(file for file, show in zip(files, shown, strict=True) if not show),
+    )
+    listing = listing.with_underscores(format_of_all(listing, target, config or DataConfig()))
+    if not listing.files:
+        skipped = f"; {listing.warnings[0]}" if listing.skipped else ""
         raise UserError(
-            f"data: {address!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow, text or image files"
+            f"data: {address!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow, text or image files{skipped}"
         )
-    if not any(file.size for file in files):
+    if not any(file.size for file in listing.files):
         raise UserError(f"data: {address!r} is empty (0 bytes); expected a header line and rows")
-    return Listing(address, tuple(sorted(files, key=lambda file: file.uri)), folder)
+    return listing
+
+
+def by_uri(files: Iterable[SourceFile]) -> tuple[SourceFile, ...]:
+    return tuple(sorted(files, key=lambda file: file.uri))
+
+
+def format_of_all(listing: Listing, target: str, config: DataConfig) -> Format:
+    """Return the format of all files together: the declared one, else from their extensions.
+
+    It is "images" if there are any, "text" if every file is a ``.txt`` in a folder and no target is set, else "auto".
+    For language, it is "text" unless a file is a table. Hidden files count only if there are no others.
+    """
+    files = listing.files or listing.hidden
+    if config.format != "auto":
+        return config.format
+    if config.task == "language":
+        return "auto" if any(file.known_format in LANGUAGE_TABLES for file in files) else "text"
+    if any(file.known_format in IMAGE_FORMATS for file in files):
+        return "images"
+    in_folders = all("/" in listing.relative(file) and file.name.lower().endswith(".txt") for file in files)
+    return "text" if files and in_folders and not target else "auto"
 
 
 def find_files(address: str) -> tuple[list[SourceFile], str]:
-    """Return the files at an address, and the folder that contains them.
+    """Return the files at an address, hidden ones included, and the folder that contains them.
 
     As in a shell, brackets are literal if no name matches the pattern.
     """
@@ -195,17 +269,21 @@ def local_file(path: Path, name: str = "") -> SourceFile:
     return SourceFile(name or str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
 
 
-def stored_files(data: str) -> list[SourceFile]:
-    """Return the object at a key, or all objects below a prefix."""
-    return [SourceFile(o.uri, o.size, o.etag) for o in list_objects(data) if wanted(o.uri[len(data) :])]
+def stored_files(data: str, below: str = "") -> list[SourceFile]:
+    """Return the object at a key, or all objects below a prefix that match the glob ``below``."""
+    listed = list_objects(data)
+    matches = re.compile(pattern_of(below) if below else "", re.DOTALL).match
+    files = [SourceFile(o.uri, o.size, o.etag) for o in listed if matches(o.uri[len(data) :])]
+    if table := logged_table([file.uri for file in files], (o.uri for o in listed)):
+        raise UserError(table)
+    return files
 
 
 def stored_matches(root: str, below: str) -> list[SourceFile]:
     """Return the objects below the prefix ``root`` that match the glob ``below`` or lie in a matching folder."""
     if root in STORES:
         raise UserError(f"data: {root + below!r} has a wildcard in the bucket's name; expected {root}bucket/pattern")
-    matches = re.compile(pattern_of(below)).match
-    return [file for file in stored_files(root) if matches(file.uri[len(root) :])]
+    return stored_files(root, below)
 
 
 def split_pattern(data: str) -> tuple[str, str]:
@@ -234,9 +312,11 @@ def local_files(data: str) -> list[SourceFile]:
     path = Path(data)
     kind = kind_of(path)
     if kind == "file":
+        if table := logged_table_on_disk(path.parent, [path.parent]):
+            raise UserError(table)
         return [local_file(path, data)]
     if kind == "folder":
-        return [local_file(file) for file in files_below(path)]
+        return local_listing(path, files_below(path))
     if kind:
         raise UserError(f"data: {data!r} is a device, a pipe or a socket; expected a file that can be read twice")
     if glob.has_magic(data):
@@ -250,7 +330,22 @@ def local_files(data: str) -> list[SourceFile]:
 
 
 def local_matches(root: str, below: str) -> list[SourceFile]:
-    return [local_file(path) for path in dict.fromkeys(matching_files(root, below))]
+    return local_listing(Path(root), dict.fromkeys(matching_files(root, below)))
+
+
+def local_listing(root: Path, paths: Iterable[Path]) -> list[SourceFile]:
+    files, folders = [], {root}
+    for path in paths:
+        try:
+            files.append(local_file(path))
+        except UserError:
+            if wanted(path.relative_to(root).as_posix()):
+                raise
+            files.append(SourceFile(str(path), 0))
+        folders.add(path.parent)
+    if files and (table := logged_table_on_disk(root, folders)):
+        raise UserError(table)
+    return files
 
 
 def kind_of(path: Path) -> str:
@@ -277,33 +372,46 @@ def siblings_of(path: Path) -> list[str]:
 
 
 def files_below(folder: Path, above: Iterable[str] = ()) -> Iterator[Path]:
-    """Yield the :func:`wanted` files below a folder, following symbolic links.
+    """Yield the files below a folder, following symbolic links; a folder with a leading dot is yielded itself.
 
     A link to one of the folders that contain it is skipped; ``above`` are the real paths of folders around ``folder``.
-    Raise ``UserError`` for a folder that cannot be read.
+    Raise ``UserError`` for a folder that cannot be read; a hidden one is yielded itself.
     """
-    waiting = [(folder, frozenset(above))]
+    waiting = [(folder, frozenset(above), True)]
     while waiting:
-        current, above = waiting.pop()
+        current, above, shown = waiting.pop()
         here = os.path.realpath(current)
         if here in above:
             continue
-        with may_fail(current), os.scandir(current) as entries:
-            inside = {current / entry.name: kind_of_entry(entry) for entry in entries if wanted(entry.name)}
-        yield from (path for path, kind in inside.items() if kind == "file")
-        waiting += [(path, above | {here}) for path, kind in inside.items() if kind == "folder"]
+        try:
+            with may_fail(current), os.scandir(current) as entries:
+                inside = {current / entry.name: kind_of_entry(entry) for entry in entries}
+        except UserError:
+            if shown:
+                raise
+            inside = {current: "file"}
+        for path, kind in inside.items():
+            if kind == "folder" and not path.name.startswith("."):
+                waiting.append((path, above | {here}, shown and wanted(path.name)))
+            elif kind in ("file", "folder"):
+                yield path
 
 
 def kind_of_entry(entry: os.DirEntry[str]) -> str:
     if entry.is_symlink():
-        return kind_of(Path(entry.path))
+        try:
+            return kind_of(Path(entry.path))
+        except UserError:
+            if wanted(entry.name):
+                raise
+            return ""
     return "file" if entry.is_file() else "folder" if entry.is_dir() else "other"
 
 
 def matching_files(root: str, below: str) -> Iterator[Path]:
     """Yield the files below the folder ``root`` that match the glob ``below`` or lie in a matching folder.
 
-    Raise ``UserError`` for a folder that cannot be read.
+    Hidden files are as in :func:`files_below`. Raise ``UserError`` for a folder that cannot be read.
     """
     if "**" in below:
         # Unlike glob, this does not follow links in circles.
@@ -314,7 +422,8 @@ def matching_files(root: str, below: str) -> Iterator[Path]:
     for depth, part in enumerate(parts):
         # glob skips unreadable folders silently.
         for path in paths_matching(root, "/".join(parts[:depth])):
-            check_folder(path, listed=glob.has_magic(part))
+            if wanted(str(path).removeprefix(root).strip("/")):
+                check_folder(path, listed=glob.has_magic(part))
     for path in paths_matching(root, below):
         kind = kind_of(path)
         if kind == "folder":
@@ -329,10 +438,9 @@ def real_parents(path: Path, root: Path) -> list[str]:
 
 
 def paths_matching(root: str, below: str) -> list[Path]:
-    """Return the :func:`wanted` paths below a folder that match a glob."""
     pattern = glob.escape(root) + below
     names = glob.glob(pattern) if pattern else ["."]  # noqa: PTH207 - Path.glob takes no absolute pattern
-    return [Path(name) for name in names if wanted(name.removeprefix(root).strip("/")) or name == "."]
+    return [Path(name) for name in names]
 
 
 def check_folder(path: Path, *, listed: bool) -> None:
@@ -345,8 +453,9 @@ def check_folder(path: Path, *, listed: bool) -> None:
 
 
 def wanted(relative: str) -> bool:
-    """Return True if a relative path is data: not hidden, and not a job's marker such as ``_SUCCESS``."""
-    return not any(part.startswith((".", "_")) for part in relative.split("/"))
+    """Return True if a relative path is data: no name on it is hidden or of :data:`OF_PROGRAMS`."""
+    parts = relative.split("/")
+    return not any(part.startswith((".", "_")) for part in parts) and not OF_PROGRAMS.fullmatch(parts[-1])
 
 
 def file_format(file: SourceFile, declared: Format) -> Format:
@@ -355,8 +464,8 @@ def file_format(file: SourceFile, declared: Format) -> Format:
     Raise ``UserError`` if it is unknown.
     """
     format = declared if declared != "auto" else file.known_format or format_inside(file)
-    if not format and (foreign := by_name(file.name)):
-        raise UserError(f"{file.uri}: {foreign}")
+    if not format and (unsupported := unsupported_extension(file.name)):
+        raise UserError(f"{file.uri}: {unsupported}")
     if not format:
         raise UserError(
             f"{file.uri}: the extension {Path(file.name).suffix!r} is not a known format; set data.format to csv, "

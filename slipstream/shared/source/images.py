@@ -21,7 +21,7 @@ from slipstream.shared.source.columns.identity import hash_rows
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.quarantine import BadRow
-from slipstream.shared.source.resolved import ResolvedSource, load_digits
+from slipstream.shared.source.resolved import ResolvedSource, class_folders, load_digits
 from slipstream.shared.storage import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -144,12 +144,7 @@ def open_folders(source: ResolvedSource) -> ImageSet:
     files = source.files
     if source.target:
         raise UserError(f"target: {source.target!r} is not used, as images are labelled by their folders; remove it")
-    folders = [source.listing.relative(file).split("/")[:-1] for file in files]
-    for file, folder in zip(files, folders, strict=True):
-        if not folder:
-            raise UserError(
-                f"{file.uri}: is not in a class folder; expected a directory with one folder of images for each class"
-            )
+    folders = class_folders(source, "images")
     classes = sorted({folder[-1] for folder in folders})
     if len(classes) == 1:
         raise UserError(f"data: {source.address!r} has only one class folder, {classes[0]!r}; expected two or more")

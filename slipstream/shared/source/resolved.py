@@ -12,7 +12,7 @@ import xxhash
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig, Format
-from slipstream.shared.source.files import IMAGE_FORMATS, Listing, SourceFile, file_format, files_unchanged
+from slipstream.shared.source.files import Listing, SourceFile, file_format, files_unchanged
 
 #: Way of reading data: images; tables of columnar files, of text files (first converted to columnar) or of documents;
 #: language; or "nothing new", if a base set already contains all files.
@@ -62,17 +62,6 @@ class ResolvedSource:
         return Path(self.address).name
 
 
-def format_of_all(listing: Listing, target: str) -> Format:
-    """Return the format of all files together, from their extensions.
-
-    It is "images" if there are any, "text" if every file is a ``.txt`` in a folder and no target is set, else "auto".
-    """
-    if any(file.known_format in IMAGE_FORMATS for file in listing.files):
-        return "images"
-    in_folders = all("/" in listing.relative(file) and file.name.lower().endswith(".txt") for file in listing.files)
-    return "text" if in_folders and not target else "auto"
-
-
 def texts_by_class(target: str, config: DataConfig) -> tuple[str, DataConfig]:
     """Return target and settings for texts in class folders; raise ``UserError`` if the user set a target."""
     if target:
@@ -85,6 +74,31 @@ def one_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig
     if len(formats) > 1:
         raise UserError(f"data: {listing.address!r} mixes {' and '.join(sorted(formats))} files; expected one format")
     return formats.pop()
+
+
+def class_folders(source: ResolvedSource, format: str, otherwise: str = "") -> list[list[str]]:
+    """Return the folders of every file, the class last; raise ``UserError`` unless all are equally deep."""
+    folders = [source.listing.relative(file).split("/")[:-1] for file in source.files]
+    for file, folder in zip(source.files, folders, strict=True):
+        if not folder:
+            raise UserError(
+                f"{file.uri}: is not in a class folder; expected a directory with one folder of {format} for each "
+                f"class{otherwise}"
+            )
+    by_depth: dict[int, list[str]] = {}
+    for names in sorted({tuple(folder) for folder in folders}):
+        by_depth.setdefault(len(names), []).append("/".join(names))
+    if len(by_depth) > 1:
+        depths = "; ".join(f"{depth}: {some_names(by_depth[depth])}" for depth in sorted(by_depth))
+        raise UserError(
+            f"data: {source.address!r} has {format} at different depths ({depths}); expected class folders at one "
+            "depth; give the directory above the class folders, or move the other files"
+        )
+    return folders
+
+
+def some_names(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
 
 
 HASH_BYTES = 8 << 20

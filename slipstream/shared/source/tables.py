@@ -55,7 +55,7 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
     types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
     texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
     inferred, warnings = infer_types(units, texts, config, scratch)
-    return TableInput(units, partitions.beside(types | inferred), first_row, [], warnings)
+    return TableInput(units, partitions.beside(types | inferred), first_row, warnings=warnings)
 
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:

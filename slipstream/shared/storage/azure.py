@@ -25,6 +25,7 @@ from azure.storage.blob.aio import BlobClient, BlobServiceClient, ContainerClien
 from fsspec.asyn import sync
 
 from slipstream.shared.errors import UserError
+from slipstream.shared.one_line import first_line
 from slipstream.shared.storage import retry
 from slipstream.shared.storage.base import (
     CONCURRENCY,
@@ -96,7 +97,7 @@ def flyte_settings() -> dict[str, str]:
 
 
 class AzureContainer:
-    """Container of Azure (a ``RehearsalBucket``); an object's version is its ETag."""
+    """Container of Azure (a ``BucketClient``); an object's version is its ETag."""
 
     def __init__(self, name: str) -> None:
         self._container, _, host = name.partition("@")
@@ -221,7 +222,3 @@ class AzureContainer:
         if isinstance(error, errors.HttpResponseError):
             return UserError(f"{uri}: the store refused the request ({status} {code})")
         return error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).partition("\n")[0]

@@ -2,7 +2,7 @@
 
 Implementations: local directories (:mod:`slipstream.shared.storage.local`), S3 (:mod:`slipstream.shared.storage.s3`),
 and Google Cloud Storage and Azure Blob Storage (:mod:`slipstream.shared.storage.object_store`, by a
-:class:`RehearsalBucket`). An object is read as a file by ranged requests.
+:class:`BucketClient`). An object is read as a file by ranged requests.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class RetriedRequest(Protocol):
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
-class RehearsalBucket(Protocol):
+class BucketClient(Protocol):
     """Interface of a bucket or container.
 
     Every method but ``put_file`` is one request without retries; ``explain`` converts its exceptions to those of

@@ -97,7 +97,7 @@ def upload_path() -> str:
 
 
 class GoogleBucket:
-    """Bucket of Google (a ``RehearsalBucket``); an object's version is its generation."""
+    """Bucket of Google (a ``BucketClient``); an object's version is its generation."""
 
     def __init__(self, name: str) -> None:
         self._name = name

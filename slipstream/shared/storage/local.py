@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from slipstream.shared.errors import UserError
-from slipstream.shared.storage.base import AlreadyThere, MissingObject, ObjectInfo, not_deleted
+from slipstream.shared.storage.base import STORES, AlreadyThere, MissingObject, ObjectInfo, not_deleted
 from slipstream.shared.storage.names import check_keys, check_prefix, path_below
 
 SCRATCH = ".scratch"
@@ -26,12 +26,18 @@ NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
 def local_path(uri: str) -> Path:
+    """Return a local address as a path, with ``~`` expanded. Raises ``UserError`` for an unknown scheme."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
-        return Path(uri)
+        return Path(os.path.expanduser(uri))  # noqa: PTH111 - leaves the ~ of an unknown user
     if scheme == "file":
         return Path(rest)
     raise UserError(f"{uri}: {scheme}:// is not supported; expected a path, file://, s3://, gs:// or abfs://")
+
+
+def lasting_address(uri: str) -> str:
+    """Return an address that does not depend on the working directory: absolute, unless it is in a store or empty."""
+    return uri if not uri or uri.startswith(STORES) else str(local_path(uri).absolute())
 
 
 def local_info(path: Path) -> ObjectInfo:

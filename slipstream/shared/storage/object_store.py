@@ -23,9 +23,9 @@ from slipstream.shared.storage.base import (
     GCS,
     PART_BYTES,
     AlreadyThere,
+    BucketClient,
     MissingObject,
     ObjectInfo,
-    RehearsalBucket,
     StorageUnavailable,
     check_size,
     fetch_listed,
@@ -42,7 +42,7 @@ PACKAGES = {GCS: ("gcsfs", "gcs"), AZURE: ("adlfs", "azure")}
 T = TypeVar("T")
 
 
-def locate(uri: str) -> tuple[RehearsalBucket, str, str]:
+def locate(uri: str) -> tuple[BucketClient, str, str]:
     """Return the bucket of a URI, the bucket's address with a final slash, and the key.
 
     Raises ``UserError`` if there is no bucket in it or the client is not installed.
@@ -58,7 +58,7 @@ def locate(uri: str) -> tuple[RehearsalBucket, str, str]:
         raise UserError(f"{uri}: {package} is missing ({error}); install Slipstream with the extra [{extra}]") from None
 
 
-def bucket_of(scheme: str, name: str) -> RehearsalBucket:
+def bucket_of(scheme: str, name: str) -> BucketClient:
     if scheme == GCS:
         from slipstream.shared.storage.gcs import GoogleBucket
 
@@ -68,7 +68,7 @@ def bucket_of(scheme: str, name: str) -> RehearsalBucket:
     return AzureContainer(name)
 
 
-def ask(bucket: RehearsalBucket, uri: str, request: Callable[[], T]) -> T:
+def ask(bucket: BucketClient, uri: str, request: Callable[[], T]) -> T:
     """Make a request, retry it after transient errors, and return its result."""
     try:
         return retry_transient(request, lambda error: isinstance(bucket.explain(uri, error), StorageUnavailable))

@@ -8,7 +8,6 @@ provisioning-model), Azure "Instance Metadata Service" (compute: priority, vmSiz
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import threading
@@ -16,10 +15,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from slipstream.shared.artifacts.records import decode_plain, to_plain_json
 from slipstream.shared.machine.description import (
     GOOGLE,
     LINK_LOCAL,
@@ -164,16 +164,11 @@ def write_facts(directory: Path, facts: NodeFacts) -> None:
 
     Raises ``OSError`` on failure.
     """
-    (directory / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+    (directory / FACTS).write_bytes(to_plain_json(facts))
 
 
 def read_facts(directory: Path) -> NodeFacts | None:
     """Return the facts in ``directory``; None if missing or damaged."""
-    from slipstream.shared.artifacts.records import (
-        decode_record,  # loads pydantic, which would exceed the sampler's memory
-    )
-
-    try:
-        return decode_record((directory / FACTS).read_bytes(), NodeFacts)
-    except OSError:
-        return None
+    with suppress(OSError):
+        return decode_plain((directory / FACTS).read_bytes(), NodeFacts)
+    return None

@@ -6,14 +6,13 @@ other versions are skipped.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from slipstream.shared.artifacts.strict_json import parse_json
+from slipstream.shared.artifacts.records import decode_plain, to_plain_json
 from slipstream.shared.telemetry.records import STEP_BOUNDS, RankTotals, Sample, counted_since
 
 NODE = "node.json"
@@ -73,22 +72,14 @@ def write_node(directory: Path, totals: NodeTotals) -> None:
 
     Raises ``OSError`` on failure.
     """
-    put_in_place(directory / NODE, asdict(totals))
+    put_in_place(directory / NODE, to_plain_json(totals))
 
 
 def read_node(directory: Path) -> NodeTotals:
     """Return the node's totals; zeros if there are no valid ones."""
-    tree = tree_of(directory / NODE)
-    try:
-        totals = NodeTotals(**tree)
-    except TypeError:
-        return NodeTotals()
-    are_numbers = all(map(is_number, (totals.seconds, totals.gpu_seconds)))
-    are_maps = (
-        is_map(totals.energy_joules) and is_map(totals.cost_dollars) and isinstance(totals.throttled_seconds, dict)
-    )
-    is_right = are_numbers and are_maps and all(map(is_map, totals.throttled_seconds.values()))
-    return totals if is_right else NodeTotals()
+    with suppress(OSError):
+        return decode_plain((directory / NODE).read_bytes(), NodeTotals) or NodeTotals()
+    return NodeTotals()
 
 
 def write_totals(directory: Path, totals: RankTotals) -> None:
@@ -98,56 +89,21 @@ def write_totals(directory: Path, totals: RankTotals) -> None:
     """
     ranks = directory / RANKS
     ranks.mkdir(parents=True, exist_ok=True)
-    put_in_place(ranks / f"{totals.rank}.json", asdict(totals))
+    put_in_place(ranks / f"{totals.rank}.json", to_plain_json(totals))
 
 
 def read_totals(directory: Path) -> list[RankTotals]:
     """Return the totals of all ranks that wrote any, in rank order."""
-    found = (rank_of(tree_of(path)) for path in (directory / RANKS).glob("*.json"))
-    return sorted((totals for totals in found if totals is not None), key=lambda totals: totals.rank)
+    found = list[RankTotals]()
+    for path in (directory / RANKS).glob("*.json"):
+        with suppress(OSError):
+            totals = decode_plain(path.read_bytes(), RankTotals)
+            if totals and len(totals.steps_within) == len(STEP_BOUNDS):
+                found.append(totals)
+    return sorted(found, key=lambda totals: totals.rank)
 
 
-def rank_of(tree: dict[str, Any]) -> RankTotals | None:
-    """Return a rank's totals from the JSON of its file; None if invalid."""
-    try:
-        totals = RankTotals(**tree)
-    except TypeError:
-        return None
-    numbers = (totals.rank, totals.steps, totals.samples, totals.last_step_at, totals.goodput or 0)
-    within = totals.steps_within
-    is_right = (
-        all(map(is_number, numbers))
-        and isinstance(totals.gpu_uuid, str)
-        and is_map(totals.phase_seconds)
-        and is_map(totals.bottlenecks)
-        and isinstance(within, list)
-        and len(within) == len(STEP_BOUNDS)
-        and all(map(is_number, within))
-    )
-    return totals if is_right else None
-
-
-def is_map(value: object) -> bool:
-    return isinstance(value, dict) and all(map(is_number, value.values()))
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def put_in_place(path: Path, tree: dict[str, Any]) -> None:
+def put_in_place(path: Path, content: bytes) -> None:
     scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_bytes(json.dumps(tree).encode())
+    scratch.write_bytes(content)
     scratch.replace(path)
-
-
-def tree_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if missing or invalid.
-
-    The sampler calls this, so it must not load pydantic.
-    """
-    try:
-        tree = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return tree if isinstance(tree, dict) else {}

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from slipstream.shared.models.adapters.nf4 import BLOCK, LEVELS, QuantisedProduct, dequantise_weight, quantise_weight
+from slipstream.shared.models.adapters.nf4 import BLOCK, LEVELS, QuantisedMatmul, dequantise_weight, quantise_weight
 
 
 def drawn(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -65,7 +65,7 @@ def test_products_and_gradients_are_those_of_the_dequantised_weight(dtype: torch
     x = drawn(5, 128, 4).mul(50).to(dtype).requires_grad_()
     plain = x.detach().clone().requires_grad_()
     theirs = functional.linear(plain, dequantise_weight(*parts, dtype))
-    ours = QuantisedProduct.apply(x, *parts)
+    ours = QuantisedMatmul.apply(x, *parts)
     assert ours.dtype == dtype and torch.equal(ours, theirs)
     for outputs in (ours, theirs):
         (outputs.float() ** 2).sum().backward()
@@ -83,7 +83,7 @@ def test_the_backward_pass_keeps_the_four_bits_alone() -> None:
     x = drawn(3, 128).requires_grad_()
     with saved_tensors_hooks(note, lambda tensor: tensor):
         hidden = functional.silu(x)
-        out = QuantisedProduct.apply(hidden, codes, scales)
+        out = QuantisedMatmul.apply(hidden, codes, scales)
     assert kept == {tensor.data_ptr(): tensor.nbytes for tensor in (x, codes, scales)}
     out.sum().backward()
 
@@ -93,7 +93,7 @@ def test_without_a_gradient_to_give_nothing_is_dequantised(monkeypatch: pytest.M
 
     x, beside = drawn(3, 128), torch.zeros(3, 96, requires_grad=True)
     parts = quantise_weight(drawn(96, 128))
-    outputs = QuantisedProduct.apply(x, *parts) + beside
+    outputs = QuantisedMatmul.apply(x, *parts) + beside
     monkeypatch.setattr(nf4, "dequantise_weight", None)
     outputs.sum().backward()
     assert beside.grad is not None

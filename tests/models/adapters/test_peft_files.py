@@ -14,6 +14,7 @@ from slipstream.shared.artifacts.prepared.token_rows import ADAPTER_CONFIG as CO
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.network import add_adapters
 from slipstream.shared.models.adapters.peft_files import NewAdapter, StoredAdapter, peft_files, read_peft
+from slipstream.shared.models.base.directory import START, BaseDirectory
 from slipstream.shared.models.config import LoraConfig
 from slipstream.shared.models.transformer import Transformer
 from slipstream.shared.models.transformer_config import to_hugging_face
@@ -82,7 +83,7 @@ def test_we_load_what_peft_saved(lora: LoraConfig, tmp_path: Path) -> None:
         if ".lora_" in name:
             nn.init.normal_(parameter, std=0.2)
     theirs.save_pretrained(tmp_path)
-    adapter = read_peft(str(tmp_path))
+    adapter = read_peft(BaseDirectory.list(str(tmp_path), START))
     assert adapter.lora == lora
     add_adapters(network, adapter.lora)
     missing, unexpected = network.load_state_dict(tensors_of(adapter), strict=False)
@@ -92,7 +93,7 @@ def test_we_load_what_peft_saved(lora: LoraConfig, tmp_path: Path) -> None:
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     network = written(tmp_path, SOME)
-    adapter, expected = read_peft(str(tmp_path)), adapters_of(network)
+    adapter, expected = read_peft(BaseDirectory.list(str(tmp_path), START)), adapters_of(network)
     found = tensors_of(adapter)
     assert (adapter.lora, found.keys()) == (SOME, expected.keys())
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -122,7 +123,7 @@ def test_an_alpha_beyond_floating_point_numbers_is_refused_in_one_line(tmp_path:
     config = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps(config | {"lora_alpha": 10**400}))
     with refuses(UserError, match="lora_alpha:"):
-        read_peft(str(tmp_path))
+        read_peft(BaseDirectory.list(str(tmp_path), START))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -131,7 +132,7 @@ def test_what_is_no_plain_lora_is_refused_in_one_line(name: str, tmp_path: Path)
     config = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps(config | {name: REFUSED[name]}))
     with pytest.raises(UserError) as refused:
-        read_peft(str(tmp_path))
+        read_peft(BaseDirectory.list(str(tmp_path), START))
     line = f"model.lora.start: {tmp_path / CONFIG}: {name}: {REFUSED[name]!r} is not supported; expected "
     assert refused.value.message.startswith(line)
 
@@ -155,10 +156,10 @@ def damage(directory: Path, what: str) -> None:
 @pytest.mark.parametrize("what", ["lost", "thin", "foreign", "target without tensors", "cut"])
 def test_tensors_that_do_not_fit_are_refused_in_one_line(what: str, tmp_path: Path) -> None:
     network = written(tmp_path)
-    read_peft(str(tmp_path)).check(LORA, network)
+    read_peft(BaseDirectory.list(str(tmp_path), START)).check(LORA, network)
     damage(tmp_path, what)
     with refuses(UserError) as refused:
-        read_peft(str(tmp_path)).check(LORA, network)
+        read_peft(BaseDirectory.list(str(tmp_path), START)).check(LORA, network)
     assert str(tmp_path / WEIGHTS) in refused.value.message
 
 
@@ -168,4 +169,4 @@ def test_a_directory_without_a_configuration_is_refused(content: str | None, tmp
     if content is not None:
         (tmp_path / CONFIG).write_text(content)
     with refuses(UserError):
-        read_peft(str(tmp_path))
+        read_peft(BaseDirectory.list(str(tmp_path), START))

@@ -13,14 +13,13 @@ from slipstream.config import RunConfig
 from slipstream.shared.artifacts.prepared.token_rows import ADAPTER, ADAPTER_CONFIG
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.peft_files import NewAdapter, peft_files
-from slipstream.shared.models.base.directory import fingerprint_base, fingerprint_origin
-from slipstream.shared.models.base.shape import shaped_for
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import build_model, initial_values
 from slipstream.shared.settings import to_dict
 from tasks.config import config_sections
 from tests.support.adapters import adapters_of, draw_adapters
-from tests.support.bases import SIGNATURE, make_base, some_tokens
+from tests.support.bases import SIGNATURE, fingerprint_base, make_base, shaped_by_data, some_tokens
 from tests.support.wording import refuses
 
 LORA = LoraConfig(rank=4, alpha=6.0, targets=["v_proj", "down_proj"])
@@ -48,9 +47,9 @@ def test_it_begins_with_pefts_logits(model: ModelConfig) -> None:
 
 
 def test_a_device_reads_the_part_that_it_holds(model: ModelConfig) -> None:
-    shaped = shaped_for(model, SIGNATURE)
+    shaped = shaped_by_data(model)
     network = build_model(shaped, SIGNATURE, 0, empty=True).network
-    values = initial_values(shaped, network, 0)
+    values = initial_values(shaped, network, 0, ModelOrigin(shaped))
     for name, whole in adapters_of(build_model(model, SIGNATURE, 0).network).items():
         part = torch.empty(2, whole.shape[1])
         values.fill(part, name, whole.shape, (1, 0))
@@ -59,7 +58,7 @@ def test_a_device_reads_the_part_that_it_holds(model: ModelConfig) -> None:
 
 def test_other_bytes_are_another_identity_and_the_place_is_none(model: ModelConfig, tmp_path: Path) -> None:
     def digests() -> tuple[str, str]:
-        return fingerprint_origin(model), config_sections(RunConfig.from_dict({"model": to_dict(model)})).model_code
+        return ModelOrigin(model).digest, config_sections(RunConfig.from_dict({"model": to_dict(model)})).model_code
 
     before = digests()
     assert before[0] == before[1] != fingerprint_base(model.base) == before[0].partition(" ")[0]
@@ -71,15 +70,15 @@ def test_other_bytes_are_another_identity_and_the_place_is_none(model: ModelConf
         file.write_bytes(content)
     Path(model.lora.start).rename(tmp_path / "moved")
     moved = replace(model, lora=replace(model.lora, start=str(tmp_path / "moved")))
-    assert fingerprint_origin(moved) == before[0] and moved.without_addresses() == model.without_addresses()
+    assert ModelOrigin(moved).digest == before[0] and moved.without_addresses() == model.without_addresses()
 
 
 @pytest.mark.parametrize("changes", [{"rank": 2}, {"alpha": 8.0}, {"targets": ["v_proj"]}, {"start": "nowhere"}])
 def test_settings_that_differ_are_refused_in_one_line(changes: dict[str, Any], model: ModelConfig) -> None:
-    other = shaped_for(replace(model, lora=replace(model.lora, **changes)), SIGNATURE)
+    other = shaped_by_data(replace(model, lora=replace(model.lora, **changes)))
     network = build_model(other, SIGNATURE, 0, empty=True).network
     with refuses(UserError) as refused:
-        initial_values(other, network, 0)
+        initial_values(other, network, 0, ModelOrigin(other))
     assert refused.value.message.startswith("model.lora.start: ")
 
 

@@ -13,6 +13,7 @@ from slipstream.shared.models.adapters import network as module
 from slipstream.shared.models.adapters.layers import is_adapter
 from slipstream.shared.models.adapters.network import AdaptedValues
 from slipstream.shared.models.adapters.nf4 import quantise_weight
+from slipstream.shared.models.base.directory import BaseDirectory
 from slipstream.shared.models.base.tensors import BaseValues, OpenedBase
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import build_model
@@ -58,7 +59,7 @@ def test_of_a_base_every_byte_is_read_once(quantised: Literal["none", "nf4"], tm
     directory = make_base(tmp_path / "base", dtype=torch.bfloat16, **SIZES)
     config = ModelConfig(base=str(directory), lora=LORA, quantise=quantised)
     model = build_model(config, SIGNATURE, 0, empty=True).network
-    base = OpenedBase.open(str(directory))
+    base = OpenedBase.open(BaseDirectory.list(str(directory)))
     base.check(model, tied=False)
     fill_parameters(model.to_empty(device="cpu"), AdaptedValues(BaseValues(base), 0))
     assert base.bytes_read == sum(2 * torch.Size(stored.shape).numel() for stored in base.tensors.values())

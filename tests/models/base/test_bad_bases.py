@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.artifacts.prepared.token_rows import INDEX, WHOLE
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.base.directory import read_pieces
+from slipstream.shared.models.base.directory import BaseDirectory, read_pieces
 from slipstream.shared.models.base.tensors import OpenedBase
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
@@ -253,7 +253,7 @@ def test_data_that_is_no_tokens(whole: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read(whole: Path) -> None:
-    base = OpenedBase.open(str(whole))
+    base = OpenedBase.open(BaseDirectory.list(str(whole)))
     content = (whole / WHOLE).read_bytes()
     (whole / WHOLE).write_bytes(content + b"\0")
     part = torch.empty(32, 32)

@@ -7,10 +7,9 @@ import torch
 
 from slipstream.shared.artifacts.prepared.token_rows import CONFIG, INDEX, WHOLE
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.base.directory import fingerprint_base
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
-from tests.support.bases import SIGNATURE, make_base
+from tests.support.bases import SIGNATURE, fingerprint_base, make_base
 from tests.support.untrusted import download_from_hub, exchange_at_open, make_secret, replace_by_link
 from tests.support.wording import refuses
 

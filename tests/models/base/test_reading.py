@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from slipstream.shared.artifacts.prepared.token_rows import WHOLE
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.base import tensors as module
-from slipstream.shared.models.base.directory import BaseDirectory, fingerprint_base, read_pieces
+from slipstream.shared.models.base.directory import BaseDirectory, read_pieces
 from slipstream.shared.models.base.tensors import OpenedBase
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.storage import StorageUnavailable, retry, storage_for
-from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
+from tests.support.bases import SIGNATURE, fingerprint_base, make_base, some_tokens, theirs
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import REMOTE, Remote
 from tests.support.proving import first_few
@@ -68,7 +68,7 @@ def test_parts_of_a_file(part: str, kind: str, chunk: int, tmp_path: Path, monke
 
     monkeypatch.setattr(module, "read_pieces", noted)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        base = OpenedBase.open(str(tmp_path / "base"))
+        base = OpenedBase.open(BaseDirectory.list(str(tmp_path / "base")))
         held[:] = [0]  # without the header
         found = torch.full((rows, columns), torch.nan, dtype=dtype)
         base.fill(found, f"m.{kind}", (first, column))
@@ -85,7 +85,7 @@ def test_parts_of_a_file(part: str, kind: str, chunk: int, tmp_path: Path, monke
 def test_a_part_that_lies_elsewhere_than_row_by_row(tmp_path: Path) -> None:
     stored = write(tmp_path / "base")["m.f32"]
     found = torch.full((COLUMNS, ROWS), torch.nan).T
-    OpenedBase.open(str(tmp_path / "base")).fill(found, "m.f32", (0, 0))
+    OpenedBase.open(BaseDirectory.list(str(tmp_path / "base"))).fill(found, "m.f32", (0, 0))
     assert torch.equal(found, stored)
 
 
@@ -99,7 +99,7 @@ def test_of_a_store_rows_come_by_few_requests(remote: Remote, tmp_path: Path, mo
     expected = {"all": (4, ROWS * row), "rows": (2, 13 * row), "one row": (1, row), "none": (0, 0)}
     # Of columns all from the first to the last of a chunk.
     expected |= {"columns": (4, 4 * (9 * row + 16)), "both": (2, (9 + 6) * row + 2 * 16)}
-    base = OpenedBase.open(remote.base)
+    base = OpenedBase.open(BaseDirectory.list(remote.base))
     for part, (requests, read) in expected.items():
         first, rows, column, columns = PARTS[part]
         before, remote.proxy.requests[:] = base.bytes_read, []
@@ -136,7 +136,7 @@ def test_a_store_that_stays_away_or_writes_anew(
     remote = Remote(f"s3://bucket/{tmp_path.name}/base", store, "PUT")
     write(tmp_path / "base")
     put(tmp_path / "base", remote)
-    base, part = OpenedBase.open(remote.base), torch.empty(ROWS, COLUMNS)
+    base, part = OpenedBase.open(BaseDirectory.list(remote.base)), torch.empty(ROWS, COLUMNS)
     monkeypatch.setattr(retry, "ATTEMPTS", 3)
     store.inject("GET", "503", "503", "503")
     with pytest.raises(StorageUnavailable):
@@ -145,7 +145,7 @@ def test_a_store_that_stays_away_or_writes_anew(
     with refuses(UserError, match=r"base/model\.safetensors:"):
         base.fill(part, "m.f32", (0, 0))
     with refuses(UserError, match=r"model\.base:"):
-        OpenedBase.open(remote.base)
+        OpenedBase.open(BaseDirectory.list(remote.base))
     with refuses(UserError, match=r"model\.base:"):
         BaseDirectory.list("s3://bucket/nothing")
 

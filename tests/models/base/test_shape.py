@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from slipstream.shared.models.base import shape
-from slipstream.shared.models.base.shape import shaped_for, with_base_shape
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.transformer_config import TransformerConfig
-from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base
+from tests.support.bases import VOCABULARY, make_base, shaped_by_data, shaped_by_length
 
 
 def test_all_arguments_are_the_bases_but_the_users_own(tmp_path: Path) -> None:
     base = str(make_base(tmp_path / "base", "qwen3", rms_norm_eps=3e-6, rope_theta=7e5))
     given = ModelConfig(base=base, arguments={"initializer_range": 0.5}, lora=LoraConfig(rank=4))
-    shaped = with_base_shape(given, LENGTH)
+    shaped = shaped_by_length(given)
     assert shaped.name == "transformer" and shaped.base == base and shaped.lora.rank == 4
     assert set(shaped.arguments) == {one.name for one in fields(TransformerConfig)}
     expected = {"model_type": "qwen3", "vocab_size": VOCABULARY, "head_dim": 16, "num_key_value_heads": 2}
@@ -26,18 +25,18 @@ def test_all_arguments_are_the_bases_but_the_users_own(tmp_path: Path) -> None:
 
 
 def test_once_it_is_there_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shaped = with_base_shape(ModelConfig(base=str(make_base(tmp_path / "base"))), LENGTH)
+    shaped = shaped_by_length(ModelConfig(base=str(make_base(tmp_path / "base"))))
     monkeypatch.setattr(shape, "BaseDirectory", None)
-    assert with_base_shape(shaped, LENGTH) is shaped and shaped_for(shaped, SIGNATURE) is shaped
+    assert shaped_by_length(shaped) is shaped and shaped_by_data(shaped) is shaped
     plain = ModelConfig("mlp")
-    assert with_base_shape(plain, LENGTH) is plain and shaped_for(plain, SIGNATURE) is plain
+    assert shaped_by_length(plain) is plain and shaped_by_data(plain) is plain
 
 
 def test_more_positions_than_a_row_has_are_fine_and_may_be_stretched(tmp_path: Path) -> None:
     base = ModelConfig(base=str(make_base(tmp_path / "base")))
-    assert with_base_shape(base, 64).arguments["max_position_embeddings"] == 64
+    assert shaped_by_length(base, 64).arguments["max_position_embeddings"] == 64
     longer = ModelConfig(base=base.base, arguments={"max_position_embeddings": 100})
-    assert with_base_shape(longer, 100).arguments["max_position_embeddings"] == 100
+    assert shaped_by_length(longer, 100).arguments["max_position_embeddings"] == 100
 
 
 def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
@@ -46,6 +45,6 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path) -> 
     for name in ("rms_norm_eps", "head_dim", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings"):
         content.pop(name, None)
     (base / "config.json").write_text(json.dumps(content))
-    found = with_base_shape(ModelConfig(base=str(base)), LENGTH).arguments
+    found = shaped_by_length(ModelConfig(base=str(base))).arguments
     assert (found["rms_norm_eps"], found["head_dim"], found["rope_theta"]) == (1e-6, 128, 10_000.0)
     assert found["tie_word_embeddings"] is False

@@ -45,9 +45,11 @@ def test_a_thread_that_gives_way_waits_beside_others_and_knows_for_how_long() ->
     """Both on one processor: it gets a part of it, and the wait that it tells is the rest."""
     found: list[tuple[float, float]] = []
     one = {min(os.sched_getaffinity(0))}
+    started, starts = os.pipe()
     rival = os.fork()
     if not rival:
         os.sched_setaffinity(0, one)
+        os.write(starts, b"1")
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             pass
@@ -56,12 +58,13 @@ def test_a_thread_that_gives_way_waits_beside_others_and_knows_for_how_long() ->
     def work() -> None:
         os.sched_setaffinity(threading.get_native_id(), one)
         lower_thread_priority()
-        waited, started, used = waited_for_processor_s(), time.perf_counter(), time.thread_time()
+        waited, begun, used = waited_for_processor_s(), time.perf_counter(), time.thread_time()
         while time.thread_time() - used < 0.02:
             pass
-        found.append((time.perf_counter() - started, waited_for_processor_s() - waited))
+        found.append((time.perf_counter() - begun, waited_for_processor_s() - waited))
 
     try:
+        os.read(started, 1)
         thread = threading.Thread(target=work)
         thread.start()
         thread.join(25)

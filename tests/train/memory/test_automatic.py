@@ -26,6 +26,7 @@ from slipstream.pipeline.train.parallel.layout import check_plan
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.plan import ParallelPlan
 from slipstream.shared.storage import storage_for
@@ -41,7 +42,7 @@ MEMORY = "memory_of_tests"
 
 
 def job(**changed: Any) -> TraceJob:
-    return TraceJob(MODEL, rows_of_tokens(MODEL, LENGTH), replace(AUTO, **changed), 1)
+    return TraceJob(MODEL, rows_of_tokens(ModelOrigin(MODEL), LENGTH), replace(AUTO, **changed), 1)
 
 
 def body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
@@ -160,7 +161,7 @@ def test_another_model_or_other_data_is_told_apart_and_not_where_a_base_lies(
     deeper = ModelConfig("transformer", {**MODEL.arguments, "num_hidden_layers": 3})
     rows, model = data_and_model(request(data, deeper))
     assert rows == one[0] and model != one[1]
-    monkeypatch.setattr(decision, "shaped_for", lambda config, signature: replace(config, arguments=MODEL.arguments))
+    monkeypatch.setattr(decision, "shaped_for", lambda config, *_: replace(config, arguments=MODEL.arguments))
     here, there = (data_and_model(request(data, ModelConfig("transformer", base=base))) for base in ("here", "there"))
     assert here == there == one
 
@@ -213,4 +214,4 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
 def test_what_cannot_be_traced_asks_for_a_number() -> None:
     offload = replace(AUTO, parallel=replace(AUTO.parallel, shard="weights", offload=True))
     with refuses(UserError, match="training.accumulation:"):
-        fewest_that_fit(TraceJob(MODEL, rows_of_tokens(MODEL, LENGTH), offload, 2), 2**30)
+        fewest_that_fit(TraceJob(MODEL, rows_of_tokens(ModelOrigin(MODEL), LENGTH), offload, 2), 2**30)

@@ -16,6 +16,7 @@ from slipstream.pipeline.train.memory.choices import TraceJob, numbers_to_try
 from slipstream.pipeline.train.memory.command import rows_of_text, rows_of_tokens
 from slipstream.pipeline.train.memory.processes import TraceFailure, trace_footprints
 from slipstream.pipeline.train.memory.trace import Footprint, TracedStep
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.source.config import DataConfig
@@ -116,8 +117,8 @@ def test_a_configuration_of_text_says_it_before_the_text_is_prepared(tmp_path: P
     parameters = json.loads(found.stdout)["rows"][0]["lasting"]["parameters"]
     assert parameters == pytest.approx(4 * (2 * 300 * 32 + 2 * layer + 32), rel=0.01), "embedding and output layer"
     config = DataConfig.from_dict(tell)
-    assert rows_of_text(config, ModelConfig()).document_end == 0
-    assert rows_of_text(replace(config, across_documents=True), ModelConfig()).document_end == -1
+    assert rows_of_text(config, ModelOrigin(ModelConfig())).document_end == 0
+    assert rows_of_text(replace(config, across_documents=True), ModelOrigin(ModelConfig())).document_end == -1
 
 
 @pytest.mark.parametrize("options", [("--length", "16"), ()])
@@ -158,7 +159,10 @@ def test_of_a_base_its_config_says_it_all(
 def test_numbers_are_whole_rounds_of_a_pipeline() -> None:
     config = {"batch_size": 26, "accumulation": 4, "parallel": {"pipeline": 4}}
     job = TraceJob(
-        ModelConfig(), rows_of_tokens(ModelConfig("transformer", SMALL), 16), TrainingConfig.from_dict(config), 4
+        ModelConfig(),
+        rows_of_tokens(ModelOrigin(ModelConfig("transformer", SMALL)), 16),
+        TrainingConfig.from_dict(config),
+        4,
     )
     assert numbers_to_try(job) == [4, 16, 24]
 
@@ -168,7 +172,7 @@ def test_a_model_of_billions_of_parameters_takes_no_memory(layers: int, paramete
     """Its weights alone are 7 or 30 GiB."""
     model = ModelConfig("transformer", {**LARGE, "num_hidden_layers": layers})
     training = TrainingConfig.from_dict({"precision": "bf16", "parallel": {"shard": "weights"}, "batch_size": 8})
-    job = TraceJob(model, rows_of_tokens(model, 4096), training, 8)
+    job = TraceJob(model, rows_of_tokens(ModelOrigin(model), 4096), training, 8)
     (found,) = trace_footprints([job.step])
     assert isinstance(found, Footprint), found
     assert found.at_peak["parameters"] == pytest.approx(parameters * 4 / 8, rel=0.01)

@@ -16,6 +16,7 @@ from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine import limits
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.profiles.profile import Placement
@@ -64,7 +65,7 @@ def test_gathered_weights_have_the_type_that_is_computed_in() -> None:
 @pytest.mark.prove
 def test_a_traced_step_takes_more_and_not_many_times_as_much() -> None:
     model = ModelConfig("transformer", {**SIZES, "vocab_size": 48, "hidden_size": 128, "num_hidden_layers": 4})
-    signature = rows_of_tokens(model, LENGTH)
+    signature = rows_of_tokens(ModelOrigin(model), LENGTH)
     layouts: list[dict[str, Any]] = [
         {},
         *({"shard": shard} for shard in ("optimizer", "gradients", "weights")),
@@ -117,7 +118,7 @@ def test_flytes_task_asks_before_it_starts_processes(tmp_path: Path, monkeypatch
     from tasks.train import check_before_training
 
     data, placement = table_of_numbers(tmp_path / "data", 30), Placement(memory="100Mi")
-    inputs = {"prepared": FlyteDirectory(str(data)), "training": TrainingConfig(), "model": SMALL}
+    inputs = {"prepared": FlyteDirectory(str(data)), "training": TrainingConfig(batch_size=16), "model": SMALL}
     monkeypatch.setenv(limits.MEMORY, placement.memory)
     check_before_training(inputs, placement)
     with refuses(UserError):

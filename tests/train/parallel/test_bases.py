@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model, initial_values
-from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
+from tests.support.bases import SIGNATURE, make_base, shaped_by_data, some_tokens, theirs
 from tests.support.layout_runs import on_ranks
 
 ROWS = 4
@@ -56,12 +57,11 @@ def begin(model: ModelConfig, parallel: dict[str, Any], rows: int) -> Found:
     from slipstream.pipeline.train.parallel.config import ParallelConfig
     from slipstream.pipeline.train.parallel.divide import divide_model, fill_part
     from slipstream.pipeline.train.parallel.layout import Layout
-    from slipstream.shared.models.base.shape import shaped_for
 
     cpu = torch.device("cpu")
-    model = shaped_for(model, SIGNATURE)
+    model = shaped_by_data(model)
     whole = build_model(model, SIGNATURE, 0, empty=True).eval()
-    values: Any = initial_values(model, whole.network, 0)
+    values: Any = initial_values(model, whole.network, 0, ModelOrigin(model))
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), cpu)
     if not layout.config.divides:
         fill_part(whole, cpu, values)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slipstream.flyte.other_pods import waiting_for_pods
+from slipstream.flyte.before_start import waiting_for_pods
 from slipstream.pipeline.train.checks import check_memory
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.memory.lasting import ModelState

@@ -14,9 +14,9 @@ from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.device_clock import DeviceClock
 from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
-from slipstream.pipeline.train.telemetry.around import safe_diagnosis
 from slipstream.pipeline.train.telemetry.marks import ProcessorWait, StepMarks
 from slipstream.pipeline.train.telemetry.step_times import GROUPS, StepPhases, StepTimes
+from slipstream.pipeline.train.telemetry.totals import safe_diagnosis
 from slipstream.shared.artifacts.results.ledger import ACTIVITIES, AttemptRecord, read_attempts
 from slipstream.shared.artifacts.results.training import read_attempt
 from slipstream.shared.storage import storage_for

@@ -21,7 +21,7 @@ from slipstream.shared.artifacts.results.export import (
 from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import VNNI
-from slipstream.shared.toml_file import read_toml
+from slipstream.shared.settings import Settings, settings
 
 CPUS = Path(__file__).with_name("cpus.toml")
 EXPECTED = "expected an exported model: runs/…, its directory model, or a version of a registry"
@@ -99,11 +99,25 @@ def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
         return None, error.message
 
 
+@settings
+class KnownCpu(Settings):
+    """Entry of ``cpus.toml``."""
+
+    called: str
+    gflops: float
+
+
+@settings
+class CpuFile(Settings):
+    """Contents of ``cpus.toml``; the keys are words of Linux's CPU names."""
+
+    cpus: dict[str, KnownCpu]
+
+
 @cache
 def cpu_peak_flops() -> dict[str, float]:
     """Return the peak FLOP/s of a core, by the word that names the CPU."""
-    data = read_toml(CPUS)
-    return {word: entry["gflops"] * 1e9 for word, entry in data.items()}
+    return {word: entry.gflops * 1e9 for word, entry in CpuFile.from_toml(CPUS).cpus.items()}
 
 
 def cpu_peak(name: str) -> float | None:

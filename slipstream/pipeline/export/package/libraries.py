@@ -16,17 +16,25 @@ from onnx import TensorProto
 
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.prepared.token_rows import FAST, TOKENIZER, disable_padding_and_truncation
+from slipstream.shared.artifacts.prepared.token_rows import (
+    FAST,
+    TOKENIZER,
+    disable_padding_and_truncation,
+    parse_tokenizer_json,
+)
 from slipstream.shared.artifacts.results.export import DeployedTensor, LibraryFiles, ModelSignature
 from slipstream.shared.artifacts.versions import ROOT
 from slipstream.shared.errors import UserError
 from slipstream.shared.language.chat_template import stop_token_ids
-from slipstream.shared.language.tokenizer import READ
+from slipstream.shared.language.tokenizer import READ, SETTINGS
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from slipstream.shared.models.config import ModelConfig
+    from slipstream.shared.models.hugging_face.files import BaseSettings
+    from slipstream.shared.models.trained import TrainedModel
     from slipstream.shared.models.transformer import Transformer
 
 HUGGING_FACE, ADAPTER = "hugging-face", "adapter"
@@ -34,9 +42,11 @@ WEIGHTS = ".safetensors"
 
 
 def write_libraries(
-    writer: ArtifactWriter, network: nn.Module, config: ModelConfig, data: PreparedData
+    writer: ArtifactWriter, network: nn.Module, trained: TrainedModel, data: PreparedData, dtype: torch.dtype
 ) -> list[LibraryFiles]:
-    """Write the directories if ``network`` is Slipstream's transformer, and describe them.
+    """Write the directories if ``network``, that of ``trained``, is Slipstream's transformer, and describe them.
+
+    The weights in ``hugging-face/`` have this ``dtype``.
 
     Returns an empty list if Hugging Face's libraries could load neither.
     """
@@ -44,12 +54,15 @@ def write_libraries(
 
     if not isinstance(network, Transformer):
         return []
+    config = trained.config
     adapters = [write_adapter(writer, network, config)] if config.lora.rank else []
-    return [*write_hugging_face(writer, network, data), *adapters]
+    return [*write_hugging_face(writer, network, data, trained.inherited, dtype), *adapters]
 
 
-def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: PreparedData) -> list[LibraryFiles]:
-    """Write the model with merged adapters, and the tokenizer if the data have one.
+def write_hugging_face(
+    writer: ArtifactWriter, network: Transformer, data: PreparedData, base: BaseSettings, dtype: torch.dtype
+) -> list[LibraryFiles]:
+    """Write the model with merged adapters and the settings of its ``base``, and the tokenizer if the data have one.
 
     Returns an empty list if transformers has no such architecture.
     """
@@ -58,7 +71,8 @@ def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: Prepa
     sizes = list[int]()
     tokenizer = tokenizer_of(data)
     texts = {name: tokenizer[name].decode() for name in READ if name in tokenizer}
-    for name, content in hugging_face_files(network, stops=stop_token_ids(texts, answers=data.signature.learned > 0)):
+    stops = stop_token_ids(texts, answers=data.signature.learned > 0)
+    for name, content in hugging_face_files(network, stops=stops, base=base, dtype=dtype):
         with writer.create(f"{HUGGING_FACE}/{name}") as file:
             written = sum(map(file.write, content))
         if name.endswith(WEIGHTS):
@@ -66,8 +80,17 @@ def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: Prepa
     if not sizes:
         return []
     for name, stored in tokenizer.items():
-        writer.write_bytes(f"{HUGGING_FACE}/{name}", stored)
+        writer.write_bytes(f"{HUGGING_FACE}/{name}", plain_settings(stored) if name == SETTINGS else stored)
     return [LibraryFiles(HUGGING_FACE, len(sizes), sum(sizes))]
+
+
+def plain_settings(stored: bytes) -> bytes:
+    """Return a ``tokenizer_config.json`` without entries that name code or a place."""
+    from slipstream.shared.models.hugging_face.files import without_code
+
+    content = parse_tokenizer_json(stored.decode())
+    kept = without_code(content)
+    return stored if kept == content else json.dumps(kept, indent=2, ensure_ascii=False).encode()
 
 
 def tokenizer_of(data: PreparedData) -> dict[str, bytes]:

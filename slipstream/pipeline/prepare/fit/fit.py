@@ -23,6 +23,7 @@ from slipstream.shared.source.columns.transform import (
     take_part,
 )
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.quarantine import QuarantinedRows, describe
 
 #: Roles of a column.
 NUMERIC, CATEGORICAL, DOCUMENT, TARGET = "numeric", "categorical", "document", "target"
@@ -126,7 +127,7 @@ def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config:
         documents=documents,
         text_length=config.text_length if documents else 0,
     )
-    return FittedColumns(roles, transform, warnings)
+    return FittedColumns(roles, transform, [*warnings, *class_warnings(scanned, target)])
 
 
 def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
@@ -137,19 +138,16 @@ def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
     return mean
 
 
-def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
-    """Raise ``UserError`` if no row is usable or the id or group column is empty."""
+def check_values(scanned: ScanResult, bad: QuarantinedRows, target: str, config: DataConfig) -> None:
+    """Raise ``UserError`` if no row is usable, with the first ``bad`` ones, or the id or group column is empty."""
     rows = sum(scanned.rows)
-    if rows == 0 and scanned.bad and all(row.reason == NO_TARGET for row in scanned.bad):
+    if rows == 0 and all(each.first.reason.startswith(NO_TARGET) for each in bad.reasons):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
-    if rows == 0 and scanned.bad:
-        row = scanned.bad[0]
-        raise UserError(
-            f"data: all rows were quarantined; the first, in {row.file}, line {row.line}: {row.reason} in column "
-            f"{row.column!r}, {row.raw[:60]!r}"
-        )
     if rows == 0:
-        raise UserError("data: all rows were quarantined; expected finite numbers, and a field for each column")
+        raise UserError(
+            f"data: all {len(bad):,} rows were quarantined: {'; '.join(map(describe, bad.first))}; correct the rows, "
+            "or the settings of the section data"
+        )
     for setting in ("id", "group"):
         name = getattr(config, setting)
         if name and sum(scanned.column(name).missing) == rows:
@@ -195,6 +193,16 @@ def judge_target(
     by_split = dict(zip(SPLITS, scanned.classes, strict=True))
     rows_of = {name: {split: count.of.get(name, 0) for split, count in by_split.items()} for name in classes}
     return task, classes, missing_classes(rows_of)
+
+
+def class_warnings(scanned: ScanResult, target: str) -> list[str]:
+    named = f"{NO_TARGET}: "
+    return [
+        f"target {target!r}: {each.rows:,} rows were quarantined, as {each.first.reason.removeprefix(named)}; if it is "
+        "a class, set data.missing without it"
+        for each in scanned.bad.reasons
+        if each.first.reason.startswith(named)
+    ]
 
 
 def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:

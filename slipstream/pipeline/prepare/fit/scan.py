@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from slipstream.shared.source.columns.identity import combine_hashes, hash_ident
 from slipstream.shared.source.columns.number_formats import NumberFormat, missing_marks, retype_column
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.memory import MemoryBudget
-from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
 
 SAMPLE_SEED = 1
 TEXT_IN_SAMPLE = 256
@@ -121,9 +122,13 @@ class ScanResult:
     classes: list[TextOccurrences] = field(
         default_factory=lambda: [TextOccurrences(), TextOccurrences(), TextOccurrences()]
     )
-    bad: list[BadRow] = field(default_factory=list)
+    bad: QuarantinedRows = field(default_factory=QuarantinedRows)
     rejected: list[np.ndarray] = field(default_factory=list)
     sample: list[pa.RecordBatch] = field(default_factory=list)
+
+    @property
+    def files(self) -> list[Path]:
+        return self.bad.spools
 
     @classmethod
     def nothing(cls, scan: UnitScan) -> ScanResult:
@@ -220,9 +225,22 @@ def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan:
     return hash_identities(original.column(name), number_format, name, unit.file, lines)
 
 
-def scan_unit(job: tuple[UnitScan, Unit]) -> ScanResult:
-    scan, unit = job
-    result = ScanResult.nothing(scan)
+@dataclass(frozen=True)
+class ScanUnitJob:
+    scan: UnitScan
+    unit: Unit
+    aside: Path
+
+
+def scan_unit(job: ScanUnitJob) -> ScanResult:
+    result = ScanResult.nothing(job.scan)
+    bad = QuarantinedRows.spooled(bad_rows(job, result), job.aside)
+    return replace(result, bad=bad)
+
+
+def bad_rows(job: ScanUnitJob, result: ScanResult) -> Iterator[BadRow]:
+    """Yield the bad rows of a unit while adding everything else to ``result``."""
+    scan, unit = job.scan, job.unit
     counting: dict[str, CodeOccurrences] = {}
     drawn: Drawn = defaultdict(list)
     done = 0
@@ -236,7 +254,7 @@ def scan_unit(job: tuple[UnitScan, Unit]) -> ScanResult:
             # The extremes show cheaply whether such values exist; the rows are searched only then.
             reasons = judge_sizes(numbers) | reasons
             rows, figures = measure_rows(batch, numbers, unit.first_row + done, splits, reasons)
-        result.bad += set_aside(original, reasons, lines, unit)
+        yield from set_aside(original, reasons, lines, unit, scan)
         result.rejected.append(done + np.array(sorted(reasons), np.int64))
         count_rows(rows, scan, result)
         result.figures = result.figures.merge(figures)
@@ -248,7 +266,6 @@ def scan_unit(job: tuple[UnitScan, Unit]) -> ScanResult:
     if drawn:
         result.sample.append(sample_of(drawn, scan))
     result.rejected = [np.concatenate([np.empty(0, np.int64), *result.rejected])]
-    return result
 
 
 def as_declared(batch: pa.RecordBatch, scan: UnitScan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
@@ -308,12 +325,14 @@ def measure_rows(
 
 
 def set_aside(
-    original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit
+    original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit, scan: UnitScan
 ) -> Iterator[BadRow]:
     """Yield the rows in ``reasons`` for the quarantine, with their original values."""
     for row in sorted(reasons):
         name, reason = reasons[row]
         raw = value_types.as_python(original.column(name).slice(row, 1))[0]
+        if reason == NO_TARGET and scan.types[name] == value_types.TEXT and (mark := str(raw or "").strip()):
+            reason = f"{NO_TARGET}: {mark!r} is in data.missing"
         yield BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw))
 
 

@@ -17,6 +17,7 @@ from slipstream.pipeline.prepare.fit.splits import TEST
 from slipstream.pipeline.prepare.language.read import read_spool
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.artifacts.prepared.documents import SCHEMA, Document, documents_table
+from slipstream.shared.artifacts.prepared.token_rows import not_learned
 from slipstream.shared.language.tokenizer import Tokenizer
 from slipstream.shared.source.quarantine import BadRow
 
@@ -94,7 +95,7 @@ def encode_conversations(job: EncodeDocumentsJob) -> EncodedChunk:
     A conversation longer than a row is quarantined, never cut. Runs in a worker process.
     """
     tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
-    filling = np.full(job.length + 1, -1 - tokenizer.end)
+    filling = np.full(job.length + 1, not_learned(tokenizer.end))
     for split in range(len(SPLITS)):
         with piece.path(split).open("wb") as file:
             for row, tokens in (found for rows in batches(job.spool, split) for found in encode_rows(tokenizer, rows)):

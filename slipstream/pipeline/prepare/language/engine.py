@@ -16,6 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from slipstream.pipeline.prepare.card import row_counts as counted
+from slipstream.pipeline.prepare.card import with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
 from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN
 from slipstream.pipeline.prepare.language.corpus import corpus_chunks
@@ -128,7 +129,7 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
     write_record(writer, "signature.json", signature)
     writer.write_json("statistics.json", {"columns": {}})
     writer.write_json("schema.json", {"columns": [{"name": "text", "type": "text", "role": "document"}]})
-    writer.write_json(CARD, card_of(source, corpus, encoded, signature).to_json())
+    writer.write_json(CARD, with_skipped(card_of(source, corpus, encoded, signature), source.listing).to_json())
 
 
 def read_corpus(source: SourceToPrepare, scratch: ResumableScratch) -> Corpus:

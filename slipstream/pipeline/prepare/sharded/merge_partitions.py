@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from slipstream.pipeline.prepare.sharded.quarantine_spools import read_fitted
 from slipstream.pipeline.prepare.shuffle import (
     PART_BYTES,
     MergedPart,
@@ -123,7 +124,7 @@ def assemble_artifact(
 
     With ``home`` on S3, the rows are copied there instead.
     """
-    fitting = exchange.read_part(fitted, FittedTable)
+    fitting = read_fitted(fitted)
     card = data_card(fitting)
     source = fitting.opened.source
     check_unchanged(source.listing.files)

@@ -22,7 +22,14 @@ import pyarrow as pa
 from slipstream.pipeline.prepare.fit.scan import ScanResult, UnitScan
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.sharded.merge_partitions import MergePlan, write_partitions
-from slipstream.pipeline.prepare.table import OpenedTable, encode_units, fit_table, open_table, scan_units
+from slipstream.pipeline.prepare.sharded.quarantine_spools import (
+    find_spools,
+    link_spools,
+    read_opened,
+    write_fitted,
+    write_opened,
+)
+from slipstream.pipeline.prepare.table import encode_units, fit_table, open_table, scan_units
 from slipstream.shared.artifacts import exchange
 from slipstream.shared.distributed.pool import workers_for
 from slipstream.shared.source.columnar import LINE, TableInput, Unit, write_spool
@@ -87,10 +94,13 @@ def parse_share(share: Path, parsed: Path) -> None:
     mine = exchange.read_part(share, TextShare)
     with files_unchanged(mine.plan.files), exchange.scratch_for(parsed, mine.workers) as scratch:
         pieces = list(scratch.map(make_columnar, text_jobs(mine.plan, scratch.root)))
-        named = tuple(replace(piece, path=Path(piece.path.name)) for piece in pieces)
-        column = mine.plan.config.time
+        summary, column = parsed / exchange.SUMMARY, mine.plan.config.time
+        named = tuple(
+            replace(piece, path=Path(piece.path.name), bad=link_spools(piece.bad, summary, piece.path.stem))
+            for piece in pieces
+        )
         times = [times_of(piece, column) for piece in pieces] if column else []
-        exchange.write_part(parsed / exchange.SUMMARY, replace(mine, pieces=named), times)
+        exchange.write_part(summary, replace(mine, pieces=named), times)
         exchange.write_part(parsed, files=[piece.path for piece in pieces])
 
 
@@ -114,7 +124,7 @@ def input_of_shares(summaries: list[Path]) -> TableInput | None:
     names = [columns for _, share in parsed for columns in share.plan.names]
     plan = replace(parsed[0][1].plan, files=files, names=names)
     pieces = [
-        replace(piece, path=exchange.path_in(directory, piece.path))
+        replace(piece, path=exchange.path_in(directory, piece.path), bad=find_spools(piece.bad, directory))
         for directory, share in parsed
         for piece in share.pieces
     ]
@@ -187,7 +197,7 @@ def open_shares(source: SourceToPrepare, number: int, summaries: list[Path], dir
             )
             for index, mine in enumerate(pieces)
         ]
-        return OpenedShares(exchange.write_part(directory / "table", table), shares, spools)
+        return OpenedShares(write_opened(directory / "table", table), shares, spools)
 
 
 def file_name(uri: str) -> str:
@@ -204,15 +214,23 @@ def scan_share(share: Path, spool: Path, scanned: Path) -> None:
     """Run the first pass over one share."""
     mine = read_share(share, spool)
     with files_unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as scratch:
-        exchange.write_part(scanned, ScannedShare(list(scan_units(scratch, mine.scan, mine.units))))
+        units = [
+            replace(unit, bad=link_spools(unit.bad, scanned, f"scanned-{number:06d}"))
+            for number, unit in enumerate(scan_units(scratch, mine.scan, mine.units))
+        ]
+        exchange.write_part(scanned, ScannedShare(units))
+
+
+def read_scanned(directory: Path) -> list[ScanResult]:
+    units = exchange.read_part(directory, ScannedShare).units
+    return [replace(unit, bad=find_spools(unit.bad, directory)) for unit in units]
 
 
 def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan: Path) -> int:
     """Fit on the results of all shares and plan the merge; return the number of partitions (at most ``number``)."""
-    opened = exchange.read_part(table, OpenedTable)
-    fitting = fit_table(opened, (unit for share in scanned for unit in exchange.read_part(share, ScannedShare).units))
+    fitting = fit_table(read_opened(table), (unit for share in scanned for unit in read_scanned(share)))
     planned = MergePlan.of(fitting, number)
-    exchange.write_part(fitted, fitting)
+    write_fitted(fitted, fitting)
     exchange.write_part(plan, planned)
     return len(planned.partitions)
 

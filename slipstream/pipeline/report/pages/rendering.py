@@ -1,13 +1,17 @@
-"""Renderer of self-contained, single-file HTML pages."""
+"""Renderer of self-contained, single-file HTML pages, among them that of a running training."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from slipstream.pipeline.report.pages import charts, device_charts
 from slipstream.shared import formatting
+from slipstream.shared.artifacts.results.devices import TrainingDevices
+from slipstream.shared.artifacts.results.training import LiveProgress
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -32,3 +36,15 @@ def jinja_environment(templates: Path = TEMPLATES) -> Environment:
 
 def render_page(template: str, **context: object) -> str:
     return jinja_environment().get_template(template).render(context)
+
+
+def training_page(so_far: LiveProgress, made_at: datetime, devices: TrainingDevices | None = None) -> str:
+    return render_page(
+        "training_page.html",
+        so_far=so_far,
+        loss=charts.loss(so_far) if so_far.steps or so_far.evaluations else None,
+        learning_rate=charts.learning_rate(so_far) if so_far.steps else None,
+        busy=device_charts.busy(devices) if devices else None,
+        memory=device_charts.memory(devices) if devices else None,
+        made=made_at,
+    )

@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from slipstream.pipeline.report.against_baseline import against_baseline, beside_accuracy
+from slipstream.pipeline.report.against_baseline import against_baseline, unbalanced_figures
 from slipstream.pipeline.report.against_interconnect import against_interconnect
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.run_directory import CARD
@@ -68,7 +68,7 @@ def report_page(
         metric_of_rows=evaluation.metric_of_rows,
         charts=stored_charts(results, store),
         against=against_baseline(evaluation),
-        beside=beside_accuracy(evaluation),
+        unbalanced=unbalanced_figures(evaluation),
         recommended=results.export.recommended,
         scores=list(scores(evaluation)),
         mistakes=most_frequent_mistakes(listed, classes) if listed else None,

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from slipstream.pipeline.train.checkpoint.home import (
     lease_key,
     newest_attempt,
 )
-from slipstream.shared.artifacts.format import canonical_json
+from slipstream.shared.artifacts.records import to_json
 from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
@@ -224,7 +224,7 @@ class Lease:
         with self._writing:
             sign = self._change(beat=self._sign.beat + 1, **changes)
             self._timeout_s = min(self._timeout_s, sign.silence_s)
-            content = canonical_json(asdict(sign))
+            content = to_json(sign)
             put = partial(self._home.storage.put, lease_key(self.attempt), content)
             within_timeout(self._home, self._timeout_s, put)
             self._timeout_s = sign.silence_s

@@ -19,6 +19,7 @@ from slipstream.pipeline.train.checkpoint.home import (
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, last_heartbeat, wait_for_others
 from slipstream.pipeline.train.config import STEP_VERSION, resume_settings
 from slipstream.shared.artifacts.format import MANIFEST, Artifact, DamagedArtifact
+from slipstream.shared.artifacts.prepared.streamed import open_prepared
 from slipstream.shared.artifacts.results.training import KIND
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.artifacts.workspaces import Holder
@@ -32,6 +33,13 @@ LOG = logger("train")
 
 
 class UnfinishedTraining:
+    def settled(self, inputs: Inputs) -> Inputs:
+        prepared, training = inputs["prepared"], inputs["training"]
+        address = str(prepared.remote_source or prepared.path)
+        if training.batch_size != "auto" or address.startswith(STORES):
+            return inputs
+        return {**inputs, "training": training.for_rows(open_prepared(Path(address)).training_rows)}
+
     def lasting(self, inputs: Inputs) -> Inputs:
         """Return the inputs that decide the result, without the code, since a training resumes after code edits."""
         from slipstream.pipeline.train.data_order import ORDER_VERSION

@@ -165,7 +165,7 @@ class CheckpointInterval:
         """Return the interval of the settings; by default one epoch of ``rows`` rows."""
         if training.checkpoint_seconds or training.mean_time_between_failures:
             return cls(0, training.checkpoint_seconds, training.mean_time_between_failures)
-        return cls(steps=training.checkpoint_every or math.ceil(rows / training.batch_size))
+        return cls(steps=training.checkpoint_every or math.ceil(rows / training.rows_per_step))
 
     def between(self, measured: RankTimings) -> int:
         """Return the number of steps from one checkpoint to the next, given measurements agreed by all ranks."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory
-from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.artifacts.records import to_json, to_tree
 from slipstream.shared.artifacts.results.devices import AttemptLosses
 from slipstream.shared.artifacts.results.ledger import (
@@ -155,7 +154,7 @@ class GoodputRecorder:
             if self._home.is_inherited(self.record.attempt):
                 self._ended.set()  # the directory is a successor's now
                 return
-            self._storage.put(record_key(self.record.attempt), canonical_json(dataclasses.asdict(self.record)))
+            self._storage.put(record_key(self.record.attempt), to_json(self.record))
             self._failed = False
         except (UserError, StorageUnavailable) as error:
             if not self._failed:

@@ -14,7 +14,7 @@ from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.loop.objective import evaluate_split
 from slipstream.pipeline.train.loop.state import TrainingState
 from slipstream.shared.artifacts.prepared.data import PreparedData
-from slipstream.shared.artifacts.results.training import ValidationPoint
+from slipstream.shared.artifacts.results.training import FEW_STEPS, ValidationPoint
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.distributed.user_errors import AgreedUserError
 from slipstream.shared.models.factory import batch_rows
@@ -65,7 +65,7 @@ def record_evaluation(
     epoch: float,
     guard: Guard,
 ) -> None:
-    """Evaluate, copy the weights if they are the best so far, and stop early when ``patience`` is exceeded.
+    """Evaluate, copy the weights if they are the best so far, and stop early when ``patience`` is exhausted.
 
     Raises ``Preempted`` on all ranks if a machine is preempted; a checkpoint then holds the state before the
     evaluation. Raises ``AgreedUserError`` on all ranks if the loss is not finite.
@@ -100,6 +100,6 @@ def record_evaluation(
         progress.best, progress.stale = evaluation, 0
         guard.wait_for_copy()
         state.update_best_weights()
-    else:
+    elif progress.step >= FEW_STEPS:
         progress.stale += 1
-        progress.stopped_early = 0 < config.patience <= progress.stale
+        progress.stopped_early = 0 < config.patience <= progress.stale and epoch < config.epochs

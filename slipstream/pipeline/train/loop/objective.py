@@ -7,7 +7,7 @@ evaluation mode on the batch of the step. It changes neither the order of the da
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.models.arithmetic import autocast_context
 from slipstream.shared.models.config import TeachingConfig
 from slipstream.shared.models.factory import Predictor
-from slipstream.shared.models.token_rows import token_ids
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,20 @@ def loss_sum(
     - Regression: the squared error of values ``[rows, 1]`` and targets ``[rows]``, in units of the target's variance.
     """
     if signature.task == "next token":
-        each = token_losses(outputs.flatten(0, 1), token_ids(target).flatten(), label_smoothing).view(target.shape)
-        loss = (each * (target >= 0)).sum(dim=1) / signature.learned if signature.learned else each.mean(dim=1)
+        labels = target.clamp(min=0).flatten()
+        each = token_losses(outputs.flatten(0, 1), labels, label_smoothing).view(target.shape)
+        loss = over_learned_tokens(signature, each, target)
     elif signature.task == "classification":
         reduction, logits = "sum" if weight is None else "none", at_least_float32(outputs)
         loss = functional.cross_entropy(logits, target.long(), reduction=reduction, label_smoothing=label_smoothing)
     else:
         loss = ((at_least_float32(outputs[:, 0]) - target) / signature.target_std) ** 2
     return loss.sum() if weight is None else (loss * weight).sum()
+
+
+def over_learned_tokens(signature: Signature, each: Tensor, target: Tensor) -> Tensor:
+    """Return the sum of a row's tokens that are learned, divided as in :func:`loss_sum`, ``[rows]``."""
+    return (each * (target >= 0)).sum(dim=1) / signature.learned if signature.learned else each.mean(dim=1)
 
 
 def correct_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor:
@@ -120,23 +125,23 @@ class Teacher:
     teaching: TeachingConfig
     precision: str
 
-    def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
+    def blend(self, loss: Tensor, outputs: Tensor, batch: Batch, weight: Tensor | None) -> Tensor:
         """Return the weighted mean of ``loss`` and the distillation loss, both summed over rows.
 
-        ``loss`` is the sum for the labels, ``outputs`` are the student's, and ``weight`` is ``[rows]``. For logits the
-        distillation loss is the Kullback-Leibler divergence of both softmaxes at the temperature T, times T² so that
-        its gradient does not shrink with T. For a regression it is the squared difference in units of the target's
-        variance.
+        ``loss`` is the sum for the labels of ``batch``, ``outputs`` are the student's, and ``weight`` is ``[rows]``.
+        For logits the distillation loss is the Kullback-Leibler divergence of both softmaxes at the temperature T,
+        times T² so that its gradient does not shrink with T; of tokens, only those that are learned count. For a
+        regression it is the squared difference in units of the target's variance.
         """
         share = self.teaching.weight
         if not share:
             return loss
         with torch.no_grad(), autocast_context(self.precision, loss.device):
-            teacher_outputs = at_least_float32(self.model(*inputs))
-        divergence = self.divergence(at_least_float32(outputs), teacher_outputs)
+            teacher_outputs = at_least_float32(self.model(*batch.inputs))
+        divergence = self.divergence(at_least_float32(outputs), teacher_outputs, batch.target)
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 
-    def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
+    def divergence(self, outputs: Tensor, teacher_outputs: Tensor, target: Tensor) -> Tensor:
         """Return the distillation loss of every row, ``[rows]``, in the dtype of the outputs."""
         signature = self.model.signature
         if signature.task == "regression":
@@ -144,7 +149,7 @@ class Teacher:
         temperature = self.teaching.temperature
         ours, theirs = (functional.log_softmax(logits / temperature, dim=-1) for logits in (outputs, teacher_outputs))
         each = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
-        return temperature**2 * (each if each.ndim == 1 else each.mean(dim=1))
+        return temperature**2 * (each if each.ndim == 1 else over_learned_tokens(signature, each, target))
 
 
 # The logits of a language model are the largest tensor of its step: 1 GiB in bf16 for 4 rows of 4,096 tokens and a

@@ -139,7 +139,8 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
     loss = loss_sum(state.model.signature, outputs, batch.target[piece], config.label_smoothing, weight)
     if state.teacher is None:
         return loss
-    return state.teacher.blend(loss, outputs, [x[piece] for x in batch.inputs], weight)
+    part = batch._replace(inputs=tuple(x[piece] for x in batch.inputs), target=batch.target[piece])
+    return state.teacher.blend(loss, outputs, part, weight)
 
 
 @torch.no_grad()

@@ -103,7 +103,7 @@ class TrainLoop:
         self._guard = guard
         self._profiler = profiler
         self._told: Told | None = None
-        self._order = GlobalOrder(stored_blocks(data, "train"), config.batch_size, config.seed)
+        self._order = GlobalOrder(stored_blocks(data, "train"), config.rows_per_step, config.seed)
         self._total_steps = self._order.steps_per_epoch * config.epochs
         self._log_every = max(1, self._total_steps // HISTORY_POINTS)
         self._in_flight: deque[EnqueuedStep] = deque()

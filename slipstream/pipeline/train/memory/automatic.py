@@ -38,8 +38,8 @@ def job_of(request: TrainingRequest, precision: str, processes: int, device: str
             "expected a number"
         )
     data, training = open_prepared(request.prepared), with_precision(request.training, precision)
-    largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
-    model = shaped_for(request.model, data.signature)
+    largest = GlobalOrder(stored_blocks(data, "train"), training.rows_per_step, training.seed).largest
+    model = shaped_for(request.model, data.signature, request.origin)
     asked = replace(training, batch_size=largest)
     return TraceJob(model, data.signature, asked, processes, count_nodes(processes), device)
 

@@ -44,7 +44,7 @@ class TraceJob:
     def share(self) -> int:
         """Maximum number of rows per process and step."""
         _, replicas, shards, _ = self.training.parallel.sizes(self.devices, self.nodes)
-        return -(-self.training.batch_size // (replicas * shards))
+        return -(-self.training.rows_per_step // (replicas * shards))
 
     @property
     def fewest(self) -> int:

@@ -29,10 +29,11 @@ from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, T
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import aligned_table, count_with_noun, size_text
 from slipstream.shared.machine.gpus import visible_gpus
+from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.base.shape import shaped_for, with_base_shape
-from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.transformer import read_config
+from slipstream.shared.settings import LARGEST
 
 BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GiB|GB|MiB|MB)")
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -104,17 +105,18 @@ def main(  # noqa: PLR0913 - an argument for each option
             raise UserError(f"--{name} {number}: expected a whole number from 1 to {most:,}")
     if devices % nodes:
         raise UserError(f"--nodes {nodes}: does not divide the {devices} devices; expected a divisor of that")
-    run = RunConfig.from_file(config)
+    run, rows = RunConfig.from_file(config), LARGEST  # for the largest batch, if the data is unknown
+    origin = ModelOrigin(run.model)
     if data:
-        signature = PreparedData.open(data).signature
+        prepared = PreparedData.open(data)
+        signature, rows = prepared.signature, prepared.training_rows
     elif length is None and run.data.task == "language" and (run.model.base or run.data.tokenizer == "train"):
-        signature = rows_of_text(run.data, run.model)
+        signature = rows_of_text(run.data, origin)
     else:
-        signature = rows_of_tokens(run.model, length)
+        signature = rows_of_tokens(origin, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
-    job = TraceJob(
-        shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes
-    )
+    training = replace(run.training.for_rows(rows), precision=precision)
+    job = TraceJob(shaped_for(run.model, signature, origin), signature, training, devices, nodes)
     build_model(
         job.model, signature, seed=0, shapes_alone=True
     )  # reports errors of the model in one line, before any trace
@@ -123,17 +125,17 @@ def main(  # noqa: PLR0913 - an argument for each option
     context.exit(0 if answer.fits else 1)
 
 
-def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
+def rows_of_tokens(origin: ModelOrigin, length: int | None) -> Signature:
     """Return the signature of rows of ``length`` tokens for a transformer.
 
     Raises ``UserError`` for another model, without ``length``, or if the model's settings have no vocabulary size.
     """
-    if length is None or model.name not in ("auto", "transformer"):
+    if length is None or origin.model.name not in ("auto", "transformer"):
         raise UserError(
             "--data: expected a directory with the prepared data, which defines the model's inputs; or, for a "
             "transformer, --length with the tokens per row"
         )
-    model = with_base_shape(model, length)
+    model = with_base_shape(origin.model, length, origin)
     stated = read_config(Path(str(model.arguments["config"]))) if "config" in model.arguments else {}
     vocabulary = model.arguments.get("vocab_size", stated.get("vocab_size"))
     if not isinstance(vocabulary, int) or vocabulary < 2:
@@ -173,7 +175,7 @@ def text(answer: MemoryAnswer) -> str:
         f", {name} {getattr(parallel, name)}" for name in ("pipeline", "tensor") if getattr(parallel, name) > 1
     )
     head = (
-        f"{count_with_noun(job.devices, 'device')}{layout}; batches of {job.training.batch_size} rows, "
+        f"{count_with_noun(job.devices, 'device')}{layout}; batches of {job.training.rows_per_step} rows, "
         f"{job.share} per process; computed in {job.training.precision}"
     )
     lines = [head, "", aligned_table((*COLUMNS, ""), [cells(answer, one) for one in answer.traced], LEFT), ""]

@@ -67,7 +67,7 @@ class DecisionConditions:
     ) -> DecisionConditions:
         """Return the conditions of a training; ``job`` comes from :func:`data_and_model`."""
         layout = layout_in_words(training.parallel)
-        return cls(processes, layout, training.recompute, precision, training.batch_size, memory, *job)
+        return cls(processes, layout, training.recompute, precision, training.rows_per_step, memory, *job)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ def with_micro_batches(
     number = run_and_gather(
         peers, lambda: decide_micro_batches(request, made_for, group.device.type) if group.rank == 0 else 0
     )[0]
-    return replace(request, training=replace(training, accumulation=number)), made_for
+    training = replace(training, accumulation=number)
+    return replace(request, training=training, opened=request.origin), made_for
 
 
 def data_and_model(request: TrainingRequest) -> tuple[str, str]:
@@ -147,7 +148,7 @@ def data_and_model(request: TrainingRequest) -> tuple[str, str]:
     """
     data = open_prepared(request.prepared)
     # ``start`` is a trained model, whose shape is already decided.
-    model = request.model if request.start else shaped_for(request.model, data.signature)
+    model = request.model if request.start else shaped_for(request.model, data.signature, request.origin)
     settings = canonical_json({**to_dict(model), "base": ""})
     return data.artifact.content, xxhash.xxh3_128_hexdigest(settings)
 

@@ -87,7 +87,7 @@ def with_more(checkpoints: Checkpoints, decision: MicroBatchDecision, what: str)
 def possible_numbers(setup: Setup) -> list[int]:
     """Return the micro-batch counts that the layout, batch size and model allow."""
     training, parallel = setup.training, setup.training.parallel
-    order = GlobalOrder(stored_blocks(setup.resolved.data, "train"), training.batch_size, training.seed)
+    order = GlobalOrder(stored_blocks(setup.resolved.data, "train"), training.rows_per_step, training.seed)
     share = -(-order.largest // setup.layout.data_size)
     return legal_numbers(share, parallel, ROWS if setup.traits.has_batch_statistics else 1)
 

@@ -34,6 +34,7 @@ from slipstream.pipeline.train.parallel.layout import Forward, Layout, LossOf, P
 from slipstream.pipeline.train.parallel.pipeline import Pipeline
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel, uses_ddp
 from slipstream.shared.artifacts.prepared.data import Signature
+from slipstream.shared.artifacts.prepared.token_rows import read_tokens
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.torch_versions import shapes_known_to_pipelines
@@ -287,4 +288,6 @@ def zero_batch(signature: Signature, rows: int, group: RankContext) -> Batch:
     inputs = tuple(zero_inputs(signature, rows))
     labels = (torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.labels)
     target, *weight = labels
+    if signature.task == "next token":
+        inputs, target = tuple(read_tokens(each)[0] for each in inputs), read_tokens(target)[1]
     return Batch(inputs, target, rows, rows * group.world, 0, 0.0, *weight)

@@ -19,8 +19,8 @@ from slipstream.pipeline.train.loop.probe import ROWS, unchanged_after
 from slipstream.pipeline.train.loop.state import TrainingState
 from slipstream.pipeline.train.parallel.layout import Forward
 from slipstream.pipeline.train.setup import ResumedTraining, Setup
-from slipstream.pipeline.train.telemetry.around import safe_diagnosis
 from slipstream.pipeline.train.telemetry.pods import read_device_series
+from slipstream.pipeline.train.telemetry.totals import safe_diagnosis
 from slipstream.shared.artifacts.results.ledger import (
     DATA_WAIT,
     STALL,
@@ -83,7 +83,7 @@ def record_attempt(resumed: ResumedTraining) -> dict[str, bytes]:
 def attempt_throughput(setup: Setup, state: TrainingState, first_step: int, record: AttemptRecord) -> Throughput | None:
     """Return the throughput of this attempt's steps, including data waits and stalls."""
     training, group, data, precision = setup.training, setup.group, setup.resolved.data, setup.resolved.precision
-    order = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed)
+    order = GlobalOrder(stored_blocks(data, "train"), training.rows_per_step, training.seed)
     return compute_throughput(
         rows=order.consumed(state.progress.step) - order.consumed(first_step),
         seconds=sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL)),

@@ -55,7 +55,7 @@ class ColumnCard:
     ``top`` are the most frequent texts with their counts; ``rest`` counts all other rows. ``why`` is the reason for the
     ``role``. ``distinct_of`` is "sample" if distinct values were counted in a sample. ``drift`` is the population
     stability index by split, and ``drift_chance`` the probability of an index this large without drift. ``alone`` is
-    the univariate score: the share of the target that the column alone explains. ``histogram`` has ``counts`` and one
+    the univariate score (docs/glossary.md). ``histogram`` has ``counts`` and one
     more ``edges``, and omits the outermost 1 %.
     """
 
@@ -89,7 +89,7 @@ class DataCard:
 
     ``rows`` counts the rows read, kept, quarantined and in every split; ``classes`` the rows per class and split.
     ``held_out`` counts the held-out rows examined for duplicates of training rows and the duplicates found. ``earlier``
-    identifies the base set.
+    identifies the base set. ``skipped`` counts the hidden names in the raw data.
     """
 
     source: str
@@ -104,6 +104,7 @@ class DataCard:
     rank_error: float | None = None
     held_out: dict[str, int] | None = None
     earlier: dict[str, str] | None = None
+    skipped: int | None = None
     #: Tokens and bytes of text by split, for prepared language only; ``rows`` then counts documents.
     tokens: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None
     bytes: Annotated[dict[str, int], exact_keys_validator(*BY_SPLIT)] | None = None

@@ -187,6 +187,10 @@ class PreparedData:
     def segment_rows(self, split: str) -> tuple[int, ...]:
         return tuple(self.artifact.files[name].size // self.signature.record.itemsize for name in self.segments(split))
 
+    @property
+    def training_rows(self) -> int:
+        return sum(self.segment_rows("train"))
+
     def shuffled_rows(self, split: str) -> tuple[int, ...]:
         """Return the number of rows of every segment of a split, summed over its files."""
         rows: Counter[int] = Counter()

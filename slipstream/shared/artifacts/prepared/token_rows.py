@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.errors import UserError
 from slipstream.shared.storage import STORES, MissingObject, list_names, read_below
 
+T = TypeVar("T", int, np.ndarray)
 #: The file's name, as Hugging Face's libraries write it.
 FAST = "tokenizer.json"
 #: Largest vocabulary of a tokenizer; models allocate an embedding per id.
@@ -112,6 +113,26 @@ def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
         if largest >= vocabulary:
             raise UserError(f"{where}: has the token id {largest}; expected ids of the model, 0 to {vocabulary - 1}")
     return files
+
+
+#: Label of a token that is not learned: the index that torch's losses ignore.
+NOT_LEARNED = -100
+
+
+def not_learned(ids: T) -> T:
+    """Return ids in the stored form of tokens that are not learned: -1 - id."""
+    return -1 - ids
+
+
+def read_tokens(stored: Any) -> tuple[Any, Any]:
+    """Return ids and labels, int64, of stored tokens: an array of NumPy or a tensor of torch.
+
+    The label of a token that is not learned is :data:`NOT_LEARNED`.
+    """
+    wide = stored.astype(np.int64) if isinstance(stored, np.ndarray) else stored.long()
+    sign = wide >> 63  # -1 for tokens that are not learned, else 0
+    ids = wide ^ sign
+    return ids, ids + sign * (ids - NOT_LEARNED)
 
 
 #: Directory of the tokenizer in the prepared data.

@@ -122,6 +122,10 @@ class VariantFigures:
         return estimate.value if estimate else None
 
 
+#: Ratio of the limits of the largest possible gain above which it is not stated.
+WIDE = 1.25
+
+
 @dataclass(frozen=True)
 class ProfileFigures:
     """Time of the FP32 variant by operator at one batch size."""
@@ -133,6 +137,12 @@ class ProfileFigures:
     #: law).
     products: float
     at_most: float
+    #: Limits of ``at_most``, which hold with 95 %; None in older files.
+    at_most_limits: tuple[float, float] | None = None
+
+    @property
+    def wide(self) -> bool:
+        return self.at_most_limits is None or self.at_most_limits[1] > WIDE * self.at_most_limits[0]
 
 
 @dataclass(frozen=True)
@@ -253,12 +263,19 @@ class ExportReport:
     @property
     def ceiling(self) -> str:
         """Sentence with the largest possible gain of quantisation at ``decided_at_batch``."""
+        unknown = "The largest possible gain of quantisation is unknown"
         if not self.profile:
-            return "The largest possible gain of quantisation is unknown, as operators are timed on CPUs only"
+            return f"{unknown}, as operators are timed on CPUs only"
         at = next(each for each in self.profile if each.batch == self.decided_at_batch)
+        latencies = [variant.latency_ms.get(str(at.batch)) for variant in self.timed]
+        if any(each.speedup.value > at.at_most for each in latencies if each and each.speedup):
+            return f"{unknown}, as a variant was faster than the profile by operator allows"
+        if at.at_most_limits is None or at.wide:
+            return f"{unknown}, as the times by operator varied too much"
+        low, high = at.at_most_limits
         return (
             f"Matmuls and convolutions take {100 * at.products:.0f} % of FP32's time at batch {at.batch}: without "
-            f"them the model would be {at.at_most:.2f} times as fast"
+            f"them the model would be {at.at_most:.2f} times as fast ({low:.2f} to {high:.2f})"
         )
 
 

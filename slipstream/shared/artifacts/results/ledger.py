@@ -211,6 +211,8 @@ class TrainingFigures:
     trained: int | None = None
     #: Code versions of the stage train, in order; empty if unknown.
     code_versions: list[str] = field(default_factory=list)
+    #: :attr:`.History.ended`.
+    ended: str = ""
 
     @property
     def frozen(self) -> int:
@@ -237,6 +239,7 @@ def read_figures(directory: Path) -> TrainingFigures:
         save_seconds=attempt.save_seconds,
         attempts=devices.attempts,
         code_versions=attempt.code_versions,
+        ended=history.ended,
     )
 
 

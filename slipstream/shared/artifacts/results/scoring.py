@@ -37,7 +37,7 @@ class DriftFigures:
 
 
 @dataclass(frozen=True)
-class AsideReason:
+class QuarantineCount:
     """Number of rows quarantined for one reason, and column, file and line of the first."""
 
     rows: int
@@ -67,7 +67,7 @@ class ScoredTable:
     rows: int
     scored: int
     set_aside: int
-    reasons: list[AsideReason]
+    reasons: list[QuarantineCount]
     drift: DriftFigures
 
     def __post_init__(self) -> None:

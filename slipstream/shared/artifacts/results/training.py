@@ -15,6 +15,8 @@ from slipstream.shared.artifacts.results.devices import DEVICES, Bottleneck, Tra
 KIND = "train"
 HISTORY = "history.json"
 ATTEMPT = "attempt.json"
+#: Number of steps below which a training may have had too few; evaluations before do not count for its patience.
+FEW_STEPS = 200
 #: Optional profile of some steps: :class:`Operations`, and a Chrome trace.
 OPERATIONS, TRACE = "operations.json", "trace.json.gz"
 
@@ -88,6 +90,21 @@ class History:
     left_out: list[RollbackRange] = field(default_factory=list)
     #: Number of trained parameters; None in older trainings, which trained all.
     trained: int | None = None
+
+    @property
+    def ended(self) -> str:
+        """Sentence on an early end, or on too few steps; "" for neither."""
+        if self.stopped_early:
+            return (
+                f"Stopped early after {self.steps_total:,} steps, as the validation loss was lowest at step "
+                f"{self.best.step:,}."
+            )
+        if self.steps_total < FEW_STEPS and self.best.step == self.steps_total:
+            return (
+                f"Too few steps: the validation loss still fell at the last, step {self.steps_total:,}; raise "
+                "training.epochs or lower training.batch_size."
+            )
+        return ""
 
 
 @dataclass(frozen=True)

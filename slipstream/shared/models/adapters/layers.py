@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipstream.shared.models.adapters.nf4 import BLOCK, QuantisedProduct, dequantise_weight, quantise_weight
+from slipstream.shared.models.adapters.nf4 import BLOCK, QuantisedMatmul, dequantise_weight, quantise_weight
 from slipstream.shared.models.arithmetic import autocast_type
 from slipstream.shared.models.config import LoraConfig
 
@@ -53,7 +53,7 @@ class LoraLinear(nn.Module):
         """Return the output of the layer without its adapter."""
         if not self.quantised:
             return functional.linear(x, self.weight, self.bias)
-        product = QuantisedProduct.apply(x.to(autocast_type(x)), self.codes, self.scales)
+        product = QuantisedMatmul.apply(x.to(autocast_type(x)), self.codes, self.scales)
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
     def quantise(self) -> None:

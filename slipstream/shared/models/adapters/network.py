@@ -18,13 +18,15 @@ from slipstream.shared.models.initial.drawn import InitialValues, draw_slice
 def add_adapters(network: nn.Module, lora: LoraConfig) -> None:
     """Add an adapter to every linear layer named in ``lora.targets`` and freeze all other parameters, in place.
 
-    Raises ``UserError`` if the network has no layer of a target's name.
+    Raises ``UserError`` if the network has no layer of a target's name, or a layer is narrower than the rank.
     """
     network.requires_grad_(False)
     found = set()
     for path, module in list(network.named_modules()):
         parent, _, name = path.rpartition(".")
         if name in lora.targets and type(module) is nn.Linear:
+            if lora.rank > (width := min(module.in_features, module.out_features)):
+                raise lora.reject("rank", f"at most {width}, the width of {path}, or model.lora.targets without {name}")
             setattr(network.get_submodule(parent), name, LoraLinear(module, lora))
             found.add(name)
     if missing := next((target for target in lora.targets if target not in found), None):

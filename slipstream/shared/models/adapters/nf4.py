@@ -85,7 +85,7 @@ def kept_pairs(device: torch.device) -> Tensor:
         return pairs_of_levels(device)
 
 
-class QuantisedProduct(torch.autograd.Function):
+class QuantisedMatmul(torch.autograd.Function):
     """Matmul of ``[..., in]`` with a four-bit weight, ``[..., out]``.
 
     The backward pass dequantises again, so only ``codes`` and ``scales`` are saved, which exist anyway. (FSDP2 may free

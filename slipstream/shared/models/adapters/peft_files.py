@@ -116,13 +116,12 @@ class StoredAdapter:
             raise UserError(f"{where}: holds the tensor {odd!r:.200}, which no adapter of this base has")
 
 
-def read_peft(address: str) -> StoredAdapter:
-    """Open the adapter in a local directory or a store, reading only settings and header.
+def read_peft(directory: BaseDirectory) -> StoredAdapter:
+    """Open the adapter in a listed directory, reading only settings and header.
 
     Raises ``UserError`` unless it is an undamaged, plain LoRA of linear layers of a transformer's blocks;
     ``StorageUnavailable``.
     """
-    directory = BaseDirectory.list(address, START)
     if ADAPTER not in directory.files:
         raise UserError(f"{directory.where(ADAPTER)}: is missing; {START.expected}")
     lora = lora_of(directory.json(ADAPTER_CONFIG), directory.where(ADAPTER_CONFIG))

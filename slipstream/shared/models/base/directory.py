@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from io import FileIO
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from slipstream.shared.artifacts.prepared.token_rows import ADAPTER, ADAPTER_CON
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.storage import STORES, ObjectInfo, list_objects, open_below, read_range
-from slipstream.shared.storage.local import info_of, local_info, local_path
+from slipstream.shared.storage.local import info_of, lasting_address, local_info, local_path
 
 
 class DirectoryPurpose(NamedTuple):
@@ -37,6 +38,12 @@ START = DirectoryPurpose(
     ADAPTER_CONFIG,
     f"expected a directory, here or in a store, with peft's {ADAPTER_CONFIG} and {ADAPTER}",
 )
+
+
+#: Hugging Face's default settings of generation.
+GENERATION = "generation_config.json"
+#: Files of a base that a trained model holds, and their directory in it.
+SETTINGS, INHERITED = (CONFIG, GENERATION), "base"
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,10 @@ class BaseDirectory:
         if purpose.config not in files:
             raise UserError(f"{where}: holds no {purpose.config}; {purpose.expected}")
         return cls(address, files, purpose)
+
+    def inherited(self) -> dict[str, bytes]:
+        """Return the files for a trained model from which an export takes the base's settings."""
+        return {f"{INHERITED}/{name}": canonical_json(self.json(name)) for name in SETTINGS if name in self.files}
 
     def where(self, name: str) -> str:
         """Return a file's name for messages, with setting and address."""
@@ -124,20 +135,91 @@ def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarra
     return found
 
 
+#: Names of models on Hugging Face's hub, most with an owner.
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def base_address(given: str) -> str:
+    """Return a base's address: of a model's name its directory in Hugging Face's local cache, else absolute.
+
+    Nothing is downloaded. Raises ``UserError`` for a name that is neither a directory nor in the cache.
+    """
+    if not given or given.startswith(STORES) or local_path(given).exists() or not HUB_NAME.fullmatch(given):
+        return lasting_address(given)
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        raise UserError(
+            f"model.base: {given}: no such directory; {BASE.expected}; names of models need pip install "
+            "'slipstream[text]'"
+        ) from None
+    try:
+        return snapshot_download(given, local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        raise UserError(
+            f"model.base: {given}: no such directory, and no model of this name in Hugging Face's cache; "
+            f"{BASE.expected}, or the name of a cached model: hf download {given}"
+        ) from None
+
+
+def with_lasting_addresses(model: ModelConfig) -> ModelConfig:
+    """Return a configuration whose base and start adapter can be opened from any working directory."""
+    start = lasting_address(model.lora.start)
+    return replace(model, base=base_address(model.base), lora=replace(model.lora, start=start))
+
+
 BLOCK_BYTES = 16 << 20
+
+
+class ModelOrigin:
+    """Base and start adapter of a model, opened when they are first needed and then kept."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.model = model
+
+    @cached_property
+    def base(self) -> BaseDirectory:
+        """Listed base. Raises like :meth:`BaseDirectory.list`."""
+        return BaseDirectory.list(self.model.base)
+
+    @cached_property
+    def start(self) -> BaseDirectory:
+        """Listed start adapter. Raises like :meth:`BaseDirectory.list`."""
+        return BaseDirectory.list(self.model.lora.start, START)
+
+    @cached_property
+    def base_digest(self) -> str:
+        """XXH3-128 of the base's config.json and safetensors; "" without a base.
+
+        It covers names, sizes and bytes; in a store etags instead of bytes. Raises ``UserError``,
+        ``StorageUnavailable``.
+        """
+        if not self.model.base:
+            return ""
+        names = {name for name in self.base.files if name == CONFIG or name.endswith(".safetensors")}
+        return fingerprint_files(self.base, names)
+
+    @property
+    def digest(self) -> str:
+        """:attr:`base_digest`, followed by the digest of the start adapter, if any."""
+        if not self.model.lora.start:
+            return self.base_digest
+        names = {ADAPTER_CONFIG, ADAPTER} & self.start.files.keys()
+        return f"{self.base_digest} {fingerprint_files(self.start, names)}"
 
 
 @dataclass(frozen=True)
 class BaseRecord:
-    """Base from which a model was fine-tuned: its address and :func:`fingerprint_base`."""
+    """Base from which a model was fine-tuned: its address and :attr:`ModelOrigin.base_digest`."""
 
     address: str
     digest: str
 
-    def check(self) -> None:
-        """Raise ``UserError`` if the base is missing or has changed, ``StorageUnavailable``."""
+    def check(self, origin: ModelOrigin) -> None:
+        """Raise ``UserError`` if the base, opened as ``origin``, is missing or has changed, ``StorageUnavailable``."""
         try:
-            found = fingerprint_base(self.address)
+            found = origin.base_digest
         except UserError as error:
             raise UserError(f"{error.message} (the base of a model that was fine-tuned)") from None
         if found != self.digest:
@@ -145,31 +227,6 @@ class BaseRecord:
                 f"model.base: {self.address}: no longer holds the model that was fine-tuned; expected its original "
                 f"files, with the digest {self.digest}"
             )
-
-
-def fingerprint_base(address: str) -> str:
-    """Return the XXH3-128 digest of config.json and all safetensors in the directory ``address``.
-
-    It covers names, sizes and bytes; in a store etags instead of bytes. Returns "" for an empty address. Raises
-    ``UserError``, ``StorageUnavailable``.
-    """
-    if not address:
-        return ""
-    directory = BaseDirectory.list(address)
-    names = {name for name in directory.files if name == CONFIG or name.endswith(".safetensors")}
-    return fingerprint_files(directory, names)
-
-
-def fingerprint_origin(model: ModelConfig) -> str:
-    """Return :func:`fingerprint_base` of a model's base, followed by the digest of its start adapter, if any.
-
-    Raises like :func:`fingerprint_base`.
-    """
-    base = fingerprint_base(model.base)
-    if not model.lora.start:
-        return base
-    directory = BaseDirectory.list(model.lora.start, START)
-    return f"{base} {fingerprint_files(directory, {ADAPTER_CONFIG, ADAPTER} & directory.files.keys())}"
 
 
 def fingerprint_files(directory: BaseDirectory, names: Set[str]) -> str:

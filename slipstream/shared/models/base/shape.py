@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.artifacts.prepared.token_rows import CONFIG, INDEX, WHOLE
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.base.directory import BaseDirectory
+from slipstream.shared.models.base.directory import BaseDirectory, ModelOrigin
 from slipstream.shared.models.base.tensors import our_names, stored_tensors
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.transformer_config import TransformerConfig, from_hugging_face
@@ -20,8 +21,8 @@ LAYERS = "model.layers."
 EVERY = frozenset(one.name for one in fields(TransformerConfig))
 
 
-def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
-    """Return the configuration with all transformer arguments for rows of ``length`` tokens.
+def with_base_shape(config: ModelConfig, length: int, origin: ModelOrigin) -> ModelConfig:
+    """Return the configuration, whose base is ``origin``, with all transformer arguments for rows of ``length`` tokens.
 
     The user's arguments override the base's. A configuration without a base, or with all arguments, is returned
     unchanged, and no file is read. Raises ``UserError`` if the transformer does not support the base, or if the base
@@ -33,7 +34,7 @@ def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
         raise UserError(
             "model.arguments.config: not allowed with model.base, which has its own config.json; expected none"
         )
-    directory = BaseDirectory.list(config.base)
+    directory = origin.base
     where = directory.where(CONFIG)
     stated = stated_shape(directory, length)
     shape = TransformerConfig.from_dict({**stated, **config.arguments})
@@ -65,6 +66,12 @@ def check_layers(directory: BaseDirectory, layers: int) -> None:
 def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
     """Return the transformer arguments in a base's config.json; raises ``UserError`` for unsupported settings."""
     content, where = directory.json(CONFIG), directory.where(CONFIG)
+    if quantised := content.get("quantization_config"):
+        form = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        raise UserError(
+            f"{where}: quantization_config: the weights are stored in another form ({form}); expected the original "
+            "base with plain weights; model.quantise: nf4 holds them in four bits"
+        )
     try:
         stated = {"max_position_embeddings": length, **from_hugging_face(content, length)}
         if missing := next((name for name in SIZES if name not in stated), ""):
@@ -78,7 +85,7 @@ def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
     return stated
 
 
-def shaped_for(config: ModelConfig, signature: Signature) -> ModelConfig:
+def shaped_for(config: ModelConfig, signature: Signature, origin: ModelOrigin) -> ModelConfig:
     """Apply :func:`with_base_shape` for data of this signature.
 
     Raises ``UserError`` also if the data has no rows of tokens, or another vocabulary size.
@@ -91,7 +98,7 @@ def shaped_for(config: ModelConfig, signature: Signature) -> ModelConfig:
             f"{', '.join(spec.name for spec in signature.inputs)} and asks for a {signature.task}; expected none, or "
             "data.task language"
         )
-    shaped = with_base_shape(config, signature.inputs[0].shape[0])
+    shaped = with_base_shape(config, signature.inputs[0].shape[0], origin)
     known = shaped.arguments["vocab_size"]
     if known != signature.outputs:
         raise UserError(

@@ -137,12 +137,11 @@ class OpenedBase:
     bytes_read: int = field(default=0)
 
     @classmethod
-    def open(cls, address: str) -> OpenedBase:
-        """Open a base and read only its headers.
+    def open(cls, directory: BaseDirectory) -> OpenedBase:
+        """Open a listed base and read only its headers.
 
         Raises ``UserError`` if it is not a base, or truncated or damaged; ``StorageUnavailable``.
         """
-        directory = BaseDirectory.list(address)
         return cls(directory, our_names(stored_tensors(directory)))
 
     def check(self, model: nn.Module, *, tied: bool) -> None:

@@ -1,19 +1,25 @@
-"""Trained transformer in Hugging Face's format: ``config.json`` and float32 weights, adapters merged."""
+"""Trained transformer in Hugging Face's format: ``config.json`` and weights, adapters merged.
+
+The settings of a fine-tuned model are its base's, except for those that training changed.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.shared.artifacts.prepared.token_rows import CONFIG, INDEX, WHOLE
 from slipstream.shared.models.adapters.network import merged_tensors, plain_shapes
+from slipstream.shared.models.base.directory import GENERATION
 from slipstream.shared.models.trained import TensorType, raw_bytes, safetensors_header
 from slipstream.shared.models.transformer import Transformer
-from slipstream.shared.models.transformer_config import TransformerConfig, to_hugging_face
+from slipstream.shared.models.transformer_config import TransformerConfig, from_hugging_face, to_hugging_face
 
 # The index maps tensor names to files. Memory beyond the model is one tensor at a time.
 #: Maximum bytes of the tensors in a shard, unless a single tensor has more.
@@ -76,22 +82,90 @@ def transformer_config(model: Transformer) -> TransformerConfig | None:
     return replace(model.config, intermediate_size=widths.pop()) if len(widths) == 1 else None
 
 
+#: Content of JSON files by name.
+BaseSettings = Mapping[str, Mapping[str, Any]]
+#: dtypes of weights by their names in ``config.json``, which has one of the keys :data:`DTYPE_KEYS`.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_KEYS = ("dtype", "torch_dtype")
+
+
+def weights_dtype(wanted: str, base: BaseSettings) -> torch.dtype:
+    """Return the dtype named ``wanted``; "auto" is the base's, or float32 without a base."""
+    stated = (base.get(CONFIG, {}).get(key) for key in DTYPE_KEYS)
+    return DTYPES.get(next((name for name in (wanted, *stated) if name in DTYPES), ""), torch.float32)
+
+
+def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round all floating-point parameters to ``dtype``, in place; they stay float32."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype).float()
+
+
 def hugging_face_files(
-    model: Transformer, most: int = PART_BYTES, stops: Sequence[int] = ()
+    model: Transformer,
+    most: int = PART_BYTES,
+    stops: Sequence[int] = (),
+    base: BaseSettings = MappingProxyType({}),
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[tuple[str, Content]]:
     """Yield names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads.
 
-    Shards of weights have at most ``most`` bytes. If the model has no document end, generation ends at the tokens
-    ``stops``. Yields nothing if :func:`transformer_config` is None.
+    Shards of weights have at most ``most`` bytes; merged weights are rounded to ``dtype`` once. Generation ends at the
+    end tokens of ``base`` and at ``stops``, or at the document end of a model without a base. Yields nothing if
+    :func:`transformer_config` is None.
     """
     config = transformer_config(model)
     if config is None:
         return
-    end = model.document_end
-    # The token that ends a text also starts the next one.
-    ends: dict[str, object] = {"bos_token_id": end, "eos_token_id": end} if end >= 0 else {}
-    if end < 0 and stops:
-        ends = {"eos_token_id": stops[0] if len(stops) == 1 else list(stops)}
-    yield CONFIG, [json.dumps(to_hugging_face(config) | ends, indent=2).encode()]
-    kinds = {name: TensorType(torch.float32, shape) for name, shape in plain_shapes(model).items()}
-    yield from weight_files(kinds, ((name, tensor.float()) for name, tensor in merged_tensors(model)), most)
+    ends = end_tokens(model, stops, base)
+    settings = changed_settings(config, base) | ends
+    key = next((key for key in DTYPE_KEYS if key in settings), DTYPE_KEYS[-1])
+    name = next(name for name, known in DTYPES.items() if known == dtype)
+    yield CONFIG, [json.dumps(settings | {key: name}, indent=2).encode()]
+    if GENERATION in base:
+        yield GENERATION, [json.dumps(without_code(base[GENERATION]) | ends, indent=2).encode()]
+    kinds = {name: TensorType(dtype, shape) for name, shape in plain_shapes(model).items()}
+    yield from weight_files(kinds, ((name, tensor.float().to(dtype)) for name, tensor in merged_tensors(model)), most)
+
+
+def end_tokens(model: Transformer, stops: Sequence[int], base: BaseSettings) -> dict[str, object]:
+    """Return the settings of the tokens at which generation ends."""
+    if not base:
+        if (end := model.document_end) >= 0:  # The token that ends a text also starts the next one.
+            return {"bos_token_id": end, "eos_token_id": end}
+        stated: list[object] = []
+    else:
+        given = (base.get(name, {}).get("eos_token_id") for name in (GENERATION, CONFIG))
+        known: Any = next((each for each in given if each is not None), [])
+        stated = known if isinstance(known, list) else [known]
+    ids = list(dict.fromkeys([*stated, *stops]))
+    return {"eos_token_id": ids[0] if len(ids) == 1 else ids} if ids else {}
+
+
+def changed_settings(config: TransformerConfig, base: BaseSettings) -> dict[str, Any]:
+    """Return the content of ``config.json``: that of the base, with the shape's settings that training changed."""
+    ours = to_hugging_face(config)
+    if CONFIG not in base:
+        return ours
+    stated = {"max_position_embeddings": config.max_position_embeddings, **from_hugging_face(base[CONFIG], 1)}
+    before = to_hugging_face(TransformerConfig.from_dict(stated))
+    changed = {name: value for name, value in ours.items() if value != before[name]}
+    kept = without_code(base[CONFIG])
+    if changed.keys() & {"rope_theta", "rope_scaling"}:
+        kept.pop("rope_parameters", None)  # the same in the layout of transformers 5
+        changed |= {name: ours[name] for name in ("rope_theta", "rope_scaling")}
+    return kept | changed
+
+
+#: Entries that name code, another form of the weights, or a place.
+DROPPED = ("auto_map", "quantization_config", "_name_or_path")
+CUSTOM = "custom_"
+
+
+def without_code(content: Any) -> Any:
+    """Return JSON content without the entries :data:`DROPPED`, and those that start with "custom_", at any depth."""
+    if isinstance(content, Mapping):
+        kept = {name: value for name, value in content.items() if name not in DROPPED and not name.startswith(CUSTOM)}
+        return {name: without_code(value) for name, value in kept.items()}
+    return [without_code(value) for value in content] if isinstance(content, list) else content

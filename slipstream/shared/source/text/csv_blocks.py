@@ -17,7 +17,6 @@ import pyarrow.csv as pacsv
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile, cannot_be_read
-from slipstream.shared.source.foreign import MOST_BEGINNING, by_beginning
 from slipstream.shared.source.quarantine import BadRow
 from slipstream.shared.source.text.record_ends import (
     breaks_in,
@@ -26,6 +25,7 @@ from slipstream.shared.source.text.record_ends import (
     first_line_end,
     last_record_end,
 )
+from slipstream.shared.source.unsupported_formats import MOST_BEGINNING, unsupported_beginning
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -114,8 +114,8 @@ class Utf8Stream:
                 raise cannot_be_read(self._file.uri, error) from None
             raise UserError(f"{self._file.uri}: cannot be decompressed after byte {self.offset:,}: {error}") from None
         first, self.offset = self.offset == 0, self.offset + len(data)
-        if first and self._decoder is None and (foreign := by_beginning(data[:MOST_BEGINNING])):
-            raise UserError(f"{self._file.uri}: {foreign}")
+        if first and self._decoder is None and (unsupported := unsupported_beginning(data[:MOST_BEGINNING])):
+            raise UserError(f"{self._file.uri}: {unsupported}")
         if self._decoder is not None:
             try:
                 data = self._decoder.decode(data, final=not data).encode()

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import csv
+import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
+from slipstream.shared.source import quarantine
 from slipstream.shared.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import hash_identities
 from slipstream.shared.source.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerated_share
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
-from slipstream.shared.source.quarantine import BadRow
+from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
 from slipstream.shared.source.resolved import ResolvedSource
 from slipstream.shared.source.tables import Partitions, check_columns, check_names, find_partitions
 from slipstream.shared.source.text import csv_blocks, json_lines
@@ -35,6 +38,10 @@ USUAL_DELIMITER = ","
 OTHER_DELIMITERS = (";", "\t", "|")
 #: Number of records, or all if there are fewer, that a delimiter must cut into equally many fields.
 AGREEING = 20
+#: Smallest number of bytes of a row: a character and a line break.
+SHORTEST_ROW = 2
+#: Number of bad values that are converted to Python at once.
+AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class TextJob:
     config: DataConfig
     has_header: bool
     path: Path
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,14 @@ class ConvertedBlock:
     rows: int
     read: int
     types: dict[str, str]
-    bad: list[BadRow]
+    bad: QuarantinedRows
+    #: Bytes of the file that the block covers.
+    size: int
     others: dict[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> list[Path]:
-        return [self.path]
+        return [self.path, *self.bad.spools]
 
 
 @dataclass(frozen=True)
@@ -82,17 +92,32 @@ class TextPlan:
     warnings: list[str]
     config: DataConfig
     partitions: Partitions = Partitions()
+    target: str = ""
 
 
 def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
     """Convert text files to a table in ``scratch``; raise ``UserError`` for bad data."""
     plan = plan_text(source)
     while True:
-        pieces = list(scratch.map(make_columnar, text_jobs(plan, scratch.root)))
+        pieces = list(within_limit(scratch.map(make_columnar, text_jobs(plan, scratch.root)), plan))
         other = revise_plan(pieces, plan)
         if other is None:
             return text_table_input(pieces, plan)
         plan = other
+
+
+def within_limit(pieces: Iterable[ConvertedBlock], plan: TextPlan) -> Iterator[ConvertedBlock]:
+    """Yield the pieces; raise ``UserError`` once too many rows are bad whatever the remaining bytes hold."""
+    # Rows that do not fit a guessed type do not count, as another plan may read them.
+    config, known = plan.config, all(file.compression is None for file in plan.files)
+    left, read, certain = sum(file.size for file in plan.files), 0, QuarantinedRows()
+    for piece in pieces:
+        yield piece
+        reasons = [each for each in piece.bad.reasons if each.first.column in ("", *config.types)]
+        certain += QuarantinedRows(reasons)
+        left, read = left - piece.size, read + piece.read
+        if known and left > 0 and config.encoding == "utf-8":
+            quarantine.check_limit(certain, read + left // SHORTEST_ROW, config.quarantine_limit, certain=True)
 
 
 def plan_text(source: ResolvedSource) -> TextPlan:
@@ -101,7 +126,7 @@ def plan_text(source: ResolvedSource) -> TextPlan:
     Raises ``UserError`` if CSV files have different columns.
     """
     plan = (plan_json if source.format == "json" else plan_csv)(list(source.files), source.config)
-    return replace(plan, partitions=find_partitions(source))
+    return replace(plan, partitions=find_partitions(source), target=source.target)
 
 
 def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
@@ -155,15 +180,17 @@ def revise_plan(pieces: list[ConvertedBlock], plan: TextPlan) -> TextPlan | None
     if others:
         return replace(plan, names=[[*names, *others] for names in plan.names], types=plan.types | others)
     read = sum(piece.read for piece in pieces)
-    bad = [row for piece in pieces for row in piece.bad]
-    failures = Counter(row.column for row in bad if row.column)
+    reasons = QuarantinedRows.joined([piece.bad for piece in pieces]).reasons
+    failures = Counter[str]()
+    for each in reasons:
+        failures[each.first.column] += each.rows
     most, declared = tolerated_share(plan.config) * read, plan.config.types
-    mixed = [name for name, count in failures.items() if count > most and name not in declared]
+    mixed = [name for name, count in failures.items() if name and count > most and name not in declared]
     if not mixed:
         return None
     warnings = list(plan.warnings)
     for name in mixed:
-        example = next(row for row in bad if row.column == name)
+        example = next(each.first for each in reasons if each.first.column == name)
         warnings.append(taken_as_text(example, f"{failures[name]:,} of {read:,} values", plan.types[name]))
     types = plan.types | dict.fromkeys(mixed, value_types.TEXT)
     return replace(plan, types=types, warnings=warnings)
@@ -179,7 +206,7 @@ def text_table_input(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput
     types = plan.types
     for piece in pieces:
         types = {name: value_types.wider_type(kind, piece.types[name]) or kind for name, kind in types.items()}
-    bad = [row for piece in pieces for row in piece.bad]
+    bad = QuarantinedRows.joined([piece.bad for piece in pieces])
     return TableInput(units, plan.partitions.beside(types), sum(piece.read for piece in pieces), bad, plan.warnings)
 
 
@@ -203,7 +230,8 @@ def text_jobs(plan: TextPlan, scratch: Path) -> Iterator[TextJob]:
     for file, names in zip(plan.files, plan.names, strict=True):
         for index, block in enumerate(read_blocks(file, plan.config)):
             path = scratch / f"text-{number:06d}.arrow"
-            yield TextJob(block, names, plan.types, plan.config, plan.config.header and index == 0, path)
+            has_header = plan.config.header and index == 0
+            yield TextJob(block, names, plan.types, plan.config, has_header, path, plan.target)
             number += 1
 
 
@@ -211,7 +239,8 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
     """Parse a block, convert its values, and write the rows; quarantine bad rows. Runs in a worker process."""
     parsed = parse_block(job)
     number_format = NumberFormat.of(job.config)
-    arrays, bad = {}, list(parsed.bad)
+    arrays: dict[str, pa.Array] = {}
+    bad: list[Iterable[BadRow]] = [sorted(parsed.bad, key=line_of)]
     keep = np.ones(parsed.table.num_rows, bool)
     for name, column in zip(job.names, parsed.table.columns, strict=False):
         if job.types[name] == value_types.OTHER:
@@ -219,14 +248,12 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
             continue
         texts = in_one(column)
         arrays[name], failed = number_format.convert(texts, job.types[name])
+        if name == job.target and job.types[name] == value_types.TEXT:
+            arrays[name] = with_marks(arrays[name], texts)
         if not failed.any():
             continue
         rows = np.flatnonzero(failed & keep)
-        reason = f"not {job.types[name]}"
-        bad += [
-            BadRow(job.block.file, int(parsed.lines[row]), name, reason, text)
-            for row, text in zip(rows, texts.take(pa.array(rows)).to_pylist(), strict=True)
-        ]
+        bad.append(unreadable_rows(job, name, parsed.lines, rows, texts))
         keep[rows] = False
     batch = pa.RecordBatch.from_pydict(
         {name: arrays[name] for name in job.types if name in arrays}
@@ -238,8 +265,27 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
     write_spool(job.path, batch)
     types = job.types | {name: value_types.column_type(array.type) for name, array in arrays.items()}
     others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
-    bad.sort(key=lambda row: row.line)
-    return ConvertedBlock(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
+    aside = QuarantinedRows.spooled(heapq.merge(*bad, key=line_of), job.path.with_suffix(".bad"))
+    size = job.block.size
+    return ConvertedBlock(job.block.file, job.path, batch.num_rows, parsed.read, types, aside, size, others)
+
+
+def line_of(row: BadRow) -> int:
+    return row.line
+
+
+def unreadable_rows(job: TextJob, name: str, lines: np.ndarray, rows: np.ndarray, texts: pa.Array) -> Iterator[BadRow]:
+    reason = f"not {job.types[name]}"
+    for start in range(0, len(rows), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        for row, text in zip(some.tolist(), texts.take(pa.array(some)).to_pylist(), strict=True):
+            yield BadRow(job.block.file, int(lines[row]), name, reason, text)
+
+
+def with_marks(column: pa.Array, texts: pa.Array) -> pa.Array:
+    # The quarantine names the marks for "missing" in the target.
+    marks = pc.utf8_trim_whitespace(texts)
+    return pc.if_else(pc.and_(pc.is_null(column), pc.not_equal(marks, "")), marks, column)
 
 
 def in_one(column: pa.ChunkedArray) -> pa.Array:

@@ -10,7 +10,9 @@ import click
 from slipstream.shared.artifacts.prepared.token_rows import tokenizer_files
 from slipstream.shared.artifacts.workspaces import put_in_place
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.hugging_face.files import hugging_face_files, transformer_config
+from slipstream.shared.language.chat_template import stop_token_ids
+from slipstream.shared.language.tokenizer import READ
+from slipstream.shared.models.hugging_face.files import hugging_face_files, transformer_config, weights_dtype
 from slipstream.shared.models.trained import TrainedModel, UntrustedFactory
 from slipstream.shared.models.transformer import Transformer
 
@@ -32,7 +34,8 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
     """
     expected = "expected a model of model.name transformer"
     try:
-        model = TrainedModel.open(trained).load(which).network
+        opened = TrainedModel.open(trained)
+        model = opened.load(which).network
     except UntrustedFactory:
         raise UserError(f"{trained}: holds a model of another factory; {expected}") from None
     if not isinstance(model, Transformer):
@@ -45,11 +48,14 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
     if output.exists():
         raise UserError(f"{output}: exists already; choose a new directory")
     more = tokenizer_files(tokenizer, model.config.vocab_size) if tokenizer else {}
+    texts = {name: more[name].decode() for name in READ if name in more}
+    stops = stop_token_ids(texts, answers=opened.signature.learned > 0) if texts else []
+    base = opened.inherited
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
         partial = Path(scratch, output.name)
         partial.mkdir()
-        for name, chunks in hugging_face_files(model):
+        for name, chunks in hugging_face_files(model, stops=stops, base=base, dtype=weights_dtype("auto", base)):
             with (partial / name).open("wb") as file:
                 file.writelines(chunks)
         for name, content in more.items():

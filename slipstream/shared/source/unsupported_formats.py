@@ -1,8 +1,9 @@
-"""Unsupported file formats, with hints for converting them to a table."""
+"""Unsupported formats of files and directories, with hints for converting them to a table."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SPREADSHEET = "is a spreadsheet; save the sheet as CSV, or read it with pandas.read_excel and write it with to_parquet"
@@ -48,15 +49,61 @@ MOST_BEGINNING = 32
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
-def by_name(name: str) -> str:
+def unsupported_extension(name: str) -> str:
     """Return the error text for an unsupported file extension, with a hint; "" for other extensions."""
     return next((EXTENSIONS[s] for s in map(str.lower, reversed(Path(name).suffixes[-2:])) if s in EXTENSIONS), "")
 
 
-def by_beginning(data: bytes) -> str:
+def unsupported_beginning(data: bytes) -> str:
     """Return the error text for an unsupported file that starts with ``data``, with a hint; "" if unknown.
 
     A signature of letters only may start a column name (ORC in ORCID), so ``data`` must also have a control character.
     """
     found = next((mark for mark in BEGINNINGS if data.startswith(mark)), b"")
     return "" if found.isalnum() and not CONTROL.search(data) else BEGINNINGS.get(found, "")
+
+
+#: Tables whose own log says which files hold their rows, by a name in their directory, and how to read them.
+LOGGED = {
+    "_delta_log": ("a Delta Lake table", "deltalake.DeltaTable(...).to_pandas()"),
+    ".hoodie": ("a Hudi table", 'Spark and its format "hudi"'),
+    "metadata": ("an Iceberg table", "pyiceberg"),
+    "_spark_metadata": ("written by a Spark stream", "spark.read.parquet(...)"),
+}
+IN_LOGGED = re.compile(r"(.*?)/(_delta_log/|\.hoodie/|_spark_metadata/|metadata/[^/]*\.metadata\.json\Z)", re.DOTALL)
+
+
+def logged_table(files: Iterable[str], listed: Iterable[str]) -> str:
+    """Return the error text for a file in a table with a log, found in the ``listed`` URIs; "" if there is none."""
+    found = {inside[1]: inside[2].split("/")[0] for inside in map(IN_LOGGED.match, listed) if inside}
+    tables = (table for file in files for table in found if file.startswith(f"{table}/")) if found else ()
+    return next((refusal(table, found[table]) for table in tables), "")
+
+
+def logged_table_on_disk(root: Path, folders: Iterable[Path]) -> str:
+    """Return the error text if one of ``folders``, at or below ``root``, is in a table with a log; "" if none is."""
+    for folder in folders_up_to(root.absolute(), [folder.absolute() for folder in folders]):
+        for mark in LOGGED:
+            pattern = "metadata/*.metadata.json" if mark == "metadata" else mark
+            if next(folder.glob(pattern), None):
+                return refusal(str(folder), mark)
+    return ""
+
+
+# The log of a table may be in the parent of the given folder, or above folders such as ``year=2020``.
+def folders_up_to(root: Path, folders: Iterable[Path]) -> Iterator[Path]:
+    seen: set[Path] = set()
+    for folder in folders:
+        while folder not in seen:
+            seen.add(folder)
+            yield folder
+            if folder.is_relative_to(root) or "=" in folder.name:
+                folder = folder.parent
+
+
+def refusal(table: str, mark: str) -> str:
+    kind, reader = LOGGED[mark]
+    return (
+        f"{table}: is {kind} ({mark}), so some of its files may hold outdated rows; read it with {reader} and write "
+        "the rows as Parquet to another directory"
+    )
