@@ -122,8 +122,8 @@ class ServedModel(OpenedPackage):
         """
         with self.described_by_statistics():
             transform = Transform.from_json(self.statistics)
+            made = [(each.name, each.dtype, each.shape) for each in transform.signature.inputs]
         inputs = [(each.name, each.dtype, tuple(each.shape[1:])) for each in self.signature.inputs]
-        made = [(each.name, each.dtype, each.shape) for each in transform.signature.inputs]
         if inputs != made:
             raise self.no_way(f"its preparation makes {made}, but it takes {inputs}")
         return transform
