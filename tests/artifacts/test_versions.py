@@ -215,7 +215,19 @@ IMPORTED = {
 }
 #: They move bytes, read settings, look at the machine or show progress, and compute nothing of a result.
 COMPUTE_NOTHING = {
-    *("adlfs", "aiohttp", "azure", "boto3", "botocore", "fsspec", "gcsfs", "google", "requests", "s3transfer"),
+    *(
+        "adlfs",
+        "aiohttp",
+        "azure",
+        "boto3",
+        "botocore",
+        "fsspec",
+        "gcsfs",
+        "google",
+        "huggingface_hub",
+        "requests",
+        "s3transfer",
+    ),
     *("click", "filelock", "pydantic", "pydantic_core", "yaml"),
     *("psutil", "pynvml", "threadpoolctl", "tqdm"),
     *("cryptography", "google_crc32c", "safetensors", "xxhash"),

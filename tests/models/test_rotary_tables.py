@@ -78,7 +78,7 @@ def test_no_module_holds_them(model: Predictor, tokens: Tensor) -> None:
     names = set(model.state_dict())
     model(tokens)
     assert set(model.state_dict()) == names
-    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    held = [value for module in model.network.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     assert not held and copy.deepcopy(model)(tokens).equal(model(tokens))
 
 

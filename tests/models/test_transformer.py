@@ -111,7 +111,7 @@ def write(*arguments: str | Path) -> Any:
 def test_the_directory_for_hugging_face_is_whole_or_not_there(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(network: Any) -> Any:
+    def broken(network: Any, **settings: Any) -> Any:
         yield "config.json", [b"{}"]
         raise OSError("No space left on device")
 

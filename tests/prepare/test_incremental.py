@@ -77,7 +77,7 @@ def test_rows_that_are_there_stay_and_new_ones_become_segments(
 
     @functools.wraps(scan_unit)  # a record of its results needs the type that it returns
     def noted(job: Any) -> Any:
-        scanned.append(job[1].file)
+        scanned.append(job.unit.file)
         return scan_unit(job)
 
     monkeypatch.setattr("slipstream.pipeline.prepare.table.scan_unit", noted)
