@@ -607,6 +607,7 @@ OTHER_JSON = {
     "slipstream/shared/artifacts/typed_values.py": "the codec of values between pods, which is tested above",
     "slipstream/shared/artifacts/prepared/token_rows.py": "a tokenizer of Hugging Face, with numbers of any size",
     "slipstream/shared/artifacts/syntax.py": "this user's cache of digests, behind a checksum",
+    "slipstream/shared/language/chat_template.py": "a row of raw data",
     "slipstream/shared/language/template_process.py": "what this process and its own child send each other",
     "slipstream/shared/language/template_worker.py": "what this process and its own child send each other",
     "slipstream/shared/language/tokenizer.py": "a tokenizer of Hugging Face",

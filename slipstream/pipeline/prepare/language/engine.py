@@ -32,7 +32,6 @@ from slipstream.pipeline.prepare.language.read import ReadChunk, ReadJob, first_
 from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
-from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.card import BEHIND_THE_END, CARD, AnswersCard, ColumnCard, DataCard
 from slipstream.shared.artifacts.prepared.data import ROW_FORMAT, SPLITS, Signature, TensorSpec
@@ -280,8 +279,8 @@ def left_out_notes(answers: AnswersCard | None) -> Iterator[str]:
     for name, count in answers.left_out.items() if answers else ():
         role, _, key = name.partition(".")
         of = f"{key!r} of " if key else ""
-        messages = f"{of}{fmt.count_with_noun(count, 'message')} with the role {role!r}"
-        what = f"the tools of {fmt.count_with_noun(count, 'row')}" if role == TOOLS else messages
+        messages = f"{of}{count:,} {'message' if count == 1 else 'messages'} with the role {role!r}"
+        what = f"the tools of {count:,} {'row' if count == 1 else 'rows'}" if role == TOOLS else messages
         yield f"the chat template leaves out {what}"
 
 
