@@ -61,5 +61,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if os.environ.get("STORE") and exitstatus == 0 and set(session.config.args) >= set(SIMULATOR_TESTS):
+    whole = exitstatus == 0 and not hasattr(session.config, "workerinput")  # a worker does not see the others' failures
+    if os.environ.get("STORE") and whole and set(session.config.args) >= set(SIMULATOR_TESTS):
         PROVED.write_text(simulator_digest() + "\n")

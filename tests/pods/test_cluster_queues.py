@@ -25,11 +25,11 @@ SHORT_S = 1.0
 MEETS = """
 import os, time
 from pathlib import Path
-from slipstream.flyte import other_pods
-other_pods.PATIENCE_S = 8.0
+from slipstream.flyte import before_start
+before_start.PATIENCE_S = 8.0
 job, place = os.environ["HOSTNAME"].rpartition("-")[0], Path("{place}")
 (place / os.environ["HOSTNAME"]).touch()
-deadline = time.monotonic() + other_pods.attempt_patience()
+deadline = time.monotonic() + before_start.attempt_patience()
 while not all((place / f"{{job}}-{{number}}").exists() for number in range(2)):
     if time.monotonic() > deadline:
         raise SystemExit(1)
