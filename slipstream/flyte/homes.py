@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from flytekit import current_context
 
-from slipstream.flyte.stage import describe_input, runs_locally
+from slipstream.flyte.stage import describe_inputs, runs_locally
 from slipstream.shared.artifacts.workspaces import HOMES, STORE, Holder, content_key, home_below
 from slipstream.shared.profiles.placement import Placement
 
@@ -19,7 +19,7 @@ def checkpoint_address(stage: str, inputs: Mapping[str, object], placement: Plac
     ``inputs`` are all inputs that decide the result; artifacts among them must be on this machine. The code version is
     not part of the address: unfinished work resumes after a change of the code, which is logged.
     """
-    key = content_key(stage, "", {name: describe_input(value) for name, value in inputs.items()})
+    key = content_key(stage, "", describe_inputs(inputs))
     if runs_locally():
         return home_below(placement.checkpoints or str(STORE.absolute()), key, among=among)
     context = current_context()

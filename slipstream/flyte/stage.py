@@ -49,13 +49,12 @@ TASK_OUTPUT = re.compile(r"^\w+://.+/[0-9a-f]{32}/(\w[\w.-]*)$")
 
 
 def section_digest(section: Settings) -> str:
-    """Return a digest of the settings for Flyte's cache key, independent of their order and of addresses of models."""
-    return hashlib.sha256(json.dumps(keyed(section), sort_keys=True).encode()).hexdigest()
+    """Return a digest of the settings for Flyte's cache key, independent of their order.
 
-
-def keyed(section: Settings) -> dict[str, object]:
-    """Return settings as keys have them: of a base its digest counts, which is another input, and not its address."""
-    return to_dict(section.without_addresses() if isinstance(section, ModelConfig) else section)
+    The addresses in a model's settings do not count: the task that returns them also returns the digest of its base.
+    """
+    counted = section.without_addresses() if isinstance(section, ModelConfig) else section
+    return hashlib.sha256(json.dumps(to_dict(counted), sort_keys=True).encode()).hexdigest()
 
 
 #: Annotation for a configuration section that a task returns: ``Annotated[DataConfig, BY_VALUE]``. Without it the cache
@@ -202,14 +201,25 @@ def describe_input(value: object) -> object:
     """Return an input in JSON form for a key: an artifact as its content digest, settings as a dictionary."""
     if isinstance(value, FlyteDirectory):
         return artifact_fingerprint(value)
-    if isinstance(value, Settings):
-        return keyed(value)
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def describe_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
+    """Return the inputs of a stage in JSON form for a key.
+
+    The address of a model's base does not count if the input ``code`` has the digest of its bytes.
+    """
+    known = bool(inputs.get("code"))
+    counted = {
+        name: value.without_addresses() if known and isinstance(value, ModelConfig) else value
+        for name, value in inputs.items()
+    }
+    return {name: describe_input(value) for name, value in counted.items()}
 
 
 def result_key(stage: str, inputs: Mapping[str, object]) -> str:
     """Return the key of a stage's result in the local store, including the machine if results are timings."""
-    described = {name: describe_input(value) for name, value in inputs.items()}
+    described = describe_inputs(inputs)
     if STAGES[stage].measured:
         described["machine"] = measuring_machine()
     return content_key(stage, installed_stage_version(stage), described)

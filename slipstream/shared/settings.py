@@ -20,7 +20,18 @@ from dataclasses import Field as DataclassField
 from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeGuard, TypeVar, dataclass_transform, get_args
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Self,
+    TypeGuard,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+)
 
 import pydantic.dataclasses
 import yaml
@@ -133,7 +144,7 @@ class Settings:
     @classmethod
     def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return defaults that apply to what ``given``, the user's settings, lack at any level."""
-        return own_defaults(cls)  # type: ignore[arg-type]
+        return own_defaults(cast("Any", cls))  # for mypy no dataclass can be hashed, nor its class
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
@@ -215,7 +226,7 @@ def to_dict(value: Settings) -> dict[str, Any]:
 
 
 @cache
-def own_defaults(cls: type[Settings]) -> dict[str, Any]:
+def own_defaults(cls: Any) -> dict[str, Any]:
     """Return those defaults of nested settings that differ from the defaults of their own classes."""
     factories = {each.name: each.default_factory for each in fields(cls) if each.default_factory is not MISSING}
     defaults = {name: made for name, factory in factories.items() if isinstance(made := factory(), Settings)}

@@ -80,7 +80,7 @@ class Conversation:
 
     @property
     def texts(self) -> Iterator[str]:
-        """All texts except roles and the names of a message's keys."""
+        """Texts of all values of messages and tools, without roles and keys."""
         yield from texts_in([value for each in self.messages for key, value in each.items() if key != "role"])
         yield from texts_in(self.tools)
 

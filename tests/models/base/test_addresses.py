@@ -1,7 +1,7 @@
 """A base by any path: what is stored does not depend on the working directory, and no path enters a key."""
 
-import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import peft
@@ -11,7 +11,7 @@ import transformers
 
 from slipstream.config import RunConfig
 from slipstream.flyte.command_line.options import refuse_local_base
-from slipstream.flyte.stage import describe_input, section_digest
+from slipstream.flyte.stage import result_key, section_digest
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.layers import is_adapter
 from slipstream.shared.models.adapters.peft_files import NewAdapter, peft_files
@@ -49,7 +49,11 @@ def test_one_base_under_three_paths_is_stored_absolute_and_has_one_key(places: P
     assert {Path(each.model.base).resolve() for each in found} == {places / "models/base"}
     assert all(Path(each.model.base).is_absolute() for each in found)
     assert len({(section_digest(each.model), each.model_code) for each in found}) == 1
-    assert len({json.dumps(describe_input(each.model), sort_keys=True) for each in found}) == 1
+    keys = [result_key("train", {"model": each.model, "code": each.model_code}) for each in found]
+    assert len(set(keys)) == 1
+    alone = [result_key("train", {"model": each.model, "code": ""}) for each in found[1:]]
+    other = replace(found[0].model, base=str(places / "models/other"))
+    assert result_key("train", {"model": other, "code": ""}) not in alone, "without a digest the address counts"
     (places / "models/base/config.json").write_text((places / "models/base/config.json").read_text() + " ")
     assert sections_of("../models/base").model_code != found[0].model_code, "the bytes count"
 

@@ -45,11 +45,7 @@ class UnfinishedTraining:
         from slipstream.pipeline.train.data_order import ORDER_VERSION
 
         versions = {"order": ORDER_VERSION, "step": STEP_VERSION}
-        found = {**inputs, "training": resume_settings(inputs["training"]), **versions}
-        if inputs.get("code"):
-            # ``code`` covers the bytes of the base, so its address does not count.
-            found["model"] = inputs["model"].without_addresses()
-        return found
+        return {**inputs, "training": resume_settings(inputs["training"]), **versions}
 
     def address(self, home: str, inputs: Inputs) -> str:
         return inputs["training"].checkpoint_uri or home
