@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "toml_file": ERRORS,
     "stages": set(),
     "settings": ERRORS | {"toml_file"},
-    "storage": ERRORS | {"one_line", "untrusted_files"},
+    "storage": ERRORS | {"untrusted_files"},
     "machine": ERRORS | {"logs"},
     "distributed": ERRORS | {"machine"},
     "profiles": BASE | {"stages", "formatting", "toml_file", "machine"},

@@ -1,4 +1,4 @@
-"""Checks of a pod's shape and GPUs, and the wait for other pods, before a process group starts there."""
+"""Checks of a pod's shape and GPUs, and the wait for other pods, before a process group starts."""
 
 from __future__ import annotations
 

@@ -3,12 +3,11 @@
 With cgroup v2, Kubernetes has the kernel kill all processes of a container at once, so none is left to report the kill
 (:mod:`slipstream.shared.machine.limits` needs one). Flyte sees ``OOMKilled`` and retries with the same memory.
 So a pod whose memory is nearly full writes a note next to its node's output, and removes it when it ends in any other
-way. A remaining note means that its attempt was killed, by the kernel or with its node. After two notes in a row, with
-the same memory limit and without progress in between, the next attempt refuses to start.
+way. After two notes in a row, with the same memory limit and without progress in between, the next attempt refuses to
+start.
 
-If the kernel kills only one process, the task can raise an error, but Flyte ignores it for a single pod: the kubelet
-still calls the container ``OOMKilled``, and Flyte retries. So that attempt writes its message as a note, and the next
-one raises it.
+If the kernel kills only one process, the task can raise an error, but Flyte ignores it for a single pod and retries. So
+that attempt writes its message as a note, and the next one raises it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ TASK_OUTPUT = re.compile(r"^\w+://.+/[0-9a-f]{32}/(\w[\w.-]*)$")
 def section_digest(section: Settings) -> str:
     """Return a digest of the settings for Flyte's cache key, independent of their order.
 
-    The addresses in a model's settings do not count: the task that returns them also returns the digest of its base.
+    The digest of a base is another output of the same task, so its address does not count.
     """
     counted = section.without_addresses() if isinstance(section, ModelConfig) else section
     return hashlib.sha256(json.dumps(to_dict(counted), sort_keys=True).encode()).hexdigest()
@@ -207,7 +207,7 @@ def describe_input(value: object) -> object:
 def describe_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
     """Return the inputs of a stage in JSON form for a key.
 
-    The address of a model's base does not count if the input ``code`` has the digest of its bytes.
+    The address of a base does not count if ``code`` has its digest.
     """
     known = bool(inputs.get("code"))
     counted = {

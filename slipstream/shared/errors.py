@@ -46,3 +46,8 @@ class UserError(click.ClickException, ValueError):
     def __reduce__(self) -> tuple[type[UserError], tuple[str]]:
         # click's constructor signature breaks default pickling between worker and agent.
         return (type(self), (self.message,))
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's error, which may explain itself on many."""
+    return one_line((str(error).strip() or type(error).__name__).partition("\n")[0])

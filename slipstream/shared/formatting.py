@@ -32,7 +32,6 @@ def rows(number: int) -> str:
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """Return a share of 1 in percent: 98.89 % for 0.98888."""
     return UNKNOWN if share is None else f"{100 * share:.{digits}f} %"
 
 

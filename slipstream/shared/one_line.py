@@ -18,8 +18,3 @@ def one_line(text: str) -> str:
     if len(line) > MOST_CHARACTERS:
         line = f"{line[: MOST_CHARACTERS // 2]} … {line[-MOST_CHARACTERS // 2 :]}"
     return line
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of a library's error, which may explain itself on many."""
-    return one_line((str(error).strip() or type(error).__name__).partition("\n")[0])

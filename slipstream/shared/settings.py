@@ -227,7 +227,6 @@ def to_dict(value: Settings) -> dict[str, Any]:
 
 @cache
 def own_defaults(cls: Any) -> dict[str, Any]:
-    """Return those defaults of nested settings that differ from the defaults of their own classes."""
     factories = {each.name: each.default_factory for each in fields(cls) if each.default_factory is not MISSING}
     defaults = {name: made for name, factory in factories.items() if isinstance(made := factory(), Settings)}
     found = {name: differences(to_dict(made), to_dict(type(made)())) for name, made in defaults.items()}
@@ -235,7 +234,6 @@ def own_defaults(cls: Any) -> dict[str, Any]:
 
 
 def differences(tree: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of nested mappings whose values differ from those of ``usual``."""
     return {
         name: differences(value, usual[name]) if isinstance(value, Mapping) and usual[name] else value
         for name, value in tree.items()

@@ -89,7 +89,6 @@ def refine_option(option: click.Option, python_type: Any) -> None:
 
 
 def refuse_local_base(base: str) -> None:
-    """Raise ``UserError`` for a base that pods cannot read."""
     if not base.startswith(STORES):
         raise UserError(
             f"--base: {base}: pods cannot read this machine's disk or cache; expected an address in a store: upload "

@@ -52,7 +52,6 @@ class KubernetesManifest:
         return found if isinstance(found, Mapping) else {}
 
     def listed(self, *path: str) -> list[Mapping[str, Any]]:
-        """Return the mappings in the list at a path."""
         return mappings_in(self.at(*path))
 
 

@@ -38,7 +38,6 @@ def class_name(pool: NodePool) -> str:
 
 
 def machine_values(pool: NodePool) -> dict[str, Any]:
-    """Return the values of a pool's EC2NodeClass."""
     placements = pool.stages.values()
     disk = max(parse_quantity(placement.resources["ephemeral-storage"]) for placement in placements)
     pages = pool.pods_per_node * max(parse_quantity(placement.hugepages or "0") for placement in placements)
@@ -53,7 +52,6 @@ def machine_values(pool: NodePool) -> dict[str, Any]:
 
 
 def pool_values(pool: NodePool) -> dict[str, Any]:
-    """Return the values of a NodePool."""
     selected = {key: value for key, value in pool.placement.node_selector.items() if not is_known(key)}
     minutes = max(placement.timeout_minutes for placement in pool.stages.values())
     return {

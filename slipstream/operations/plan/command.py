@@ -182,14 +182,12 @@ def capacity_notes(capacity: PodCapacity | None) -> Iterator[str]:
 
 
 def old_price_warnings(rows: Sequence[PlannedOption], today: date | None = None) -> Iterator[str]:
-    """Yield a warning per date of prices that are too old."""
     return old_prices(
         {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}, today
     )
 
 
 def text(made: TrainingPlan) -> str:
-    """Return the plan as text for a terminal."""
     its, best = made.planned, pareto_optimal(made.found)
     of = f"{made.wanted.trials} trainings, {made.wanted.parallel} at a time, each" if made.wanted.trials > 1 else "one"
     head = (

@@ -99,8 +99,6 @@ class KnownGpu(Settings):
 
 @settings
 class GpuFile(Settings):
-    """Contents of ``gpus.toml``."""
-
     gpus: dict[str, KnownGpu]
 
 
@@ -133,7 +131,6 @@ def own_roof(run: MeasuredTraining, bandwidth: bool) -> float:
 
 
 def compute_seconds_per_step(run: MeasuredTraining) -> float:
-    """Return the run's computing seconds per step."""
     return run.computing_s / run.figures.ledger.kept
 
 

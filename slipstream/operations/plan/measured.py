@@ -110,7 +110,6 @@ def add_evidence(place: str, evidence: GivenMeasurements) -> None:
 
 
 def figures_of_run(path: Path) -> TrainingFigures:
-    """Return the training figures in a run's summary."""
     try:
         found = parse_json(path.read_bytes())[TRAINING]
     except (OSError, ValueError, KeyError, TypeError):

@@ -22,7 +22,6 @@ FACTOR = 2.0
 
 
 def slow_ranks_and_links(profile: NetworkProfile) -> tuple[str, ...]:
-    """Return one line per straggler, slow rank and slow link."""
     held_back = find_stragglers(profile)
     found = [
         f"rank {rank} is a straggler: {why}; check its CPU (quota, neighbours, frequency), not its link"

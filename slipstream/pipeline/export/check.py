@@ -215,7 +215,6 @@ def check_signature(directory: Path, key: Path | None) -> list[str]:
 
 
 def load_key(path: Path) -> Ed25519PublicKey:
-    """Return the Ed25519 public key in a PEM file."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key

@@ -15,9 +15,8 @@ import torch
 
 from slipstream.pipeline.export.package.libraries import HUGGING_FACE
 from slipstream.shared.artifacts.prepared.token_rows import CONFIG
-from slipstream.shared.errors import UserError
+from slipstream.shared.errors import UserError, first_line
 from slipstream.shared.language.tokenizer import whole_document
-from slipstream.shared.one_line import first_line
 
 
 @click.command()
@@ -43,9 +42,9 @@ from slipstream.shared.one_line import first_line
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the draws.")
 def main(model: Path, prompt: str, plain: bool, tokens: int, temperature: float, top_p: float, seed: int) -> None:
-    """Continue a text with the exported transformer in the directory MODEL.
+    """Continue a text with the exported transformer in MODEL, a run's model directory or its hugging-face/.
 
-    MODEL is a run's model directory or its hugging-face/. Nothing is downloaded, and no code of MODEL runs.
+    Nothing is downloaded, and no code of MODEL runs.
 
     Example: slipstream generate runs/…/model --prompt "Once upon a time"
     """
@@ -93,7 +92,6 @@ def transformer_directory(model: Path) -> Path:
 
 
 def offline_transformers() -> Any:
-    """Import transformers so that it asks no server."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     import transformers
 

@@ -51,7 +51,6 @@ def too_large(model: nn.Module, config: ExportConfig) -> str:
 
 
 def parameters_without_adapters(model: nn.Module) -> int:
-    """Return the number of parameters without adapters."""
     from slipstream.shared.models.adapters.network import plain_shapes
 
     return sum(map(math.prod, plain_shapes(model).values()))

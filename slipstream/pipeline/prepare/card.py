@@ -171,8 +171,8 @@ def predicts_alone(
 ) -> float | None:
     """Return the univariate score of a binned column on held-out rows, at least 0; ``None`` if they are too few.
 
-    Every bin predicts the mean of its training rows, and the score is R². For classes, a bin predicts their shares, and
-    the score is 2 AUC - 1, averaged over the classes (one against the rest).
+    Every bin predicts the mean or the class shares of its training rows. The score is R², or 2 AUC - 1 averaged over
+    the classes (one against the rest).
     """
     if len(held_out.rows) < ENOUGH:
         return None

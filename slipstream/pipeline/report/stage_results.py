@@ -131,7 +131,6 @@ RULES = {
 
 
 def answers_sentence(card: Card) -> str:
-    """Return the numbers of learned and other answers, and the rule that chose them; "" without conversations."""
     if "answers" not in card:
         return ""
     found = card["answers"]

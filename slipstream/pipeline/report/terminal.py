@@ -103,10 +103,7 @@ def sweep_lines(sweep: Sweep | None) -> Iterator[str]:
 
 
 def training_lines(training: TrainingFigures | None, bottleneck: Bottleneck | None) -> Iterator[str]:
-    """Yield an early end or too few steps, and the diagnosis.
-
-    The diagnosis appears if less than :data:`USEFUL` of the time was useful and enough seconds could be saved.
-    """
+    """Yield an early end or too few steps, and a diagnosis if enough seconds could be saved."""
     ended = training.ended if training else ""
     if ended:
         yield from labelled_lines("Training", ended)

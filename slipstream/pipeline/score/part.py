@@ -225,7 +225,6 @@ def part_table(kept: dict[str, pa.Array], predicted: Predictions, job: ScorePart
 def finite_rows(
     table: pa.Table, predicted: Predictions, files: Sequence[str], lines: np.ndarray
 ) -> tuple[pa.Table, list[BadRow]]:
-    """Return the rows with finite predictions, and the others as quarantined rows."""
     good = np.isfinite(predicted.outputs).all(axis=1)
     if good.all():
         return table, []

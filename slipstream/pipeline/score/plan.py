@@ -45,8 +45,8 @@ class ScoringPortion:
 class ScoringPlan:
     """Plan of one scoring, or a worker's share of it.
 
-    ``fingerprint`` is of the data; ``by`` is what the model's inputs are made from; ``key`` identifies the table;
-    ``deciding`` are the files that decide the types of kept columns.
+    ``by`` is what the model's inputs are made from, ``key`` identifies the table, and ``deciding`` are the files that
+    decide the types of kept columns.
     """
 
     source: ResolvedSource
@@ -116,7 +116,6 @@ def plan_scoring(
 
 
 def table_settings(reading: DataConfig, config: ScoringConfig) -> dict[str, dict[str, object]]:
-    """Return the settings that a table depends on."""
     scoring = {name: value for name, value in to_dict(config).items() if name != "public_key"}
     return {"reading": to_dict(reading), "scoring": scoring}
 

@@ -1,9 +1,8 @@
 """Publication of scored tables: parts, then manifest, then a create-only pointer.
 
-``tables/<key>/`` holds parts and manifest, under names with their digests. ``published/<key>.json`` points to the
-manifest and publishes the table. Before, the table does not exist; afterwards, none of its files is written again,
-unless it is lost. If other bytes replace lost files, ``published/<key>-2.json`` publishes the table; the highest number
-counts. Killed runs leave unreferenced files, which the next run of the same key removes.
+``tables/<key>/`` holds parts and manifest, under names with their digests. ``published/<key>.json`` publishes the
+table; its files are written again only if they are lost. If other bytes replace them, ``published/<key>-2.json`` does;
+the highest number counts. Files of killed runs are removed by the next run of the key.
 """
 
 from __future__ import annotations
@@ -163,7 +162,6 @@ def manifest_name(digest: str) -> str:
 
 
 def newest_pointers(names: Sequence[str]) -> dict[str, int]:
-    """Return the highest number of every key among the pointers ``names``; unrelated files are ignored."""
     numbers: dict[str, int] = {}
     for match in filter(None, map(POINTER.fullmatch, names)):
         numbers[match[1]] = max(numbers.get(match[1], 0), int(match[2] or 1))
@@ -202,7 +200,6 @@ def find_publication(output: str, key: str) -> Publication | None:
 
 
 def find_table(output: str, key: str, number: int) -> FoundTable:
-    """Return table ``number`` of a key, checked; 0 if there is none."""
     if not number:
         return FoundTable(None)
     try:
@@ -240,10 +237,6 @@ def read_pointer(output: str, where: str) -> Publication:
 
 
 def read_manifest(output: str, publication: Publication) -> Manifest:
-    """Return the manifest.
-
-    Raises ``DamagedTable`` if it is not the published one.
-    """
     name = f"{table_prefix(publication.key)}{manifest_name(publication.manifest)}"
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -266,7 +259,6 @@ def read_scored(output: str, publication: Publication) -> ScoredTable:
 
 
 def verify_table(output: str, publication: Publication, read_bytes: bool) -> None:
-    """Raise ``UserError`` unless all files of a table have the recorded sizes and, with ``read_bytes``, SHA-256."""
     why = check_table(output, publication).why
     storage, prefix = storage_for(output), table_prefix(publication.key)
     for name, record in read_manifest(output, publication).files.items() if read_bytes and not why else ():

@@ -119,7 +119,6 @@ def kept_types(source: ResolvedSource, keep: list[str], deciding: Mapping[str, S
 
 
 def check_present(file: SourceFile, names: list[str], wanted: RequestedColumns) -> None:
-    """Raise ``UserError`` unless every requested column is one of ``names``, the columns of a file."""
     for name in wanted.names:
         if name not in names:
             asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
@@ -233,7 +232,6 @@ def json_rows(
 def parsed_rows(
     parsed: ParsedBlock, partition: Mapping[str, str | None], wanted: RequestedColumns, before: int
 ) -> TableBatch:
-    """Return the rows of a block, in whose file there are ``before`` records before it."""
     for name in wanted.names:
         if name in parsed.nested:
             raise UserError(

@@ -162,7 +162,6 @@ class SweepStore:
         return f"{self.address.rstrip('/')}/{TRIALS}{trial:04d}"
 
     def checkpoints(self, trial: int) -> str:
-        """Return the checkpoint directory of a trial."""
         return f"{self.home(trial)}/checkpoints"
 
     def drop_checkpoints(self, trial: int) -> None:
@@ -192,7 +191,6 @@ class SweepStore:
 
 
 def with_default_settings(identity: SweepIdentity) -> SweepIdentity:
-    """Return the identity with defaults for settings that older sweeps lack."""
     model = with_defaults(to_dict(ModelConfig()), identity.model)
     training = with_defaults(to_dict(TrainingConfig()), identity.training)
     assert isinstance(model, dict) and isinstance(training, dict)

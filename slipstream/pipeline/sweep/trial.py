@@ -123,7 +123,6 @@ def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
 
 
 def curve_of(evaluations: Sequence[ValidationPoint]) -> list[CurvePoint]:
-    """Return the evaluations as points of a loss curve."""
     best, points = float("inf"), []
     for each in evaluations:
         best = min(best, each.loss)

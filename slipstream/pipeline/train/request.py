@@ -99,7 +99,6 @@ class Lineage:
         return cls(start, teacher, request.teaching)
 
     def inherited(self, origin: ModelOrigin) -> dict[str, bytes]:
-        """Return the files with a base's settings for the trained model: those of the start model, or of ``origin``."""
         if self.start:
             return self.start.inherited_files()
         return origin.base.inherited() if origin.model.base else {}

@@ -122,7 +122,6 @@ field_types = cache(get_type_hints)
 
 
 def is_plain(value: object, kind: Any) -> bool:
-    """Return True if a JSON value has the type ``kind``."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return any(is_plain(value, one) for one in arguments)

@@ -71,7 +71,6 @@ def closure_digest(modules: tuple[str, ...]) -> str:
 
 
 def installed_releases(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the release of every library, or "absent"."""
     return {name: first_release(map(installed_version, builds_of(name))) for name in libraries}
 
 

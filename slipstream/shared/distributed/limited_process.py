@@ -119,7 +119,6 @@ class LimitedProcess(Generic[T]):
 
 
 def kill_child(process: BaseProcess, connection: Connection) -> None:
-    """Kill a child process and close its connection."""
     connection.close()
     process.kill()
     process.join()

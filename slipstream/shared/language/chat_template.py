@@ -67,13 +67,11 @@ class Conversation:
 
     @property
     def shape(self) -> Shape:
-        """Roles and keys, which decide what a template can show."""
         turns = ((each["role"], *sorted(each), THOUGHT in str(each.get("content"))) for each in self.messages)
         return tuple(turns), bool(self.tools)
 
     @property
     def content(self) -> str:
-        """Input as text, without choices; equal conversations have equal texts in every format."""
         messages = [{"role": each["role"], **sorted_values(each)} for each in self.messages]
         parts = [messages, sorted_values(self.tools)] if self.tools else messages
         return json.dumps(parts, ensure_ascii=False)
@@ -106,8 +104,7 @@ def sorted_values(value: Any) -> Any:
 class RenderedConversation:
     """Rendered conversation; a span (characters) covers learned text, whose ``texts`` lack special tokens.
 
-    ``learned`` are the indices of the learned messages, by the template ``rule``; ``unused`` is that of
-    ``RenderedText``.
+    ``learned`` are the messages that the template ``rule`` chose; ``unused`` is that of ``RenderedText``.
     """
 
     text: str
@@ -151,10 +148,9 @@ class ChatTemplate:
             )
 
     def render(self, conversations: Sequence[Conversation]) -> Iterator[RenderedConversation | CannotRender]:
-        """Yield every rendered conversation, or the reason why it cannot be rendered.
+        """Yield every rendered conversation, or why it cannot be rendered.
 
-        Reasons are that the template fails, or leaves out a user's message or an answer to learn. The first
-        conversation of a shape is rendered again with every value replaced. Raises ``TemplateStopped`` at a
+        The first conversation of a shape is rendered again with every value replaced. Raises ``TemplateStopped`` at a
         conversation that exceeds a limit.
         """
         process = template_process()
@@ -184,11 +180,7 @@ class ChatTemplate:
 
 
 def learned_text(answer: Message, shown: str) -> str:
-    """Return the learned text of an answer whose span is ``shown``.
-
-    It is the content, preceded by its reasoning if the span contains that. If the content is not in the span, or the
-    answer has other values, it is the span.
-    """
+    """Return the text learned of an answer whose span is ``shown``: content and reasoning, or else the span."""
     content = answer.get("content", "")
     if not isinstance(content, str) or content.strip() not in shown or answer.keys() - {"role", "content", *REASONING}:
         return shown
@@ -283,7 +275,6 @@ def tools_of(value: object) -> list[Any] | None:
 
 
 def as_json(*values: Any) -> Any:
-    """Return values as JSON stores them; raises :class:`CannotRender` if it cannot."""
     try:
         return json.loads(json.dumps(values, allow_nan=False))
     except (TypeError, ValueError, RecursionError):

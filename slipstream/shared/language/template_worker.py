@@ -66,10 +66,9 @@ class TemplateInput(TypedDict):
 class RenderedText(NamedTuple):
     """Rendered conversation.
 
-    ``spans`` is a flat list of start and end characters of learned text: what the template marks, or an answer and the
-    end of its turn. ``learned`` are the indices of the learned messages. ``unused`` names the role and key of values
-    that do not change the text, once per value (None if they were not looked for). The key of a whole message is "",
-    the role of ``tools``, too.
+    ``spans`` is a flat list of start and end characters of learned text, ``learned`` the indices of the learned
+    messages. ``unused`` names role and key of values that do not change the text (None if not looked for); a whole
+    message and ``tools`` have "" in place of the missing part.
     """
 
     text: str
@@ -272,11 +271,7 @@ class SandboxedTemplate:
         return until if until is not None and text.startswith(until) else ""
 
     def answer_start(self, place: int, given: TemplateInput, until: str) -> int:
-        """Return the number of characters of ``until``, which ends with an answer, that come before the answer.
-
-        They are the prompt that asks for the answer. If ``until`` does not start with it, they end where the text
-        depends on the answer.
-        """
+        """Return the number of characters before the answer with which ``until`` ends."""
         before = given["messages"][:place]
         prompt = self.text_if_any(before, given["tools"], prompt=True) if before else ""
         if prompt is not None and until.startswith(prompt):
@@ -286,7 +281,6 @@ class SandboxedTemplate:
         return min(same_characters(until, other) for other in probed)
 
     def shows(self, place: int, given: TemplateInput, text: str) -> bool:
-        """Return whether a message leaves a trace in the text."""
         message = given["messages"][place]
         values = [value for key, value in message.items() if key != "role"]
         if any(len(found) >= LONG_TEXT and found in text for found in map(str.strip, texts_in(values))):
@@ -295,7 +289,6 @@ class SandboxedTemplate:
         return all(self.changes(given, place, other, text) for other in others if other != message)
 
     def unused(self, given: TemplateInput, text: str) -> Iterator[tuple[str, str]]:
-        """Yield role and key of the values that do not change the text."""
         for place, message in enumerate(given["messages"]):
             keys = [key for key in message if key != "role"]
             unused = [
@@ -311,7 +304,6 @@ class SandboxedTemplate:
             yield "", "tools"
 
     def changes(self, given: TemplateInput, place: int, message: Message, text: str) -> bool:
-        """Return whether another message at ``place`` gives another text, or an error."""
         messages = list(given["messages"])
         messages[place] = message
         return self.text_if_any(messages, given["tools"]) != text
@@ -328,7 +320,6 @@ class SandboxedTemplate:
         )
 
     def text_if_any(self, messages: Sequence[Message], tools: Any, *, prompt: bool = False) -> str | None:
-        """Return the text, or None if the template fails."""
         try:
             return self.text(messages, tools, prompt=prompt)
         except (Refused, MemoryError):
@@ -350,7 +341,6 @@ class SandboxedTemplate:
 
 
 def same_characters(one: str, other: str) -> int:
-    """Return the number of characters with which both texts start."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -359,12 +349,10 @@ def named(messages: Sequence[Message], place: int) -> str:
 
 
 def replaced(message: Message, probe: str) -> Message:
-    """Return a message with all values replaced except its role."""
     return {key: value if key == "role" else probe_for(value, probe) for key, value in message.items()}
 
 
 def probe_for(value: Any, probe: str = PROBES[0]) -> Any:
-    """Return a different value of the same type and structure."""
     if isinstance(value, dict):
         return {key: probe_for(item, probe) for key, item in value.items()}
     if isinstance(value, list):
@@ -375,7 +363,6 @@ def probe_for(value: Any, probe: str = PROBES[0]) -> Any:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield every text in a value that JSON can store, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -92,9 +92,9 @@ class Tokenizer:
 
 
 def whole_document(ids: np.ndarray, front: int, end: int) -> np.ndarray:
-    """Return the ids (int64) of a document: ``ids`` of a tokenizer's post-processor, which put ``front`` in front.
+    """Return the ids (int64) of a document, ``ids`` with ``front``, between end tokens.
 
-    The end token follows, unless it is already the last one. It also precedes a document with nothing in front.
+    The end token is not repeated at the end, and stands in front only if nothing else does.
     """
     first = [] if front else [end]
     last = [] if len(ids) > front and ids[-1] == end else [end]
@@ -110,8 +110,7 @@ def split_by_counts(values: array[int], counts: Iterable[int]) -> list[np.ndarra
 def mark_learned_tokens(ids: np.ndarray, offsets: np.ndarray, answers: LearnedSpans) -> np.ndarray:
     """Return the ids of learned tokens, and of all others the form ``not_learned``.
 
-    ``offsets`` are the start and end of every token. A token in front of an answer that also holds its start is learned
-    only if the template marked the answer, as in transformers.
+    A token that holds the start of an answer and text before it is learned only if the template marked the answer.
     """
     learned = np.zeros(len(ids), bool)
     starts, ends = offsets.T

@@ -152,12 +152,12 @@ def build_model(
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
     A model that states the standard deviations of its parameters (``initial_std``, see
-    :mod:`slipstream.shared.models.initial.drawn`) is built and run on the meta device and filled afterwards, from its
-    base, opened as ``origin``, if it has one. With ``empty`` it stays on the meta device, so that every device can fill
-    its own slices. With ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
+    :mod:`slipstream.shared.models.initial.drawn`) is built and run on the meta device and filled afterwards, maybe from
+    its base, opened as ``origin``. With ``empty`` it stays there, so that every device can fill its own slices. With
+    ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
     (:mod:`slipstream.shared.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the
     arguments or raises, if its model does not fit the data or the retained units, or if the base does not fit;
-    ``StorageUnavailable`` if the base's store does not answer.
+    ``StorageUnavailable``.
     """
     origin = origin or ModelOrigin(config)
     config = shaped_for(config, signature, origin)

@@ -259,7 +259,6 @@ class TrainedModel:
         return found
 
     def inherited_files(self) -> dict[str, bytes]:
-        """Return :attr:`inherited` as files for another model with these settings."""
         return {f"{INHERITED}/{name}": canonical_json(content) for name, content in self.inherited.items()}
 
     @property

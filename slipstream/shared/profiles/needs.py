@@ -45,7 +45,6 @@ def at_once(stages: Mapping[str, Placement]) -> Amounts:
 
 
 def largest_requests(asking: Iterable[Placement]) -> Amounts:
-    """Return the largest request of any placement, by resource."""
     found: Amounts = {}
     for placement in asking:
         for name, amount in asked_by(placement).items():

@@ -127,7 +127,6 @@ class Listing:
 
     @property
     def skipped(self) -> list[str]:
-        """Hidden names, without those of :data:`OF_PROGRAMS`; a hidden folder counts once."""
         names = set()
         for parts in (self.relative(file).split("/") for file in self.hidden):
             first = next(depth for depth, part in enumerate(parts) if not wanted(part))
@@ -211,8 +210,8 @@ def by_uri(files: Iterable[SourceFile]) -> tuple[SourceFile, ...]:
 def format_of_all(listing: Listing, target: str, config: DataConfig) -> Format:
     """Return the format of all files together: the declared one, else from their extensions.
 
-    It is "images" if there are any, "text" if every file is a ``.txt`` in a folder and no target is set, else "auto".
-    For language, it is "text" unless a file is a table. Hidden files count only if there are no others.
+    "images" if there are any, "text" if every file is a ``.txt`` in a folder and no target is set, else "auto". For
+    language "text" unless a file is a table. Hidden files count only if there are no others.
     """
     files = listing.files or listing.hidden
     if config.format != "auto":
@@ -270,7 +269,6 @@ def local_file(path: Path, name: str = "") -> SourceFile:
 
 
 def stored_files(data: str, below: str = "") -> list[SourceFile]:
-    """Return the object at a key, or all objects below a prefix that match the glob ``below``."""
     listed = list_objects(data)
     matches = re.compile(pattern_of(below) if below else "", re.DOTALL).match
     files = [SourceFile(o.uri, o.size, o.etag) for o in listed if matches(o.uri[len(data) :])]

@@ -70,7 +70,6 @@ class QuarantinedRows:
 
     @classmethod
     def spooled(cls, rows: Iterable[BadRow], path: Path) -> QuarantinedRows:
-        """Write the rows to the new spool ``path``; without rows there is no file."""
         found = cls.counted(written(rows, path))
         return replace(found, spools=[path] if found.reasons else [])
 

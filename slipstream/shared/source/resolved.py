@@ -77,7 +77,6 @@ def one_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig
 
 
 def class_folders(source: ResolvedSource, format: str, otherwise: str = "") -> list[list[str]]:
-    """Return the folders of every file, the class last; raise ``UserError`` unless all are equally deep."""
     folders = [source.listing.relative(file).split("/")[:-1] for file in source.files]
     for file, folder in zip(source.files, folders, strict=True):
         if not folder:

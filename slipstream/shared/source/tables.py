@@ -93,7 +93,6 @@ def merge_types(
 def check_columns(
     expected: list[str], names: list[str], file: SourceFile, first: SourceFile, dropped: list[str]
 ) -> None:
-    """Raise ``UserError`` unless a file has the ``expected`` columns; ``dropped`` ones may be absent."""
     lacks, adds = (sorted({*one} - {*other, *dropped}) for one, other in ((expected, names), (names, expected)))
     if not lacks and not adds:
         return

@@ -24,8 +24,7 @@ from azure.storage.blob import BlobBlock
 from azure.storage.blob.aio import BlobClient, BlobServiceClient, ContainerClient
 from fsspec.asyn import sync
 
-from slipstream.shared.errors import UserError
-from slipstream.shared.one_line import first_line
+from slipstream.shared.errors import UserError, first_line
 from slipstream.shared.storage import retry
 from slipstream.shared.storage.base import (
     CONCURRENCY,

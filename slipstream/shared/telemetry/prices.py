@@ -179,7 +179,6 @@ def pod_price(
 
 
 def profile_price(placement: Placement) -> PodPrice | None:
-    """Return the price that the profile sets, if any."""
     given = [placement.price_per_hour, placement.spot_price_per_hour]
     if not any(given):
         return None

@@ -93,7 +93,6 @@ def write_totals(directory: Path, totals: RankTotals) -> None:
 
 
 def read_totals(directory: Path) -> list[RankTotals]:
-    """Return the totals of all ranks that wrote any, in rank order."""
     found = list[RankTotals]()
     for path in (directory / RANKS).glob("*.json"):
         with suppress(OSError):

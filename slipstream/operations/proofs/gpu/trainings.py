@@ -58,7 +58,6 @@ def train(directory: Path, prepared: Path, model: ModelConfig, *, sampled: Path 
 
 
 def train_transformer(directory: Path, prepared: Path, **training: Any) -> Path:
-    """Train the small transformer."""
     return train(directory, prepared, ModelConfig("transformer", SMALL_TRANSFORMER), **training)
 
 
@@ -74,7 +73,6 @@ def write_tokens(directory: Path, rows: int, length: int = LENGTH, vocabulary: i
 
 
 def write_prepared(directory: Path, signature: Signature, splits: dict[str, np.ndarray]) -> PreparedData:
-    """Write the splits' records as prepared data."""
     writer = ArtifactWriter(directory)
     for split, records in splits.items():
         with writer.create(f"{split}-00000.rows", block_bytes=signature.record.itemsize * 64) as file:

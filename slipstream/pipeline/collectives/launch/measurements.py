@@ -88,7 +88,6 @@ def measure_all_cases(worker: WorkerContext, config: CollectivesConfig) -> Itera
 def measure_case(
     worker: WorkerContext, kind: OperationKind, size: int, mode: Mode, budget: float, in_flight: int = 1
 ) -> Measurement:
-    """Measure one case: an operation at one size in one mode."""
     worker.set_activity(f"{kind} of {size} bytes" if size else str(kind))
     cases = [prepare_case(kind, size, worker.device) for _ in range(in_flight)]
     launch = time_cases(cases, mode, budget, worker.device)

@@ -221,7 +221,6 @@ class WorkerGroup:
         return {rank: WorkerOutcome(*received.get(rank, missing)) for rank in range(self.world)}
 
     def _worker_specs(self, ranks_by_host: Sequence[Sequence[int]], prefix: str) -> Iterator[tuple[WorkerSpec, int]]:
-        """Yield the specification of every worker of this process, with its rank among all ranks."""
         members = sorted(chain.from_iterable(ranks_by_host)) or list(range(self.world))
         for number, rank in enumerate(self.ranks):
             if rank in members:

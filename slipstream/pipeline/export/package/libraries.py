@@ -46,9 +46,7 @@ def write_libraries(
 ) -> list[LibraryFiles]:
     """Write the directories if ``network``, that of ``trained``, is Slipstream's transformer, and describe them.
 
-    The weights in ``hugging-face/`` have this ``dtype``.
-
-    Returns an empty list if Hugging Face's libraries could load neither.
+    ``dtype`` is that of ``hugging-face/``. The list is empty if Hugging Face's libraries could load neither.
     """
     from slipstream.shared.models.transformer import Transformer
 
@@ -62,7 +60,7 @@ def write_libraries(
 def write_hugging_face(
     writer: ArtifactWriter, network: Transformer, data: PreparedData, base: BaseSettings, dtype: torch.dtype
 ) -> list[LibraryFiles]:
-    """Write the model with merged adapters and the settings of its ``base``, and the tokenizer if the data have one.
+    """Write merged weights, the settings of the ``base`` and the data's tokenizer.
 
     Returns an empty list if transformers has no such architecture.
     """

@@ -207,7 +207,6 @@ def read_rows(piece: CorpusChunk) -> Iterator[CorpusRecord]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value without the fields that are null, which columns add to objects that lack them."""
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -95,7 +95,6 @@ def encode_documents(job: EncodeDocumentsJob) -> EncodedChunk:
 
 
 def has_own_start(tokenizer: Tokenizer) -> bool:
-    """Return whether a document starts with tokens other than the end token of the document before."""
     return tokenizer.front not in ([], [tokenizer.end])
 
 

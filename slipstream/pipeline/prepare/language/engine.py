@@ -263,7 +263,6 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedChunk]
 
 
 def total_answers(cards: Sequence[AnswersCard]) -> AnswersCard | None:
-    """Return the sums of the chunks' counts; None without conversations."""
     if not cards:
         return None
     rows, left_out = Counter[str](), Counter[str]()
@@ -275,7 +274,6 @@ def total_answers(cards: Sequence[AnswersCard]) -> AnswersCard | None:
 
 
 def left_out_notes(answers: AnswersCard | None) -> Iterator[str]:
-    """Yield a warning for every kind of value that the chat template leaves out."""
     for name, count in answers.left_out.items() if answers else ():
         role, _, key = name.partition(".")
         of = f"{key!r} of " if key else ""

@@ -167,12 +167,10 @@ def read(job: ReadJob) -> ReadChunk:
 
 
 def hashes_of(contents: Iterable[tuple[str, int]]) -> np.ndarray:
-    """Return a hash (uint64) of every text with its seed."""
     return np.array([xxhash.xxh3_64_intdigest(text.encode(), seed) for text, seed in contents], np.uint64)
 
 
 def answers_card(texts: Sequence[ReadText]) -> AnswersCard:
-    """Count the answers and the values that the template leaves out."""
     rendered = [each.rendered for each in texts if each.rendered]
     rules = Counter(each.rule for each in rendered)
     left_out = Counter(".".join(filter(None, name)) for each in rendered for name in each.unused)

@@ -136,7 +136,6 @@ def assemble_artifact(
 
 
 def local_parts(merged: Path) -> list[MergedPart]:
-    """Return the parts of a merged partition on this machine."""
     exchange.verify_part(merged)
     summary = exchange.read_part(merged / exchange.SUMMARY, MergedParts)
     return [replace(part, file=exchange.path_in(merged, part.file)) for part in summary.parts]

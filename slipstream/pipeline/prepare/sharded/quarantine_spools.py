@@ -12,8 +12,6 @@ from slipstream.shared.untrusted_files import link_or_copy
 
 
 def link_spools(bad: QuarantinedRows, directory: Path, name: str) -> QuarantinedRows:
-    """Link the spools into ``directory``, and return the rows with their bare names there."""
-
     def linked(number: int, path: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         there = Path(f"{name}-{number:06d}.bad")

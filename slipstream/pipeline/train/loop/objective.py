@@ -130,8 +130,8 @@ class Teacher:
 
         ``loss`` is the sum for the labels of ``batch``, ``outputs`` are the student's, and ``weight`` is ``[rows]``.
         For logits the distillation loss is the Kullback-Leibler divergence of both softmaxes at the temperature T,
-        times T² so that its gradient does not shrink with T; of tokens, only those that are learned count. For a
-        regression it is the squared difference in units of the target's variance.
+        times T² so that its gradient does not shrink with T, over learned tokens. For a regression it is the squared
+        difference in units of the target's variance.
         """
         share = self.teaching.weight
         if not share:

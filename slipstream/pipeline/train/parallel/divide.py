@@ -182,7 +182,6 @@ class DividedModel(ParallelModel):
 
 
 def wait_until_computed(tensor: Tensor) -> None:
-    """Wait until the device has computed the tensor."""
     if tensor.is_cuda:
         wait_for(torch.cuda.current_stream(tensor.device))
 

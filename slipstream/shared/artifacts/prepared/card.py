@@ -40,7 +40,6 @@ NAMED = 3
 
 
 def missing_classes(classes: ClassRows) -> list[str]:
-    """Return warnings that name the classes without a row in a split."""
     warnings = []
     for split, adjective in zip(BY_SPLIT, ("training", "validation", "test"), strict=True):
         missing = [name for name, rows in classes.items() if not rows[split]]
@@ -90,10 +89,10 @@ class ColumnCard:
 
 @dataclass(frozen=True)
 class AnswersCard:
-    """Answers of the conversations that could be rendered.
+    """Answers of the rendered conversations.
 
-    ``rows`` counts rows by the rule that chose their answers. ``left_out`` counts the values that change nothing in the
-    text of the template, by "role" (a whole message), "role.key" or "tools".
+    ``rows`` are by the rule that chose the answers; ``left_out`` counts values that change no text, by "role" (a whole
+    message), "role.key" or "tools".
     """
 
     rows: Annotated[dict[str, int], exact_keys_validator("marked", "all", "last")]

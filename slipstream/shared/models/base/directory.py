@@ -140,9 +140,9 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def base_address(given: str) -> str:
-    """Return a base's address: of a model's name its directory in Hugging Face's local cache, else absolute.
+    """Return a base's absolute address; of a model's name, its directory in Hugging Face's local cache.
 
-    Nothing is downloaded. Raises ``UserError`` for a name that is neither a directory nor in the cache.
+    Nothing is downloaded. Raises ``UserError``.
     """
     if not given or given.startswith(STORES) or local_path(given).exists() or not HUB_NAME.fullmatch(given):
         return lasting_address(given)
@@ -164,7 +164,6 @@ def base_address(given: str) -> str:
 
 
 def with_lasting_addresses(model: ModelConfig) -> ModelConfig:
-    """Return a configuration whose base and start adapter can be opened from any working directory."""
     start = lasting_address(model.lora.start)
     return replace(model, base=base_address(model.base), lora=replace(model.lora, start=start))
 
@@ -202,7 +201,6 @@ class ModelOrigin:
 
     @property
     def digest(self) -> str:
-        """:attr:`base_digest`, followed by the digest of the start adapter, if any."""
         if not self.model.lora.start:
             return self.base_digest
         names = {ADAPTER_CONFIG, ADAPTER} & self.start.files.keys()

@@ -64,7 +64,6 @@ def weight_files(
 
 
 def shard_bytes(part: Mapping[str, TensorType], tensors: Iterator[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a shard, taking the next tensors from the iterator."""
     yield safetensors_header(part, METADATA)
     for expected, kind in part.items():
         name, tensor = next(tensors, ("nothing", None))
@@ -96,7 +95,6 @@ def weights_dtype(wanted: str, base: BaseSettings) -> torch.dtype:
 
 
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round all floating-point parameters to ``dtype``, in place; they stay float32."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype).float()
@@ -111,9 +109,8 @@ def hugging_face_files(
 ) -> Iterator[tuple[str, Content]]:
     """Yield names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads.
 
-    Shards of weights have at most ``most`` bytes; merged weights are rounded to ``dtype`` once. Generation ends at the
-    end tokens of ``base`` and at ``stops``, or at the document end of a model without a base. Yields nothing if
-    :func:`transformer_config` is None.
+    Shards have at most ``most`` bytes; merged weights are rounded to ``dtype`` once. Generation ends at the end tokens
+    of ``base`` and at ``stops``, or at the document end. Yields nothing if :func:`transformer_config` is None.
     """
     config = transformer_config(model)
     if config is None:
@@ -130,7 +127,6 @@ def hugging_face_files(
 
 
 def end_tokens(model: Transformer, stops: Sequence[int], base: BaseSettings) -> dict[str, object]:
-    """Return the settings of the tokens at which generation ends."""
     if not base:
         if model.document_end >= 0:
             return {"bos_token_id": model.document_start, "eos_token_id": model.document_end}
@@ -144,7 +140,6 @@ def end_tokens(model: Transformer, stops: Sequence[int], base: BaseSettings) -> 
 
 
 def changed_settings(config: TransformerConfig, base: BaseSettings) -> dict[str, Any]:
-    """Return the content of ``config.json``: that of the base, with the shape's settings that training changed."""
     ours = to_hugging_face(config)
     if CONFIG not in base:
         return ours

@@ -89,6 +89,5 @@ class InitialValues(Protocol):
 
 @torch.no_grad()
 def fill_parameters(model: nn.Module, values: InitialValues) -> None:
-    """Fill all parameters of an undivided model."""
     for name, parameter in model.named_parameters():
         values.fill(parameter, name, parameter.shape, (0,) * parameter.ndim)
