@@ -49,5 +49,5 @@ class UserError(click.ClickException, ValueError):
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error, which may explain itself on many."""
+    """Return the first line of a library's error."""
     return one_line((str(error).strip() or type(error).__name__).partition("\n")[0])

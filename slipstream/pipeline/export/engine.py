@@ -106,8 +106,7 @@ def export(
     if why := too_large(model, config):
         return export_weights(writer, libraries, data, config, made_by, machine_figures(machine, config), why, code)
     merge_adapters(network)
-    if libraries:
-        round_weights(network, dtype)
+    round_weights(network, dtype)
     test = held_out_rows(data)
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)

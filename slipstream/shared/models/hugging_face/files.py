@@ -95,7 +95,8 @@ def weights_dtype(wanted: str, base: BaseSettings) -> torch.dtype:
 
 
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    for parameter in model.parameters():
+    """Round a transformer's parameters to ``dtype``, in place; they stay float32."""
+    for parameter in model.parameters() if isinstance(model, Transformer) else ():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype).float()
 
