@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from slipstream.pipeline.report.pages.network_charts import network_charts
+from slipstream.pipeline.report.pages.network_charts import gains, network_charts
 from slipstream.pipeline.report.pages.rendering import render_page
-from slipstream.pipeline.report.pages.tuning_chart import gains
 from slipstream.pipeline.report.run_directory import new_run
 from slipstream.pipeline.report.stage_results import NetworkResults
 from slipstream.pipeline.report.summary import NetworkSummary, TuningSummary

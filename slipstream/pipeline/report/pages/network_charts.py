@@ -1,4 +1,4 @@
-"""Charts of a network profile: bandwidth, time and pairs of ranks."""
+"""Charts of a network profile: bandwidth, time and pairs of ranks; chart of the tuner's result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from itertools import cycle, product
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
-from slipstream.pipeline.report.pages.charts import DARK, figure_of, plot_point
-from slipstream.pipeline.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, WIDTH, inline_svg, tooltip
+from slipstream.pipeline.report.pages.charts import DARK, LINE_HEIGHT, figure_of, plot_point
+from slipstream.pipeline.report.pages.inline_svg import (
+    CARD,
+    INK,
+    PIXELS_PER_INCH,
+    SERIES,
+    SOFT,
+    WIDTH,
+    inline_svg,
+    tooltip,
+)
 from slipstream.shared import formatting as fmt
 from slipstream.shared.interconnect.profile import Measurement, ModelPoint, NetworkProfile, TrendPoint, bus_factor
+from slipstream.shared.interconnect.tuning import TuningTrial
 
 #: Line styles: every colour solid, then dashed, then dotted.
 LINES = tuple((colour, style) for style, colour in product(("-", "--", ":"), SERIES))
@@ -23,6 +33,11 @@ MOST_RANKS_DRAWN = 32
 LEGEND_LINE = 20
 #: Seconds below the resolution of any clock.
 SHORTEST_S = 1e-9
+#: Height of a setting's text and interval, in lines of text.
+SETTING_LINES = 2.2
+#: Speedups beyond these limits are cut off: such wide intervals carry no information.
+LEAST, MOST = 0.25, 4.0
+COLOURS = {"taken": SERIES[0], "may change numbers": SERIES[1]}
 
 
 def network_charts(
@@ -190,3 +205,28 @@ def pairs(axes: Axes, measured: Sequence[Measurement], world: int) -> str:
     axes.spines[:].set_visible(False)
     figure_of(axes).set_figheight(WIDTH / PIXELS_PER_INCH)
     return f"Bandwidth between {world} ranks, pair by pair"
+
+
+@inline_svg
+def gains(axes: Axes, trials: Sequence[TuningTrial]) -> str:
+    """Plot the speedup of every setting with its interval, the first setting on top.
+
+    The speedup is the step time as configured over the step time with the setting. ``trials`` must be measured.
+    """
+    least = max(LEAST, min(0.9, *(trial.low for trial in trials)))
+    most = min(MOST, max(1.1, *(trial.high for trial in trials)))
+    for row, trial in enumerate(trials):
+        colour = COLOURS.get(trial.verdict, SOFT)
+        words = axes.text(least, row - 0.25, f"{trial.setting}: {trial.verdict}", color=INK, va="center_baseline")
+        words.set_in_layout(False)  # a long name would leave less room for the intervals
+        axes.plot([1, 1], [row, row + 0.4], color=SOFT, linewidth=1)
+        low, gain, high = (min(max(share, least), most) for share in (trial.low, trial.gain, trial.high))
+        axes.plot([low, high], [row + 0.2] * 2, color=colour, linewidth=2)
+        plot_point(axes, gain, row + 0.2, colour, str(trial))
+    axes.set(xlim=(least, most), ylim=(len(trials) - 0.4, -0.6), xlabel="times as fast")
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+    drawing = figure_of(axes)
+    drawing.set_figheight((SETTING_LINES * len(trials) + 3) * LINE_HEIGHT / PIXELS_PER_INCH)
+    return f"Gain of {len(trials)} settings, each with its interval"
