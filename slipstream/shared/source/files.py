@@ -181,9 +181,13 @@ def check_unchanged(files: Iterable[SourceFile]) -> None:
 
 
 def list_source(address: str, target: str = "", config: DataConfig | None = None) -> Listing:
-    """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or a log lists them."""
+    """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or a log lists them.
+
+    A leading ``~``, which shells leave in ``--data=~/x``, is expanded.
+    """
     if not address:
         return Listing("")
+    address = os.path.expanduser(address)  # noqa: PTH111 - leaves the ~ of an unknown user
     files, folder = find_files(address)
     listing = Listing(address, (), folder)
     shown = [wanted(listing.relative(file)) or file.uri == address for file in files]
