@@ -41,6 +41,7 @@ def test_from_documents_to_the_report_and_what_transformers_reads(pyflyte_run: R
     assert "Kneser-Ney, 5 bytes of context" in result.stdout and "with 95 % confidence" in result.stdout
     (run,) = (tmp_path / "runs").iterdir()
     page = (run / "report.html").read_text()
+    assert "lzma after the training text: " in result.stdout and "lzma after the training text: " in page
     assert "Continuations of held-out documents" in page and "documents read" in page
     model = run / "model"
     rows = np.full((2, 48), -1, np.int16)

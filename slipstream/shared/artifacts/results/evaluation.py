@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -141,13 +141,25 @@ class Continuation:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """Bits per byte that a method without weights needs for the held-out documents."""
+
+    name: str
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
 class LanguageFigures:
-    """Held-out documents on which a language model was measured: number, bytes, and tokens with loss."""
+    """Held-out documents on which a language model was measured: number, bytes, and tokens with loss.
+
+    ``references`` stand next to the baseline; evaluations of earlier versions have none.
+    """
 
     documents: int
     bytes: int
     tokens: int
     continuations: list[Continuation]
+    references: list[Reference] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
