@@ -331,7 +331,7 @@ def refined_options(original: Any) -> Any:
 
 
 def defaults_of_plan(original: Any) -> Any:
-    """Give the options of a workflow with settings the defaults of its own launch plan, and check its base."""
+    """Give the options of a workflow with settings the defaults of its own launch plan."""
     from slipstream.flyte.command_line.options import refine_option
 
     def get_params(command: Any, context: Any, inputs: Any, types: Any, fixed: Any = None, defaults: Any = None) -> Any:

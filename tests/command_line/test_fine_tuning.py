@@ -115,7 +115,6 @@ def check_that_others_load_it(model: Path, base: Path, evaluated: Evaluation) ->
 @pytest.mark.prove
 @pytest.mark.parametrize("around", ["<|im_start|> $A", "$A"])
 def test_the_reported_gain_is_that_of_transformers(around: str, pyflyte_run: Run, tmp_path: Path) -> None:
-    """With a token in front of every document and without, on documents that are longer than a row or not."""
     base = make_base(tmp_path / "base", max_position_embeddings=512)
     library = Tokenizer.from_file(str(base / "tokenizer.json"))
     library.post_processor = TemplateProcessing(
@@ -138,7 +137,7 @@ def test_the_reported_gain_is_that_of_transformers(around: str, pyflyte_run: Run
 
 
 def bits_per_byte(directory: Path, texts: list[str]) -> float:
-    """Of documents as transformers reads them, each with its end token, behind it if nothing is put in front."""
+    """Of documents as transformers reads them, between end tokens unless they have a start."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     network = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     nats, end = 0.0, tokenizer.eos_token_id

@@ -46,10 +46,7 @@ MATRIX = [(each, lora, (number < 2) is lora) for number, each in enumerate(FAMIL
 
 
 def write_base(directory: Path, family: str, changes: dict[str, Any], dtype: torch.dtype, starts: bool = False) -> Path:
-    """Write a base whose files also name code, other forms of weights and places.
-
-    If ``starts``, its tokenizer puts a token in front of texts.
-    """
+    """Write a base whose files also name code, other forms of weights and places; texts have a start or none."""
     make_base(directory, family, dtype=dtype, **changes)
     library = Tokenizer.from_file(str(directory / "tokenizer.json"))
     front = [("<|im_start|>", START)] if starts else []
@@ -127,7 +124,7 @@ def test_what_is_exported_is_what_was_trained(
 
 
 def check_adapter(base: Path, adapter: Path, model: Predictor, tokens: torch.Tensor) -> None:
-    """Peft gives the logits of the trained model, within a row, where the window of the base does not matter."""
+    """Within a row, where windows do not matter, peft gives the model's logits."""
     plain = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     with torch.no_grad():
         found = peft.PeftModel.from_pretrained(plain, adapter).eval()(tokens[:, :LENGTH]).logits

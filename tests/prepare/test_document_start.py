@@ -156,7 +156,6 @@ def check_packed(data: PreparedData, model: Any, network: Any) -> None:
 @pytest.mark.parametrize("conversations", [False, True])
 @pytest.mark.parametrize("around", ["$A", "<|im_start|> $A"])
 def test_the_package_states_where_texts_start_and_end(around: str, conversations: bool, tmp_path: Path) -> None:
-    """Of models that learned answers, the end of a turn ends a text, too."""
     own = write_tokenizer(tmp_path / "own", around, {})
     (own / TEMPLATE).write_text(OWN_TEMPLATE)
     rows: list[Any] = [{"prompt": f"after {n}?", "completion": f"{n + 1}."} for n in range(60)]

@@ -1,7 +1,6 @@
 """Evaluation of a language model on held-out documents: bits per byte, perplexity and three continuations.
 
-The baseline is the base before fine-tuning; without a base, it is a count-based model. The figures of a compressor, and
-of the count-based model if it is not the baseline, are given too.
+The baseline is the base before fine-tuning, or a count-based model; a compressor is a further reference.
 """
 
 from __future__ import annotations
@@ -134,16 +133,13 @@ def graded_documents(run: ModelFunction, signature: Signature, documents: list[D
 
 
 def beside_bits(model: KneserNey, documents: list[Document]) -> np.ndarray:
-    """Return the bits of each document under the count-based model, which sees every answer as a document."""
+    """Return each document's bits under the count-based model, to which every answer is a document."""
     bits = model.bits([text.encode() for document in documents for text in document.texts])
     return np.add.reduceat(bits, starts_of([len(document.texts) for document in documents]))
 
 
 def lzma_bits_per_byte(train: bytes, test: bytes) -> float:
-    """Return the bits per byte of ``test`` that lzma needs after the last ``PRIMED_BYTES`` of ``train``.
-
-    These are the compressed bytes of both less those of the training text. The window covers both.
-    """
+    """Return lzma's bits per byte of ``test`` after the last ``PRIMED_BYTES`` of ``train``: both, less the latter."""
     primed = train[-PRIMED_BYTES:]
     window = {"id": lzma.FILTER_LZMA2, "dict_size": max(LEAST_WINDOW, len(primed) + len(test))}
     before, both = (len(lzma.compress(text, lzma.FORMAT_RAW, filters=[window])) for text in (primed, primed + test))
@@ -151,7 +147,7 @@ def lzma_bits_per_byte(train: bytes, test: bytes) -> float:
 
 
 def starts_of(counts: list[int]) -> np.ndarray:
-    """Return the start index (int64) of each of several consecutive groups with these ``counts``."""
+    """Return the first indices (int64) of consecutive groups with these ``counts``."""
     return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
 
 
@@ -193,7 +189,7 @@ def sample_continuations(
     """Return at most ``most`` ids sampled after each prompt, up to and excluding the first of ``stops``.
 
     Ids are drawn with the model's probabilities; equal seeds give equal results. The model sees the last ids that fit
-    in a row. Later positions are padding, which causal attention ignores.
+    in a row.
     """
     (length,), draw = signature.inputs[0].shape, np.random.default_rng(seed)
     drawn: list[list[int]] = [[] for _ in prompts]
@@ -203,6 +199,7 @@ def sample_continuations(
             break
         rows = np.zeros((len(going), length), signature.inputs[0].dtype)
         ends = []
+        # Later positions are padding, which causal attention ignores.
         for row, number in zip(rows, going, strict=True):
             ids = [*prompts[number], *drawn[number]][-length:]
             row[: len(ids)] = ids
@@ -232,7 +229,7 @@ def bits_per_byte(bits: np.ndarray, sizes: np.ndarray) -> float:
 def bits_per_byte_gain(before: np.ndarray, after: np.ndarray, sizes: np.ndarray) -> Gain:
     """Return the bits per byte that ``after`` saves over ``before``, with a 95 % interval.
 
-    Both are bits ``[documents]``. For a single document the interval is unbounded.
+    Both are bits ``[documents]``. A single document's interval is unbounded.
     """
     from scipy.stats import t
 
@@ -334,8 +331,7 @@ def order_of(grams: np.ndarray, counts: np.ndarray) -> ContextModel:
 def discounts_of(counts: np.ndarray) -> np.ndarray:
     """Return the discounts of counts 0, 1, 2, and 3 or more (float64 ``[4]``), or ``FALLBACK``.
 
-    They are estimated from the numbers of counts 1 to 4 (Chen and Goodman, equation 26). Too few counts make the
-    estimate unusable.
+    They are estimated from the numbers of counts 1 to 4 (Chen and Goodman, equation 26).
     """
     of = [int(np.count_nonzero(counts == count)) for count in range(1, DISCOUNTED + 2)]
     if not all(of):

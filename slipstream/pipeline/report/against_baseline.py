@@ -39,7 +39,7 @@ def unbalanced_figures(evaluation: Evaluation) -> str:
 
 
 def references(evaluation: Evaluation) -> str:
-    """Return what methods without weights need for the held-out text, in words; else ""."""
+    """Return the figures of the other references for text, in words."""
     found = evaluation.language.references if evaluation.language else []
     return "; ".join(f"{each.name}: {fmt.metric('bits_per_byte', each.bits_per_byte)}" for each in found)
 

@@ -227,7 +227,7 @@ class Transformer(nn.Module):
     def initial_std(self, name: str) -> float | None:
         """Return the standard deviation of a parameter's initial values; None if it starts from ones.
 
-        Two layers per block add to the residual stream; theirs is divided by the square root of their number (GPT-2).
+        Weights into the residual stream are scaled as in GPT-2.
         """
         if name.endswith("bias"):
             return 0.0

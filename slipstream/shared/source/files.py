@@ -181,12 +181,10 @@ def check_unchanged(files: Iterable[SourceFile]) -> None:
 
 
 def list_source(address: str, target: str = "", config: DataConfig | None = None) -> Listing:
-    """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or a log lists them.
-
-    A leading ``~``, which shells leave in ``--data=~/x``, is expanded.
-    """
+    """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or a log lists them."""
     if not address:
         return Listing("")
+    # Shells leave the ~ of --data=~/x.
     address = os.path.expanduser(address)  # noqa: PTH111 - leaves the ~ of an unknown user
     files, folder = find_files(address)
     listing = Listing(address, (), folder)

@@ -121,7 +121,7 @@ class Signature:
 
     @property
     def conversations(self) -> bool:
-        """True if rows are conversations, of which only answers have loss."""
+        """True if rows are conversations."""
         return self.learned > 0 and self.document_front < 0
 
     def __post_init__(self) -> None:

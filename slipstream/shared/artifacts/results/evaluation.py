@@ -142,7 +142,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Reference:
-    """Bits per byte that a method without weights needs for the held-out documents."""
+    """Bits per byte of another method on the held-out documents."""
 
     name: str
     bits_per_byte: float
@@ -150,15 +150,13 @@ class Reference:
 
 @dataclass(frozen=True)
 class LanguageFigures:
-    """Held-out documents on which a language model was measured: number, bytes, and tokens with loss.
-
-    ``references`` stand next to the baseline; evaluations of earlier versions have none.
-    """
+    """Held-out documents on which a language model was measured: number, bytes, and tokens with loss."""
 
     documents: int
     bytes: int
     tokens: int
     continuations: list[Continuation]
+    #: Empty in evaluations of earlier versions.
     references: list[Reference] = field(default_factory=list)
 
 
