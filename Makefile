@@ -10,6 +10,8 @@ INDEX := $(if $(TORCH_WHEELS),--extra-index-url '$(TORCH_WHEELS)')
 # OpenMP's threads wait for work by spinning. Beside other tests' processes on the same cores they keep the processors
 # from them: fitting a small model took 40 s instead of 2.
 test prove test-torch-oldest: export OMP_WAIT_POLICY := passive
+# Hundreds of tests start processes, which would otherwise compile every module of the project again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test check prove test-torch-oldest rehearse bench repetitions docs clean cluster-proof gpu
 

@@ -129,6 +129,7 @@ def test_an_edit_changes_exactly_the_stages_that_run_it(monkeypatch: pytest.Monk
     assert [stage for stage in CACHED if after[stage] != before[stage]] == ["train"]
 
 
+@pytest.mark.prove
 def test_reformatting_every_module_changes_no_key_of_a_stage_and_no_checkpoint_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

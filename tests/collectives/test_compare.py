@@ -13,6 +13,7 @@ from slipstream.pipeline.collectives.compare import Answer, HistoryComparison, b
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.shared.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tests.support.network_profiles import publish
+from tests.support.proving import diagonal
 
 #: It compares times.
 pytestmark = pytest.mark.alone
@@ -54,8 +55,7 @@ def test_a_link_of_154_instead_of_200_is_found_and_nothing_else_is(history: int)
     assert before >= 27
 
 
-@pytest.mark.parametrize("history", [1, 3, 6])
-@pytest.mark.parametrize("spread", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize(("history", "spread"), diagonal([1, 3, 6], [0.05, 0.2, 0.5]))
 def test_on_a_loopback_whose_load_changes_there_is_no_false_alarm_and_no_false_comfort(
     history: int, spread: float
 ) -> None:

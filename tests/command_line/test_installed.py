@@ -78,6 +78,7 @@ def test_it_holds_the_package_with_all_of_its_data_and_nothing_else(site: Path) 
     assert files(site / "slipstream") == files(REPOSITORY / "slipstream")
 
 
+@pytest.mark.prove
 def test_every_command_that_it_lists_in_an_empty_folder_starts(site: Path, tmp_path: Path) -> None:
     """Without the packages of the extras, and with no .pth file: nothing leads to a clone."""
     (tmp_path / "empty").mkdir()

@@ -96,6 +96,7 @@ def test_ranks_and_pieces_change_nothing_but_rounding(
         np.testing.assert_allclose(left[name], right[name], atol=2e-4)
 
 
+@pytest.mark.prove
 def test_a_teacher_without_weight_changes_no_bit_and_one_with_weight_does(
     prepared: Path, teacher: Path, taught: Path, tmp_path: Path
 ) -> None:

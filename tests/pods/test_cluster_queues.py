@@ -14,6 +14,7 @@ from slipstream.operations.proofs.rehearsal.operator import Namespace
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from slipstream.operations.proofs.rehearsal.rounds import AGAIN_S, OPERATOR_TIMEOUT_S, RETRIES, RetriesExhausted
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.proving import first_few
 from tests.support.scheduler import Scheduler, SchedulerNode
 from tests.support.shell_tasks import Shell, under_way, until
 
@@ -42,7 +43,7 @@ def bucket(server: FaultyS3) -> S3Bucket:
     return S3Bucket(server.url, "queues", patient=False)
 
 
-@pytest.mark.parametrize("volcano", [False, True])
+@pytest.mark.parametrize("volcano", first_few([False, True]))
 def test_a_job_that_waits_for_its_pods_ends_61_s_after_its_creation(
     volcano: bool, bucket: S3Bucket, tmp_path: Path
 ) -> None:
@@ -60,7 +61,7 @@ def test_a_job_that_waits_for_its_pods_ends_61_s_after_its_creation(
     assert len(attempt.pods) == (0 if volcano else 1) and all(pod.ended for pod in attempt.pods)
 
 
-@pytest.mark.parametrize("volcano", [False, True])
+@pytest.mark.parametrize("volcano", first_few([False, True]))
 def test_with_a_longer_timeout_it_waits_and_runs(volcano: bool, bucket: S3Bucket, tmp_path: Path) -> None:
     namespace, go = Namespace(quota=1, volcano=volcano), tmp_path / "go"
     job = Shell(WAITS.format(go=go), job=True)

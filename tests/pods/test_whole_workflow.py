@@ -91,6 +91,7 @@ def test_a_cached_output_whose_bytes_are_gone_is_named_and_made_again(local: Reh
     assert set(last.record.hits.values()) == {"prepare"}
 
 
+@pytest.mark.prove
 def test_a_users_mistake_ends_the_execution_at_once(local: Rehearsal) -> None:
     execution = local.execution("mistake")
     with pytest.raises(NodeFailed, match="absent") as failure:

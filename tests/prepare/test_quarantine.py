@@ -44,6 +44,7 @@ prepare(into, str(table), "y", config, {}, workers=1)
 """
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("rows", [120_000])
 def test_bad_rows_take_no_memory_that_grows_with_them(rows: int, tmp_path: Path) -> None:
     """In memory, 90,000 rows with a wrong decimal mark and many digits would take more than 80 MB."""

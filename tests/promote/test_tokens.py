@@ -29,22 +29,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     return data_with_words(tmp_path_factory.mktemp("tokens"))
 
 
+def exported(steps: int, data: PreparedData, directory: Path) -> Path:
+    """Export a transformer that was trained for some steps."""
+    small_transformer(directory / f"trained-{steps}", data, steps)
+    trained = TrainedModel.open(directory / f"trained-{steps}")
+    engine.export(directory / str(steps), trained, data, ExportConfig(seconds=0.5), {"trained": str(steps)})
+    return directory / str(steps)
+
+
 @pytest.fixture(scope="module")
-def packages(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Export an untrained and a trained transformer."""
-    directory = tmp_path_factory.mktemp("packages")
-    for steps in (0, 40):
-        small_transformer(directory / f"trained-{steps}", data, steps)
-        trained = TrainedModel.open(directory / f"trained-{steps}")
-        engine.export(directory / str(steps), trained, data, ExportConfig(seconds=0.5), {"trained": str(steps)})
-    return directory / "0", directory / "40"
+def untrained(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(0, data, tmp_path_factory.mktemp("untrained"))
 
 
 @pytest.mark.prove
-def test_only_the_better_model_takes_the_others_place(
-    packages: tuple[Path, Path], data: PreparedData, tmp_path: Path
-) -> None:
-    untrained, trained = packages
+def test_only_the_better_model_takes_the_others_place(untrained: Path, data: PreparedData, tmp_path: Path) -> None:
+    trained = exported(40, data, tmp_path)
     registry, config = Registry(str(tmp_path / "registry")), PromotionConfig(max_loss=-10.0)
     promote_package(untrained, registry, data, config, evaluate_promotion(untrained, registry, data, config))
     better = evaluate_promotion(trained, registry, data, config)
@@ -58,15 +58,15 @@ def copied(package: Path, to: Path) -> ComparedPackage:
     return ComparedPackage(Path(shutil.copytree(package, to)))
 
 
-def test_other_tokens_are_refused(packages: tuple[Path, Path], tmp_path: Path) -> None:
-    here = ComparedPackage(packages[0])
-    check_same_tokens(here, ComparedPackage(packages[1]))
-    other = copied(packages[1], tmp_path / "tokenizer")
+def test_other_tokens_are_refused(untrained: Path, tmp_path: Path) -> None:
+    here = ComparedPackage(untrained)
+    check_same_tokens(here, copied(untrained, tmp_path / "same"))
+    other = copied(untrained, tmp_path / "tokenizer")
     path = other.directory / "hugging-face/tokenizer.json"
     path.write_text(path.read_text().replace('"w1"', '"W1"'))
     with refuses(Incomparable):
         check_same_tokens(here, other)
-    longer = copied(packages[1], tmp_path / "longer")
+    longer = copied(untrained, tmp_path / "longer")
     outputs = [replace(longer.signature.outputs[0], shape=("batch", 2 * LENGTH, VOCABULARY))]
     (longer.directory / "signature.json").write_bytes(to_json(replace(longer.signature, outputs=outputs)))
     with refuses(Incomparable):

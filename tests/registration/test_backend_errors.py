@@ -153,6 +153,7 @@ FAILED = (
 )
 
 
+@pytest.mark.prove
 def test_a_failed_execution_that_is_waited_for_is_told_by_its_cause(plain: FlyteAdmin, tmp_path: Path) -> None:
     plain.closure.phase = WorkflowExecution.FAILED
     plain.closure.error.message = FAILED

@@ -120,6 +120,7 @@ def test_the_preparation_stands_in_where_the_raw_model_cannot(
     assert same > 0.98  # two trainings on the same rows
 
 
+@pytest.mark.prove
 def test_images_are_scored_file_by_file(of_images: Registry, tmp_path: Path) -> None:
     from PIL import Image
 

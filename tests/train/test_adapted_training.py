@@ -141,6 +141,7 @@ def test_without_its_base_a_trained_model_is_refused_in_one_line(adapted: Path) 
     model.load()
 
 
+@pytest.mark.prove
 def test_a_model_with_adapters_is_not_compressed(adapted: Path, data: PreparedData) -> None:
     model = TrainedModel.open(adapted / "run" / "model")
     with refuses(UserError):

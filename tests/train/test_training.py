@@ -78,7 +78,7 @@ def test_early_stopping_goes_by_evaluations_and_keeps_the_best_weights(prepared:
     assert len(counting) == 3 or counting[-4]["loss"] == found["best"]["loss"]
 
 
-@pytest.mark.parametrize(("epochs", "ended"), [(8, "Too few steps"), (20, "")])
+@pytest.mark.parametrize(("epochs", "ended"), [(8, "Too few steps"), pytest.param(20, "", marks=pytest.mark.prove)])
 def test_patience_does_not_count_before_step_200(prepared: Path, tmp_path: Path, epochs: int, ended: str) -> None:
     """A rate at which hardly anything is learned: the loss falls a little, and evaluations repeat."""
     rate = 1e-4 if ended else 0.2

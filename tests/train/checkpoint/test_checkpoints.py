@@ -220,6 +220,7 @@ def test_two_refused_saves_in_a_row_are_borne_and_the_third_is_not(
             run.checkpoints.save(step, {"step": step})
 
 
+@pytest.mark.prove
 def test_a_store_that_stays_away_is_borne_however_often_and_each_snapshot_takes_the_place_of_the_one_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def test_auto_finds_its_interval_from_what_a_save_costs(tmp_path: Path, monkeypa
     assert steps[-1] > 100 and all(3 <= later - earlier <= 14 for earlier, later in pairwise(steps))
 
 
+@pytest.mark.prove
 def test_ranks_do_not_exchange_after_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exchanges: list[float] = []
     exchange = Consensus.exchange

@@ -86,6 +86,7 @@ def test_another_seed_is_refused_and_never_starts_afresh(plain: Directory) -> No
     assert afresh.returncode == 0 and "resumes from step" not in afresh.stdout, afresh.stdout
 
 
+@pytest.mark.prove
 def test_a_missing_bucket_is_found_before_training(plain: Directory) -> None:
     line = only_line(plain.train({"checkpoint_uri": "s3://absent/kept"}, "third"))
     assert "s3://absent/kept" in line and "there is no bucket 'absent'; create it" in line

@@ -81,6 +81,7 @@ def seed_everything() -> None:
     np.random.seed(1)
 
 
+@pytest.mark.prove
 def test_600_seconds_without_a_store_cost_no_step_and_one_snapshot(
     away: dict[str, bool], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
