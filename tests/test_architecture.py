@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,8 +93,12 @@ IN_CLONE = {known.module for known in SUBCOMMANDS.values() if known.in_clone}
 UNSHIPPED = ("tests", "benchmarks", "harness", "monitoring")
 #: Targets of the Makefile for those who change the project.
 DEVELOPMENT = {"test", "check", "prove", "test-torch-oldest", "docs"}
-#: Imports of every module, at its top, inside functions and by the names of modules in strings.
-LOADED = {module: imports | loaded_by_string(module) for module, imports in IMPORTS.items()}
+
+
+@cache
+def loaded_modules() -> dict[str, set[str]]:
+    """Return the imports of every module, at its top, inside functions and by the names of modules in strings."""
+    return {module: imports | loaded_by_string(module) for module, imports in IMPORTS.items()}
 
 
 def package_of(module: str) -> str:
@@ -112,14 +117,14 @@ def floor_of(module: str) -> int:
 
 
 def test_the_floors_are_workflows_above_tasks_above_slipstream() -> None:
-    for module, imports in LOADED.items():
+    for module, imports in loaded_modules().items():
         above = {name for name in imports if floor_of(name) < floor_of(module)}
         assert above <= (IN_CLONE if module == "slipstream.subcommands" else set()), module
 
 
 def test_imports_by_string_are_found() -> None:
     assert loaded_by_string("slipstream.subcommands") == COMMANDS
-    assert "slipstream.operations.proofs.gpu.run_check" in LOADED["slipstream.operations.proofs.gpu.command"]
+    assert "slipstream.operations.proofs.gpu.run_check" in loaded_modules()["slipstream.operations.proofs.gpu.command"]
 
 
 def test_what_is_shipped_imports_and_names_nothing_of_the_tests() -> None:
@@ -145,8 +150,8 @@ def test_groups_are_the_folders_of_slipstream() -> None:
 
 
 def imports_of_group(group: str) -> set[str]:
-    modules = (module for module in LOADED if group_of_module(module) == group)
-    return {group_of_module(name) for module in modules for name in LOADED[module]}
+    modules = (module for module in loaded_modules() if group_of_module(module) == group)
+    return {group_of_module(name) for module in modules for name in loaded_modules()[module]}
 
 
 def test_inside_the_lowest_floor_imports_point_down() -> None:
@@ -155,7 +160,7 @@ def test_inside_the_lowest_floor_imports_point_down() -> None:
         allowed = ALLOWED[package] | {package}
         if MODULES[module].relative_to(ROOT).as_posix() in READ_CONFIG:
             allowed |= {"config"}
-        loaded = LOADED[module] - (COMMANDS if module == "slipstream.subcommands" else set())
+        loaded = loaded_modules()[module] - (COMMANDS if module == "slipstream.subcommands" else set())
         found = {package_of(imported) for imported in loaded} - {""}
         assert found <= allowed, f"{module} imports {sorted(found - allowed)}"
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -649,7 +650,11 @@ OTHER_DIGITS = {
     "slipstream/shared/telemetry/sampler/sampling.py": "Linux's /proc and /sys",
 }
 SOURCES = [path for floor in ("slipstream", "tasks", "workflows") for path in sorted((ROOT / floor).rglob("*.py"))]
-TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+
+@cache
+def syntax_trees() -> dict[str, ast.Module]:
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
 
 
 def calls_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -662,7 +667,7 @@ def calls_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def modules_that(call: Callable[[str, str], bool]) -> set[str]:
-    return {name for name, tree in TREES.items() if any(call(*each) for each in calls_in(tree))}
+    return {name for name, tree in syntax_trees().items() if any(call(*each) for each in calls_in(tree))}
 
 
 def test_no_other_module_parses_json() -> None:
@@ -672,7 +677,7 @@ def test_no_other_module_parses_json() -> None:
     )
     imported = {
         alias.name
-        for tree in TREES.values()
+        for tree in syntax_trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module in LIBRARIES
         for alias in node.names

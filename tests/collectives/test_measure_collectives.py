@@ -21,6 +21,7 @@ from tests.support.quick_config import NETWORK
 pytestmark = pytest.mark.alone
 
 
+@pytest.mark.prove
 def test_its_result_is_a_table_to_read_and_a_page(tmp_path: Path) -> None:
     workflow = REPOSITORY / "workflows/collectives.py"
     ended = invoke(pyflyte, tmp_path, ["run", str(workflow), "benchmark", "--config", json.dumps(NETWORK)], {})

@@ -51,6 +51,7 @@ print(before == after, "default" in after[0], len(after[1]) > 5000)
 """
 
 
+@pytest.mark.prove
 def test_the_description_of_a_dataclass_is_flytekits_own() -> None:
     said = subprocess.run([sys.executable, "-c", EQUAL], capture_output=True, text=True, check=True).stdout
     assert said.split() == ["True", "True", "True"]

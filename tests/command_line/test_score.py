@@ -24,6 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     return registry_with_model(tmp_path_factory.mktemp("served"))
 
 
+@pytest.mark.prove
 def test_the_tables_are_listed_and_the_newest_is_fetched(served: Registry, tmp_path: Path) -> None:
     data, output = write_files(tmp_path / "in", files=2, of_each=300), tmp_path / "out"
     said = CliRunner().invoke(main, [str(output)])

@@ -67,6 +67,7 @@ def image_fp32(image_data: PreparedData, tmp_path_factory: pytest.TempPathFactor
     return exported(tmp_path_factory.mktemp("onnx"), image_data)
 
 
+@pytest.mark.prove
 def test_sessions_take_the_cores_of_the_pod_and_not_those_of_the_node(
     tables: PreparedData, table_fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

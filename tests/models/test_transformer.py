@@ -2,6 +2,7 @@
 seed and name."""
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from scipy.special import ndtri
 
 from slipstream.pipeline.export.hugging_face import main
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
-from slipstream.shared.models.initial.drawn import DrawnValues, normal_sequence
+from slipstream.shared.models.initial.drawn import DrawnValues, draw_slice, normal_sequence
 from slipstream.shared.models.trained import Architecture, write_trained
 from slipstream.shared.models.transformer import Transformer
 from tests.support.proving import first_few
@@ -189,6 +191,20 @@ def test_initial_weights_stay_what_they_are() -> None:
     first = [0.16325578911435887, 0.6214719465000089, 0.9072585303717481, 0.24275556843752225]
     assert np.abs(normal_sequence(7, "model.norm.weight", 5, 4) - first).max() < 1e-14
     assert np.abs(normal_sequence(0, "a", 1 << 40, 2) - [0.41021225500036335, -0.8779659147844058]).max() < 1e-14
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_the_number_of_threads_changes_no_bit_of_the_initial_weights(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = np.frombuffer(hashlib.blake2b(b"3/w", digest_size=16).digest(), np.uint64)
+    raw = np.random.Philox(key=key).random_raw(700_000)
+    expected = ndtri(((raw >> np.uint64(11)) + 0.5) * 2.0**-53) * 0.02
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    part = torch.nn.Parameter(torch.full((1000, 700), torch.nan))
+    with torch.no_grad():
+        draw_slice(part, "w", part.shape, (0, 0), std=0.02, seed=3)
+    assert torch.equal(part.detach(), torch.from_numpy(expected.reshape(1000, 700)).float())
 
 
 def test_initial_weights_are_independent_normal_numbers() -> None:

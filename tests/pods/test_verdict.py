@@ -95,6 +95,7 @@ def test_out_of_memory_on_any_rank_in_any_order_is_final(
     assert "training.accumulation: out of memory" in verdict.cause
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(1, 12))])
 def test_in_a_step_it_is_worth_another_attempt_with_word_of_it(
     seed: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path

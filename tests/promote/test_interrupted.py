@@ -21,7 +21,8 @@ from tests.support.promotions import LENIENT, Models, in_service, put
 from tests.support.wording import refuses, same_wording
 
 
-@pytest.mark.parametrize("registry", [pytest.param("directory", marks=pytest.mark.prove), "s3"], indirect=True)
+@pytest.mark.prove
+@pytest.mark.parametrize("registry", ["directory", "s3"], indirect=True)
 def test_two_runs_that_promote_at_once_leave_one_whole_winner(
     models: Models, registry: Registry, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_class_without_a_test_row_is_a_doubt(tmp_path: Path) -> None:
     assert put(other, registry, data, PromotionConfig(max_loss=100, when_in_doubt="take")).promoted
 
 
+@pytest.mark.prove
 def test_a_class_with_test_rows_is_no_doubt(tmp_path: Path) -> None:
     data = frauds(tmp_path / "data", 20, untested=False)
     model, registry = package(tmp_path / "model", data), Registry(str(tmp_path / "registry"))

@@ -103,6 +103,7 @@ def test_an_advised_save_that_falls_amid_skipped_steps_is_made_after_them(
     assert len(captures) == 2 and len(names(tmp_path)) == 1
 
 
+@pytest.mark.prove
 def test_auto_finds_its_interval_from_what_a_save_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, steps = Checkpoints.save, []
 

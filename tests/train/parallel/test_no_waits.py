@@ -13,7 +13,6 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch
 from slipstream.shared.distributed.process_group import RankContext
 from tests.support.layout_runs import on_ranks
-from tests.support.proving import first_few
 
 ROWS = 6
 #: By the number of processes: of the larger the scaled one, which has most to decide.
@@ -57,7 +56,8 @@ def each_in_turn(world: int) -> list[float]:
     return [two_steps(*layout, precision) for layout in LAYOUTS[world] for precision in PRECISIONS[world]]
 
 
-@pytest.mark.parametrize("world", first_few([2, 4]))
+@pytest.mark.prove
+@pytest.mark.parametrize("world", [2, 4])
 def test_a_step_never_waits(world: int, tmp_path: Path) -> None:
     for losses in on_ranks(world, partial(each_in_turn, world), tmp_path):
         assert len(losses) == len(LAYOUTS[world]) * len(PRECISIONS[world]) and all(0 < loss < 100 for loss in losses)

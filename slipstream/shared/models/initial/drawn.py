@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -59,10 +61,16 @@ def draw_slice(
         columns = slice(offsets[1], offsets[1] + part.shape[1]) if len(size) == 2 else slice(None)
         rows = max(1, CHUNK // width)
         part = part if part.ndim else part.view(1)
-        for start in range(0, len(part), rows):
+
+        @torch.no_grad()  # of this thread alone
+        def fill(start: int) -> None:
             target = part[start : start + rows]
             drawn = normal_sequence(seed, name, (first + start) * width, len(target) * width)
             target.copy_(torch.from_numpy(drawn.reshape(len(target), width)[:, columns] * std).reshape(target.shape))
+
+        # NumPy and SciPy draw without Python's lock.
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            deque(threads.map(fill, range(0, len(part), rows)), maxlen=0)
 
 
 def normal_sequence(seed: int, name: str, start: int, count: int) -> np.ndarray:
@@ -71,9 +79,10 @@ def normal_sequence(seed: int, name: str, start: int, count: int) -> np.ndarray:
 
     key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
     counter, skipped = divmod(start, LANES)
-    raw = np.random.Philox(key=key, counter=[counter, 0, 0, 0]).random_raw(skipped + count)[skipped:]
-    # Midpoints of 2**53 equal intervals of (0, 1), so that no quantile is infinite.
-    return ndtri(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
+    generator = np.random.Generator(np.random.Philox(key=key, counter=[counter, 0, 0, 0]))
+    drawn = generator.random(skipped + count)[skipped:]
+    drawn += 2.0**-54  # midpoints of 2**53 equal intervals of (0, 1), so that no quantile is infinite
+    return ndtri(drawn, out=drawn)
 
 
 class InitialValues(Protocol):
