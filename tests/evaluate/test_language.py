@@ -4,6 +4,7 @@ import lzma
 import math
 import random
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -189,7 +190,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 def test_the_example_is_better_than_five_bytes_of_context(library: PreparedData) -> None:
     config = EXAMPLE.training
     steps = sum(library.segment_rows("train")) // config.rows_per_step
-    model = trained_steps(library, EXAMPLE.model.arguments, config, steps)
+    model = trained_steps(library, dict(EXAMPLE.model.arguments), config, steps)
     assert config.epochs == 1 and 600_000 < parameters(model) < 700_000
     ours, theirs = measured(model, library, read_documents(library.artifact, "test"), context=5)
     assert ours < theirs - 0.05, f"{ours:.3f} against {theirs:.3f}"
@@ -261,7 +262,8 @@ def plainly_trained(data: PreparedData, config: TrainingConfig, steps: int, widt
 @pytest.mark.prove
 def test_the_example_learns_as_much_as_a_plain_gpt_with_nanogpts_initial_weights(library: PreparedData) -> None:
     """Within 0.02 bits per byte, after as many steps."""
-    data, sizes, steps = library, EXAMPLE.model.arguments, 300
+    data, steps = library, 300
+    sizes: dict[str, Any] = dict(EXAMPLE.model.arguments)
     ours = trained_steps(data, sizes, EXAMPLE.training, steps)
     theirs = plainly_trained(data, EXAMPLE.training, steps, sizes["hidden_size"], sizes["num_hidden_layers"])
     assert parameters(ours) == pytest.approx(sum(each.numel() for each in theirs.parameters()), rel=0.06)
@@ -276,4 +278,5 @@ def test_the_example_learns_as_much_as_a_plain_gpt_with_nanogpts_initial_weights
 
 def plain_logits(model: PlainGpt, inputs: list[np.ndarray]) -> np.ndarray:
     with torch.no_grad():
-        return model(torch.from_numpy(inputs[0])).numpy()
+        found: np.ndarray = model(torch.from_numpy(inputs[0])).numpy()
+    return found
