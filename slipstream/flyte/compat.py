@@ -332,13 +332,20 @@ def refined_options(original: Any) -> Any:
 
 def defaults_of_plan(original: Any) -> Any:
     """Give the options of a workflow with settings the defaults of its own launch plan."""
+    from slipstream.flyte.command_line.options import refine_option
 
     def get_params(command: Any, context: Any, inputs: Any, types: Any, fixed: Any = None, defaults: Any = None) -> Any:
-        if command._launcher == command.WORKFLOW_LAUNCHER and any(map(is_settings, types.values())):
+        if not any(map(is_settings, types.values())):
+            return original(command, context, inputs, types, fixed, defaults)
+        if command._launcher == command.WORKFLOW_LAUNCHER:
             name, remote = command._fetch_entity(context).id, context.obj.remote_instance()
             plan = remote.fetch_launch_plan(name.project, name.domain, name.name, name.version)
             defaults = plan.default_inputs.parameters
-        return original(command, context, inputs, types, fixed, defaults)
+        options = original(command, context, inputs, types, fixed, defaults)
+        for option in options:
+            if option.name == "base":
+                refine_option(option, types[option.name])
+        return options
 
     return get_params
 

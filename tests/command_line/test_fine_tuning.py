@@ -1,6 +1,7 @@
 """Fine-tuning of a base from one command to its report; errors are one line."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,12 @@ import pytest
 import torch
 import transformers
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from slipstream.config import RunConfig
+from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.prepared.documents import read_documents
 from slipstream.shared.artifacts.results.evaluation import Evaluation, read_evaluation
 from slipstream.shared.artifacts.versions import ROOT
 from tests.support.bases import fingerprint_base, make_base
@@ -105,6 +110,44 @@ def check_that_others_load_it(model: Path, base: Path, evaluated: Evaluation) ->
     # peft adds the adapters to the base in its own precision, not in four bits.
     near, far = (float((adapted - other).abs().mean()) for other in (merged, torch.zeros(())))
     assert near < 0.2 * far, (near, far)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("around", ["<|im_start|> $A", "$A"])
+def test_the_reported_gain_is_that_of_transformers(around: str, pyflyte_run: Run, tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", max_position_embeddings=512)
+    library = Tokenizer.from_file(str(base / "tokenizer.json"))
+    library.post_processor = TemplateProcessing(
+        single=around, special_tokens=[("<|im_start|>", 257)] if "im_start" in around else []
+    )
+    library.save(str(base / "tokenizer.json"))
+    write_lines(tmp_path / "other.jsonl", backwards(120))
+    settings = {**TUNED, "data": {"length": 512}, "model": ADAPTERS, "export": {**EXPORTED, "most_parameters": 1}}
+    asked = ("--base", "base", "--data", "other.jsonl", "--config", json.dumps(settings))
+    result = pyflyte_run(*asked, workflow="fine_tune")
+    assert result.returncode == 0, result.stdout
+    (tuned,) = (tmp_path / "runs").iterdir()
+    (evaluated,) = (tmp_path / ".slipstream/evaluate").iterdir()
+    (data,) = (tmp_path / ".slipstream/prepare").iterdir()
+    texts = [each.texts[0] for each in read_documents(PreparedData.open(data).artifact, "test")]
+    before, after = (bits_per_byte(directory, texts) for directory in (base, tuned / "model/hugging-face"))
+    found = read_evaluation(evaluated)
+    assert found.gain.value > 0.5 and found.gain.value == pytest.approx(before - after, abs=1e-4)
+    assert found.baseline.bits_per_byte == pytest.approx(before, abs=1e-4)
+
+
+def bits_per_byte(directory: Path, texts: list[str]) -> float:
+    """Of documents as transformers reads them, between end tokens unless they have a start."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    network = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    nats, end = 0.0, tokenizer.eos_token_id
+    for text in texts:
+        ids = [*tokenizer(text)["input_ids"], end]
+        ids = ids if ids[0] == 257 else [end, *ids]
+        with torch.no_grad():
+            chances = network(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        nats -= float(chances[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].sum())
+    return nats / math.log(2) / sum(len(text.encode()) for text in texts)
 
 
 def trained_bytes(directory: Path) -> int:

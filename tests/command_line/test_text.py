@@ -41,13 +41,14 @@ def test_from_documents_to_the_report_and_what_transformers_reads(pyflyte_run: R
     assert "Kneser-Ney, 5 bytes of context" in result.stdout and "with 95 % confidence" in result.stdout
     (run,) = (tmp_path / "runs").iterdir()
     page = (run / "report.html").read_text()
+    assert "lzma after the training text: " in result.stdout and "lzma after the training text: " in page
     assert "Continuations of held-out documents" in page and "documents read" in page
     model = run / "model"
     rows = np.full((2, 48), -1, np.int16)
     (logits,) = onnxruntime.InferenceSession(model / "model.onnx").run(None, {"tokens": rows})
     assert logits.shape == (2, 48, 320)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model / "hugging-face")
-    assert tokenizer.decode(tokenizer("story 3: alpha")["input_ids"]) == "story 3: alpha"
+    assert tokenizer.decode(tokenizer("story 3: alpha")["input_ids"]) == "<|endoftext|>story 3: alpha"
     config = transformers.AutoModelForCausalLM.from_pretrained(model / "hugging-face").config
     assert config.vocab_size == 320 and config.eos_token_id == config.bos_token_id == tokenizer.eos_token_id
 

@@ -1,13 +1,20 @@
 """Language models are evaluated on whole held-out documents against a model without weights, and they learn."""
 
+import lzma
 import math
+import random
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from torch import nn
+from torch.nn import functional
 
+from slipstream.config import RunConfig
 from slipstream.pipeline.evaluate.engine import evaluate
 from slipstream.pipeline.evaluate.language import (
     KneserNey,
@@ -16,22 +23,25 @@ from slipstream.pipeline.evaluate.language import (
     evaluate_language,
     graded_documents,
     held_out_documents,
+    lzma_bits_per_byte,
 )
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.documents import Document, read_documents
 from slipstream.shared.artifacts.prepared.token_rows import read_tokens
+from slipstream.shared.artifacts.versions import ROOT
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
 from slipstream.shared.models.predict import model_function
 from slipstream.shared.models.trained import TrainedModel
-from tests.support.corpora import prepare_language, write_lines, write_stories
+from tests.support.corpora import prepare_language, rows_of, write_lines, write_stories
 from tests.support.language_training import parameters, trained_steps
 from tests.support.tokens import token_data
 from tests.support.wording import refuses
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+EXAMPLE = RunConfig.from_dict(yaml.safe_load((ROOT / "examples/text.yaml").read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +119,9 @@ def test_a_fine_tuned_model_is_beside_its_base(stories: PreparedData) -> None:
     graded = graded_documents(model_function(base), stories.signature, held_out_documents(stories))
     found = evaluate_language(model_function(tuned), stories, graded)
     alone = evaluate_language(model_function(base), stories)
+    counted, compressed = found.figures.references
+    assert counted.name == alone.baseline.name and counted.bits_per_byte == alone.baseline.bits_per_byte
+    assert alone.figures.references == [compressed] and "lzma" in compressed.name
     assert found.baseline.name == "the base" and found.baseline.rows_trained == 0
     assert vars(alone.model).items() <= vars(found.baseline).items(), "the same scores as by itself"
     assert found.gain.low > 0 and found.gain.value == pytest.approx(
@@ -127,11 +140,22 @@ def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) 
     assert not (tmp_path / "evaluation").exists()
 
 
+def test_lzma_is_that_of_xz_after_the_training_text() -> None:
+    train = random.Random(0).randbytes(9 << 20)
+    found = lzma_bits_per_byte(train, train[1 << 20 : 2 << 20])
+    assert found < 0.01, "it lies in the last 8 MiB"
+    assert lzma_bits_per_byte(train, train[: 1 << 20]) > 8, "it does not"
+    vocabulary = ["a", "rule", "of", "some", "words", "that", "follow", "others"]
+    first, second = (" ".join(random.Random(n).choices(vocabulary, k=9000)).encode() for n in (1, 2))
+    files = [len(lzma.compress(text)) for text in (first, first + second)]
+    assert lzma_bits_per_byte(first, second) == pytest.approx(8 * (files[1] - files[0]) / len(second), rel=0.01)
+
+
 # On Python's standard library without its tests. In tokens and steps, never in seconds.
 
 
 def measured(model: Predictor, data: PreparedData, documents: list[Document], context: int) -> tuple[float, float]:
-    """Return the bits per byte of the model, and of the one without weights with ``context`` bytes."""
+    """The bits per byte of the model, and of ``context`` bytes of context."""
     train = [text.encode() for each in read_documents(data.artifact, "train") for text in each.texts]
     sizes = np.array([document.bytes for document in documents], np.float64)
     bits = graded_documents(model_function(model), data.signature, documents).bits
@@ -156,21 +180,103 @@ def test_150_steps_are_better_than_one_byte_of_context(tmp_path: Path) -> None:
     assert ours < theirs - 0.3, f"{ours:.3f} against {theirs:.3f}"
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    sizes = {"vocabulary": EXAMPLE.data.vocabulary, "length": EXAMPLE.data.length}
+    return prepare_language(tmp_path_factory.mktemp("library") / "data", "", tokenizer="train", **sizes)
+
+
 @pytest.mark.prove
-def test_one_pass_is_better_than_five_bytes_of_context(tmp_path: Path) -> None:
-    """By 0.05 bits per byte: 2.2 million parameters, each token seen once."""
-    data = prepare_language(tmp_path / "data", "", tokenizer="train", vocabulary=2048, length=256)
-    sizes = {
-        "hidden_size": 192,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "tie_word_embeddings": True,
-        # So narrow a model learns little at first with the 0.02 of wide ones.
-        "initializer_range": 0.06,
-    }
-    config = TrainingConfig(batch_size=4, learning_rate=0.003)
-    model = trained_steps(data, sizes, config, sum(data.segment_rows("train")) // config.rows_per_step)
-    assert 2_000_000 < parameters(model) < 2_300_000
-    ours, theirs = measured(model, data, read_documents(data.artifact, "test"), context=5)
+def test_the_example_is_better_than_five_bytes_of_context(library: PreparedData) -> None:
+    config = EXAMPLE.training
+    steps = sum(library.segment_rows("train")) // config.rows_per_step
+    model = trained_steps(library, dict(EXAMPLE.model.arguments), config, steps)
+    assert config.epochs == 1 and 600_000 < parameters(model) < 700_000
+    ours, theirs = measured(model, library, read_documents(library.artifact, "test"), context=5)
     assert ours < theirs - 0.05, f"{ours:.3f} against {theirs:.3f}"
+
+
+class PlainBlock(nn.Module):
+    """Block of nanoGPT's ``model.py``."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.attention_projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp, self.mlp_projection = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        of_heads = self.attention(self.before_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*of_heads, is_causal=True)
+        x = x + self.attention_projection(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp_projection(functional.gelu(self.mlp(self.before_mlp(x))))
+
+
+class PlainGpt(nn.Module):
+    """GPT-2 with nanoGPT's initial weights."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(layers))
+        self.last = nn.LayerNorm(width)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                scale = math.sqrt(2 * layers) if "projection" in name else 1.0
+                nn.init.normal_(parameter, std=0.02 / scale)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids.long()) + self.places.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return functional.linear(self.last(x), self.tokens.weight)
+
+
+def plainly_trained(data: PreparedData, config: TrainingConfig, steps: int, width: int, layers: int) -> PlainGpt:
+    """The model after ``steps`` steps in plain torch."""
+    torch.manual_seed(config.seed)
+    length, rows = data.signature.inputs[0].shape[0], config.rows_per_step
+    model = PlainGpt(data.signature.buckets, length, width, layers, heads=4)
+    decayed = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, weight_decay=config.weight_decay)
+    tokens = torch.from_numpy(rows_of(data, "train").astype(np.int64))
+    order = torch.randperm(len(tokens))
+    rising = math.ceil(config.warmup * steps)
+    for step in range(steps):
+        falling = 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * ((step + 1) / rising if step < rising else falling)
+        batch = tokens[order[step * rows : (step + 1) * rows]]
+        functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@pytest.mark.prove
+def test_the_example_learns_as_much_as_a_plain_gpt_with_nanogpts_initial_weights(library: PreparedData) -> None:
+    """Within 0.02 bits per byte, after as many steps."""
+    data, steps = library, 300
+    sizes: dict[str, Any] = dict(EXAMPLE.model.arguments)
+    ours = trained_steps(data, sizes, EXAMPLE.training, steps)
+    theirs = plainly_trained(data, EXAMPLE.training, steps, sizes["hidden_size"], sizes["num_hidden_layers"])
+    assert parameters(ours) == pytest.approx(sum(each.numel() for each in theirs.parameters()), rel=0.06)
+    documents = [each for each in read_documents(data.artifact, "test") if each.bytes < 12_000]
+    bytes_of = np.array([each.bytes for each in documents], np.float64)
+    found = [
+        bits_per_byte(graded_documents(run, data.signature, documents).bits, bytes_of)
+        for run in (model_function(ours), lambda inputs: plain_logits(theirs, inputs))
+    ]
+    assert found[0] < found[1] + 0.02, found
+
+
+def plain_logits(model: PlainGpt, inputs: list[np.ndarray]) -> np.ndarray:
+    with torch.no_grad():
+        found: np.ndarray = model(torch.from_numpy(inputs[0])).numpy()
+    return found

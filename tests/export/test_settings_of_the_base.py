@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from slipstream.pipeline.export import engine
 from slipstream.pipeline.export.config import ExportConfig
@@ -26,6 +29,8 @@ from tests.support.adapters import draw_adapters
 from tests.support.bases import LENGTH, VOCABULARY, make_base
 from tests.support.proving import first_few
 
+#: Id of the token in front of texts.
+START = 257
 CODE = {"AutoConfig": "code--own.Config", "AutoModelForCausalLM": "own.Model"}
 #: The four families; tied and untied; with a window longer than a row, which later texts exceed.
 FAMILIES: list[tuple[str, dict[str, Any], torch.dtype]] = [
@@ -36,9 +41,17 @@ FAMILIES: list[tuple[str, dict[str, Any], torch.dtype]] = [
 ]
 
 
-def write_base(directory: Path, family: str, changes: dict[str, Any], dtype: torch.dtype) -> Path:
-    """Write a base whose files also name code, other forms of weights and places."""
+#: Every pair of: a family with its sizes and dtype, adapters or all weights, and a token in front of texts or none.
+MATRIX = [(each, lora, (number < 2) is lora) for number, each in enumerate(FAMILIES) for lora in (True, False)]
+
+
+def write_base(directory: Path, family: str, changes: dict[str, Any], dtype: torch.dtype, starts: bool = False) -> Path:
+    """Write a base whose files also name code, other forms of weights and places; texts have a start or none."""
     make_base(directory, family, dtype=dtype, **changes)
+    library = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    front = [("<|im_start|>", START)] if starts else []
+    library.post_processor = TemplateProcessing(single="<|im_start|> $A" if starts else "$A", special_tokens=front)
+    library.save(str(directory / "tokenizer.json"))
     config = json.loads((directory / "config.json").read_text())
     config |= {"auto_map": CODE, "custom_pipelines": {"p": {"impl": "own.Pipeline"}}, "_name_or_path": "/home/me"}
     (directory / "config.json").write_text(json.dumps(config))
@@ -76,19 +89,19 @@ def fine_tuned(place: Path, base: Path, lora: bool) -> tuple[TrainedModel, Prepa
     return TrainedModel.open(place / "trained"), data, model
 
 
-@pytest.mark.parametrize(
-    ("lora", "family"), first_few([(lora, each) for each in FAMILIES for lora in (True, False)], 2)
-)
+@pytest.mark.parametrize(("family", "lora", "starts"), first_few(MATRIX, 2))
 def test_what_is_exported_is_what_was_trained(
-    lora: bool, family: tuple[str, dict[str, Any], torch.dtype], tmp_path: Path
+    family: tuple[str, dict[str, Any], torch.dtype], lora: bool, starts: bool, tmp_path: Path
 ) -> None:
-    base = write_base(tmp_path / "base", *family)
+    base = write_base(tmp_path / "base", *family, starts)
     trained, data, model = fine_tuned(tmp_path, base, lora)
     engine.export(tmp_path / "exported", trained, data, ExportConfig(most_parameters=1), {})
     left, dtype = tmp_path / "exported/hugging-face", family[2]
     check_settings(base, left, family[1])
     loaded = transformers.AutoModelForCausalLM.from_pretrained(left, dtype="auto").eval()
     assert loaded.dtype == dtype
+    tokenizer = transformers.AutoTokenizer.from_pretrained(left)
+    assert tokenizer("ab")["input_ids"] == [*([START] if starts else []), ord("a"), ord("b")]
     whole = {name: tensor.to(dtype) for name, tensor in model.network.state_dict().items()}
     stored = loaded.state_dict()
     assert all(torch.equal(stored[name], tensor) for name, tensor in whole.items())
@@ -96,14 +109,27 @@ def test_what_is_exported_is_what_was_trained(
     reference.load_state_dict({name: tensor.float() for name, tensor in whole.items()}, strict=False)
     reference.tie_weights()
     tokens = torch.randint(0, 250, (2, 60), generator=torch.Generator().manual_seed(5))  # beyond the window
+    if starts:
+        tokens[:, 0] = START
     with torch.no_grad():
         ours, theirs = loaded.float()(tokens).logits, reference(tokens).logits
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
+    if lora:
+        check_adapter(base, tmp_path / "exported/adapter", trained.load(), tokens)
     greedy = [
         each.generate(tokens[:1, :20], max_new_tokens=32, do_sample=False, eos_token_id=-1, pad_token_id=0)
         for each in (loaded, reference)
     ]
     assert torch.equal(*greedy)
+
+
+def check_adapter(base: Path, adapter: Path, model: Predictor, tokens: torch.Tensor) -> None:
+    """Within a row, where windows do not matter, peft gives the model's logits."""
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        found = peft.PeftModel.from_pretrained(plain, adapter).eval()(tokens[:, :LENGTH]).logits
+        expected = model(tokens[:, :LENGTH])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 def check_settings(base: Path, left: Path, changes: dict[str, Any]) -> None:

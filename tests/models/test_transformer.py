@@ -235,3 +235,29 @@ def test_autocast_computes_what_weights_in_bf16_compute(family: str) -> None:
         cast = model(tokens())
         whole = copy.deepcopy(model).bfloat16()(tokens())
     assert cast.dtype == torch.bfloat16 and torch.equal(cast, whole)
+
+
+def test_initial_weights_are_spread_as_those_of_gpt2() -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
+    ours = build_model(ModelConfig("transformer", {**sizes, "initializer_range": 0.05}), SIGNATURE, seed=0).network
+    theirs_sizes: dict[str, Any] = {
+        "n_embd": 128,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": VOCABULARY,
+        "initializer_range": 0.05,
+    }
+    config = transformers.GPT2Config(**theirs_sizes, bos_token_id=0, eos_token_id=0)
+    theirs = transformers.GPT2LMHeadModel(config)
+    pairs = {"self_attn.o_proj": "attn.c_proj", "mlp.down_proj": "mlp.c_proj", "mlp.up_proj": "mlp.c_fc"}
+    ours_by_name, theirs_by_name = (
+        {name: float(parameter.detach().std()) for name, parameter in model.named_parameters() if parameter.ndim == 2}
+        for model in (ours, theirs)
+    )
+    for block in range(3):
+        for our, their in pairs.items():
+            expected = theirs_by_name[f"transformer.h.{block}.{their}.weight"]
+            assert ours_by_name[f"model.layers.{block}.{our}.weight"] == pytest.approx(expected, rel=0.03)
+    assert theirs_by_name["transformer.wte.weight"] == pytest.approx(
+        ours_by_name["model.embed_tokens.weight"], rel=0.03
+    )

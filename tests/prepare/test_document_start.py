@@ -11,26 +11,31 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from tokenizers import Tokenizer as Library
 from tokenizers.processors import TemplateProcessing
 
 from slipstream.pipeline.evaluate.language import graded_documents
+from slipstream.pipeline.export import engine, hugging_face
 from slipstream.pipeline.export.card import BEHIND_THE_END
+from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.generate import prompt_ids
 from slipstream.shared.artifacts.format import DamagedArtifact
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.documents import Document, read_documents
 from slipstream.shared.artifacts.prepared.token_rows import NOT_LEARNED, read_tokens
-from slipstream.shared.language.tokenizer import FAST, SETTINGS, bytes_tokenizer
+from slipstream.shared.language.chat_template import OWN_TEMPLATE
+from slipstream.shared.language.tokenizer import FAST, SETTINGS, TEMPLATE, bytes_tokenizer
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.hugging_face.files import hugging_face_files
 from slipstream.shared.models.predict import model_function
+from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
 from slipstream.shared.models.transformer import Transformer
-from tests.support.corpora import prepare_language, rows_of, write_stories
+from tests.support.corpora import prepare_language, rows_of, write_lines, write_stories
 from tests.support.wording import refuses
 
-END, START = 256, 257
+END, START, TURN_ENDS = 256, 257, 258
 LENGTH = 1024
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 #: Text with the tokens around it in tokenizer.json ("": as tokenizers that are made here), and settings.
@@ -146,6 +151,29 @@ def check_packed(data: PreparedData, model: Any, network: Any) -> None:
         ours = model(torch.from_numpy(row[None, :-1]))[0, first:last]
         alone = network(torch.from_numpy(row[None, first:last])).logits[0]
     assert ours.numpy() == pytest.approx(alone.numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("conversations", [False, True])
+@pytest.mark.parametrize("around", ["$A", "<|im_start|> $A"])
+def test_the_package_states_where_texts_start_and_end(around: str, conversations: bool, tmp_path: Path) -> None:
+    own = write_tokenizer(tmp_path / "own", around, {})
+    (own / TEMPLATE).write_text(OWN_TEMPLATE)
+    rows: list[Any] = [{"prompt": f"after {n}?", "completion": f"{n + 1}."} for n in range(60)]
+    source = write_lines(tmp_path / "t.jsonl", rows) if conversations else write_stories(tmp_path / "stories")
+    data = prepare_language(tmp_path / "data", source, tokenizer=str(own), length=64, across_documents=True)
+    config = ModelConfig("transformer", SIZES)
+    weights = build_model(config, data.signature, seed=0).state_dict()
+    write_trained(tmp_path / "trained", Architecture(config, data.signature), weights, weights, {})
+    trained = TrainedModel.open(tmp_path / "trained")
+    engine.export(tmp_path / "exported", trained, data, ExportConfig(most_parameters=1), {})
+    stated = json.loads((tmp_path / "exported/hugging-face/config.json").read_text())["eos_token_id"]
+    assert stated == ([TURN_ENDS, END] if conversations else END)
+    card = (tmp_path / "exported/MODEL_CARD.md").read_text()
+    sentence = "the first token of a document is learned and evaluated behind the end token"
+    assert (sentence in " ".join(card.split())) is (around == "$A" and not conversations)
+    command = [str(tmp_path / "trained"), str(tmp_path / "out"), "--tokenizer", str(own)]
+    assert CliRunner().invoke(hugging_face.main, command, catch_exceptions=False).exit_code == 0
+    assert json.loads((tmp_path / "out/config.json").read_text())["eos_token_id"] == stated
 
 
 def test_rows_of_an_earlier_format_are_refused(tmp_path: Path) -> None:

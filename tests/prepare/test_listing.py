@@ -72,6 +72,14 @@ def test_a_file_that_lands_while_data_is_read_is_new_the_next_night(
     assert rows_read(night) == 800
 
 
+def test_a_home_that_the_shell_left_in_an_option_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    for given in ("~/data", "~/data/*.csv", "~/data/first.csv"):
+        assert [Path(file.uri) for file in list_source(given).files] == [folder / "first.csv"]
+    with refuses(UserError):
+        list_source("~unknown-user/data")
+
+
 def overwrite(path: Path) -> None:
     path.write_text(table_text(400, seed=2))
 

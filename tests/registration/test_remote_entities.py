@@ -163,6 +163,16 @@ def test_a_workflow_starts_with_the_defaults_of_its_plan(admin: FlyteAdmin, tmp_
     assert found == FineTuneConfig(data=DataConfig(length=2048)) and found.model.lora.rank == 16
 
 
+@pytest.mark.parametrize("command", ["remote-launchplan", "remote-workflow"])
+def test_a_base_on_this_machine_is_refused_before_it_starts(admin: FlyteAdmin, tmp_path: Path, command: str) -> None:
+    before = len(admin.executions)
+    ended = started(admin, tmp_path / "client", command, FINE_TUNING, "--base", "../qwen")
+    assert ended.returncode != 0 and len(admin.executions) == before
+    (said,) = [line.strip("│ ") for line in ended.stdout.splitlines() if line.startswith("│")]
+    assert said.startswith("--base: ../qwen: pods cannot read this machine's disk or cache; expected"), ended.stdout
+    assert "upload the directory with config.json, the safetensors and the tokenizer" in said
+
+
 @pytest.mark.parametrize("command", first_few(["remote-launchplan", "remote-workflow"]))
 def test_a_wrong_setting_is_one_line(admin: FlyteAdmin, tmp_path: Path, command: str) -> None:
     before = len(admin.executions)

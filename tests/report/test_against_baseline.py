@@ -5,13 +5,14 @@ from typing import Literal
 
 import pytest
 
-from slipstream.pipeline.report.against_baseline import against_baseline
+from slipstream.pipeline.report.against_baseline import against_baseline, references
 from slipstream.shared.artifacts.results.evaluation import (
     BaselineScores,
     Evaluation,
     Gain,
     Headline,
     LanguageFigures,
+    Reference,
     Scores,
 )
 
@@ -66,3 +67,10 @@ def test_what_is_said_is_what_is_shown(metric: Metric, gain: Gain, shown: int, s
 def test_without_a_baseline_there_is_nothing_to_compare_with() -> None:
     none = evaluation("accuracy", Gain(0.0, -1.0, 1.0))
     assert against_baseline(replace(none, baseline=BaselineScores(name="", rows_trained=0))) is None
+
+
+def test_methods_without_weights_are_listed_in_one_line() -> None:
+    found = evaluation("bits_per_byte", Gain(0.21, 0.1, 0.3))
+    assert found.language and references(found) == references(evaluation("rmse", Gain(0.0, -1.0, 1.0))) == ""
+    language = replace(found.language, references=[Reference("counts", 1.8784), Reference("lzma", 1.2)])
+    assert references(replace(found, language=language)) == "counts: 1.878; lzma: 1.200"

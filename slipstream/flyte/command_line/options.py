@@ -55,8 +55,8 @@ class DatasetParam(StructuredDatasetParamType):
 def default_text(settings: type[Settings], default: Any) -> Any:
     """Return the default of an option as the user would write it: JSON.
 
-    ``default`` is that of a Python function, or of a registered launch plan as text. The text of a plan with other
-    settings, of another release, is returned unchanged; it is an error unless the user gives a value.
+    ``default`` is that of a Python function, or of a registered launch plan as text. The text of another
+    release's settings is returned unchanged; it is an error unless the user gives a value.
     """
     if not default or isinstance(default, ArtifactQuery):
         return default
@@ -68,10 +68,8 @@ def default_text(settings: type[Settings], default: Any) -> Any:
 
 
 def refine_option(option: click.Option, python_type: Any) -> None:
-    """Give flytekit's option a type of this module, and an error for a missing required value.
-
-    flytekit gives options a default of None, which hides from click that a value is missing.
-    """
+    """Give flytekit's option a type of this module, and an error for a missing required value."""
+    # flytekit gives options a default of None, which hides from click that a value is missing.
     if isinstance(python_type, type) and issubclass(python_type, Settings):
         option.type = SettingsParam(python_type)
     elif python_type is StructuredDataset:

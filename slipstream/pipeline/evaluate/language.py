@@ -1,10 +1,11 @@
 """Evaluation of a language model on held-out documents: bits per byte, perplexity and three continuations.
 
-The baseline is the base before fine-tuning; without a base, it is a count-based model.
+The baseline is the base before fine-tuning, or a count-based model; a compressor is a further reference.
 """
 
 from __future__ import annotations
 
+import lzma
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ import numpy as np
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.prepared.documents import Document, read_documents
 from slipstream.shared.artifacts.prepared.token_rows import FILES, TOKENIZER, not_learned, read_tokens
-from slipstream.shared.artifacts.results.evaluation import BaselineScores, Continuation, Gain, LanguageFigures, Scores
+from slipstream.shared.artifacts.results.evaluation import (
+    BaselineScores,
+    Continuation,
+    Gain,
+    LanguageFigures,
+    Reference,
+    Scores,
+)
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import NO_LIMIT
 from slipstream.shared.language.tokenizer import Tokenizer
@@ -23,6 +31,11 @@ from slipstream.shared.models.predict import ModelFunction, predict_records
 #: Bytes of context of the count-based baseline.
 CONTEXT = 5
 NAME, BASE = f"Kneser-Ney, {CONTEXT} bytes of context", "the base"
+LZMA = "lzma after the training text"
+#: Training text in bytes, the last of it, that primes lzma: about 1 MB is compressed per second.
+PRIMED_BYTES = 8 << 20
+#: Smallest window of lzma in bytes.
+LEAST_WINDOW = 4096
 CONTINUATIONS, PROMPT_TOKENS, MOST_TOKENS = 3, 32, 96
 #: Largest exponent of e that fits a float.
 LARGEST_EXPONENT = 700.0
@@ -64,13 +77,18 @@ def evaluate_language(run: ModelFunction, data: PreparedData, base: DocumentGrad
     sizes = np.array([document.bytes for document in documents], np.float64)
     learned = sum(int((document.tokens[1:] >= 0).sum()) for document in documents)
     graded = graded_documents(run, signature, documents)
+    trained = read_documents(data.artifact, "train")
+    train = [text.encode() for each in trained for text in each.texts]
+    test = [text.encode() for document in documents for text in document.texts]
+    counted = beside_bits(KneserNey(train, CONTEXT), documents)
+    references = [Reference(LZMA, lzma_bits_per_byte(b"".join(train), b"".join(test)))]
     if base:
         theirs = base.bits
         beside = BaselineScores(name=BASE, rows_trained=0, **vars(scores_of(base, sizes, learned)))
+        references.insert(0, Reference(NAME, bits_per_byte(counted, sizes)))
     else:
-        train = read_documents(data.artifact, "train")
-        theirs = beside_bits(KneserNey([text.encode() for each in train for text in each.texts], CONTEXT), documents)
-        beside = BaselineScores(name=NAME, rows_trained=len(train), bits_per_byte=bits_per_byte(theirs, sizes))
+        theirs = counted
+        beside = BaselineScores(name=NAME, rows_trained=len(trained), bits_per_byte=bits_per_byte(theirs, sizes))
     return LanguageScores(
         model=scores_of(graded, sizes, learned),
         baseline=beside,
@@ -80,6 +98,7 @@ def evaluate_language(run: ModelFunction, data: PreparedData, base: DocumentGrad
             bytes=int(sizes.sum()),
             tokens=learned,
             continuations=document_continuations(run, signature, documents, tokenizer_of(data)),
+            references=references,
         ),
     )
 
@@ -114,13 +133,21 @@ def graded_documents(run: ModelFunction, signature: Signature, documents: list[D
 
 
 def beside_bits(model: KneserNey, documents: list[Document]) -> np.ndarray:
-    """Return the bits of each document under the count-based model, which sees every answer as a document."""
+    """Return each document's bits under the count-based model, to which every answer is a document."""
     bits = model.bits([text.encode() for document in documents for text in document.texts])
     return np.add.reduceat(bits, starts_of([len(document.texts) for document in documents]))
 
 
+def lzma_bits_per_byte(train: bytes, test: bytes) -> float:
+    """Return lzma's bits per byte of ``test`` after the last ``PRIMED_BYTES`` of ``train``: both, less the latter."""
+    primed = train[-PRIMED_BYTES:]
+    window = {"id": lzma.FILTER_LZMA2, "dict_size": max(LEAST_WINDOW, len(primed) + len(test))}
+    before, both = (len(lzma.compress(text, lzma.FORMAT_RAW, filters=[window])) for text in (primed, primed + test))
+    return 8 * (both - before) / len(test)
+
+
 def starts_of(counts: list[int]) -> np.ndarray:
-    """Return the start index (int64) of each of several consecutive groups with these ``counts``."""
+    """Return the first indices (int64) of consecutive groups with these ``counts``."""
     return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
 
 
@@ -162,7 +189,7 @@ def sample_continuations(
     """Return at most ``most`` ids sampled after each prompt, up to and excluding the first of ``stops``.
 
     Ids are drawn with the model's probabilities; equal seeds give equal results. The model sees the last ids that fit
-    in a row. Later positions are padding, which causal attention ignores.
+    in a row.
     """
     (length,), draw = signature.inputs[0].shape, np.random.default_rng(seed)
     drawn: list[list[int]] = [[] for _ in prompts]
@@ -172,6 +199,7 @@ def sample_continuations(
             break
         rows = np.zeros((len(going), length), signature.inputs[0].dtype)
         ends = []
+        # Later positions are padding, which causal attention ignores.
         for row, number in zip(rows, going, strict=True):
             ids = [*prompts[number], *drawn[number]][-length:]
             row[: len(ids)] = ids
@@ -201,7 +229,7 @@ def bits_per_byte(bits: np.ndarray, sizes: np.ndarray) -> float:
 def bits_per_byte_gain(before: np.ndarray, after: np.ndarray, sizes: np.ndarray) -> Gain:
     """Return the bits per byte that ``after`` saves over ``before``, with a 95 % interval.
 
-    Both are bits ``[documents]``. For a single document the interval is unbounded.
+    Both are bits ``[documents]``. A single document's interval is unbounded.
     """
     from scipy.stats import t
 
@@ -303,8 +331,7 @@ def order_of(grams: np.ndarray, counts: np.ndarray) -> ContextModel:
 def discounts_of(counts: np.ndarray) -> np.ndarray:
     """Return the discounts of counts 0, 1, 2, and 3 or more (float64 ``[4]``), or ``FALLBACK``.
 
-    They are estimated from the numbers of counts 1 to 4 (Chen and Goodman, equation 26). Too few counts make the
-    estimate unusable.
+    They are estimated from the numbers of counts 1 to 4 (Chen and Goodman, equation 26).
     """
     of = [int(np.count_nonzero(counts == count)) for count in range(1, DISCOUNTED + 2)]
     if not all(of):

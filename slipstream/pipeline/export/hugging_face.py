@@ -49,7 +49,7 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
         raise UserError(f"{output}: exists already; choose a new directory")
     more = tokenizer_files(tokenizer, model.config.vocab_size) if tokenizer else {}
     texts = {name: more[name].decode() for name in READ if name in more}
-    stops = stop_token_ids(texts, answers=opened.signature.learned > 0) if texts else []
+    stops = stop_token_ids(texts, answers=opened.signature.conversations) if texts else []
     base = opened.inherited
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:

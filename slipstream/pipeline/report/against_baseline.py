@@ -38,6 +38,12 @@ def unbalanced_figures(evaluation: Evaluation) -> str:
     return ", ".join([*parts, f"majority baseline {fmt.metric('accuracy', majority)}"])
 
 
+def references(evaluation: Evaluation) -> str:
+    """Return the figures of the other references for text, in words."""
+    found = evaluation.language.references if evaluation.language else []
+    return "; ".join(f"{each.name}: {fmt.metric('bits_per_byte', each.bits_per_byte)}" for each in found)
+
+
 def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:
     metric, gain = evaluation.metric.name, evaluation.gain
     if evaluation.baseline.of(metric) is None:

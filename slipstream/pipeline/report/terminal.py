@@ -6,7 +6,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from slipstream.pipeline.report.against_baseline import against_baseline, unbalanced_figures
+from slipstream.pipeline.report.against_baseline import against_baseline, references, unbalanced_figures
 from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
 from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
@@ -89,7 +89,7 @@ def quality_lines(evaluation: Evaluation) -> Iterator[str]:
     yield from labelled_lines(
         "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
     )
-    if more := unbalanced_figures(evaluation):
+    if more := unbalanced_figures(evaluation) or references(evaluation):
         yield from labelled_lines("", more)
 
 

@@ -225,10 +225,16 @@ class Transformer(nn.Module):
         return self.lm_head(x, model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
 
     def initial_std(self, name: str) -> float | None:
-        """Return the standard deviation of a parameter's initial values; None if it starts from ones."""
+        """Return the standard deviation of a parameter's initial values; None if it starts from ones.
+
+        Weights into the residual stream are scaled as in GPT-2.
+        """
         if name.endswith("bias"):
             return 0.0
-        return None if "norm" in name else self.config.initializer_range
+        if "norm" in name:
+            return None
+        residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        return self.config.initializer_range / (math.sqrt(2 * self.config.num_hidden_layers) if residual else 1.0)
 
     def plan(self) -> ParallelPlan:
         config = self.config

@@ -184,6 +184,8 @@ def list_source(address: str, target: str = "", config: DataConfig | None = None
     """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or a log lists them."""
     if not address:
         return Listing("")
+    # Shells leave the ~ of --data=~/x.
+    address = os.path.expanduser(address)  # noqa: PTH111 - leaves the ~ of an unknown user
     files, folder = find_files(address)
     listing = Listing(address, (), folder)
     shown = [wanted(listing.relative(file)) or file.uri == address for file in files]

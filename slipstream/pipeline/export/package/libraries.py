@@ -69,7 +69,7 @@ def write_hugging_face(
     sizes = list[int]()
     tokenizer = tokenizer_of(data)
     texts = {name: tokenizer[name].decode() for name in READ if name in tokenizer}
-    stops = stop_token_ids(texts, answers=data.signature.learned > 0)
+    stops = stop_token_ids(texts, answers=data.signature.conversations)
     for name, content in hugging_face_files(network, stops=stops, base=base, dtype=dtype):
         with writer.create(f"{HUGGING_FACE}/{name}") as file:
             written = sum(map(file.write, content))

@@ -119,6 +119,11 @@ class Signature:
         """Id of the first token of a document in a row; -1 if attention spans the row."""
         return self.document_front if self.document_front >= 0 and self.document_end >= 0 else self.document_end
 
+    @property
+    def conversations(self) -> bool:
+        """True if rows are conversations."""
+        return self.learned > 0 and self.document_front < 0
+
     def __post_init__(self) -> None:
         if self.target_dtype not in ("float32", "float64"):
             raise ValueError(f"target_dtype: {self.target_dtype}; expected float32 or float64")

@@ -1,7 +1,7 @@
 """Sample of complete, unchanged documents, stored with prepared language.
 
-A trained model is measured on the held-out documents; the baseline, a Kneser-Ney model of bytes, is trained on the
-training documents. Rows of tokens cannot restore the text: they cut documents, and a tokenizer may lose bytes.
+Models are measured on held-out documents, and baselines are trained on training documents. Rows of tokens cannot
+restore the text: they cut documents, and a tokenizer may lose bytes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -141,6 +141,14 @@ class Continuation:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """Bits per byte of another method on the held-out documents."""
+
+    name: str
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
 class LanguageFigures:
     """Held-out documents on which a language model was measured: number, bytes, and tokens with loss."""
 
@@ -148,6 +156,8 @@ class LanguageFigures:
     bytes: int
     tokens: int
     continuations: list[Continuation]
+    #: Empty in evaluations of earlier versions.
+    references: list[Reference] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
