@@ -208,7 +208,8 @@ class PlainBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         of_heads = self.attention(self.before_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*of_heads, is_causal=True)
+        query, key, value = of_heads
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_projection(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp_projection(functional.gelu(self.mlp(self.before_mlp(x))))
 
@@ -242,7 +243,7 @@ def plainly_trained(data: PreparedData, config: TrainingConfig, steps: int, widt
     model = PlainGpt(data.signature.buckets, length, width, layers, heads=4)
     decayed = [p for p in model.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, weight_decay=config.weight_decay)
     tokens = torch.from_numpy(rows_of(data, "train").astype(np.int64))
     order = torch.randperm(len(tokens))
