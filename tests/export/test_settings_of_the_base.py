@@ -11,6 +11,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
+from torch.nn import functional
 
 from slipstream.pipeline.export import engine
 from slipstream.pipeline.export.config import ExportConfig
@@ -25,7 +26,6 @@ from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
 from slipstream.shared.models.hugging_face.files import without_code
 from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
-from tests.support.adapters import draw_adapters
 from tests.support.bases import LENGTH, VOCABULARY, make_base
 from tests.support.proving import first_few
 
@@ -69,19 +69,28 @@ def rows(directory: Path, tokenizer: Path) -> PreparedData:
     return write_token_rows(directory, splits, VOCABULARY, tokenizer=tokenizer)
 
 
+def take_five_steps(model: Predictor, data: PreparedData) -> None:
+    tokens = torch.from_numpy(data.split("train")["tokens"][:].astype(np.int64))
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in learned]
+    optimizer = torch.optim.AdamW(learned, lr=0.01)
+    for _ in range(5):
+        loss = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert not any(map(torch.equal, before, learned))
+    model.eval()
+
+
 def fine_tuned(place: Path, base: Path, lora: bool) -> tuple[TrainedModel, PreparedData, Predictor]:
     """A trained model of the base as training leaves it, its data, and the model with merged weights."""
     data = rows(place / "data", base)
     given = ModelConfig(base=str(base), lora=LoraConfig(rank=4) if lora else LoraConfig())
     origin = ModelOrigin(given)
     config = shaped_for(given, data.signature, origin)
-    model = build_model(config, data.signature, seed=0).eval()
-    with torch.no_grad():
-        if lora:
-            draw_adapters(model)
-        else:
-            for parameter in model.parameters():
-                parameter.mul_(1.01)
+    model = build_model(config, data.signature, seed=0)
+    take_five_steps(model, data)
     weights = model.own_state()
     architecture = Architecture(config, data.signature, base=BaseRecord(config.base, origin.base_digest))
     write_trained(place / "trained", architecture, weights, weights, {}, origin.base.inherited())
