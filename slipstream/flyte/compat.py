@@ -331,7 +331,7 @@ def refined_options(original: Any) -> Any:
 
 
 def defaults_of_plan(original: Any) -> Any:
-    """Give the options of a workflow with settings the defaults of its own launch plan."""
+    """Give a registered workflow with settings its plan's defaults, and the options of a local one."""
     from slipstream.flyte.command_line.options import refine_option
 
     def get_params(command: Any, context: Any, inputs: Any, types: Any, fixed: Any = None, defaults: Any = None) -> Any:
@@ -343,7 +343,7 @@ def defaults_of_plan(original: Any) -> Any:
             defaults = plan.default_inputs.parameters
         options = original(command, context, inputs, types, fixed, defaults)
         for option in options:
-            if option.name == "base":
+            if not is_settings(types[option.name]):  # settings are refined already
                 refine_option(option, types[option.name])
         return options
 
