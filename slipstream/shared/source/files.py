@@ -22,6 +22,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig, Format
 from slipstream.shared.source.unsupported_formats import logged_table, logged_table_on_disk, unsupported_extension
 from slipstream.shared.storage import STORES, ObjectInfo, list_objects, open_listed
+from slipstream.shared.storage.local import with_home
 
 #: Format by file extension; a compression suffix is removed before.
 FORMATS: dict[str, Format] = {
@@ -184,8 +185,7 @@ def list_source(address: str, target: str = "", config: DataConfig | None = None
     """List the files at ``address``; raise ``UserError`` if there are none, all are empty, or a log lists them."""
     if not address:
         return Listing("")
-    # Shells leave the ~ of --data=~/x.
-    address = os.path.expanduser(address)  # noqa: PTH111 - leaves the ~ of an unknown user
+    address = with_home(address)  # shells leave the ~ of --data=~/x
     files, folder = find_files(address)
     listing = Listing(address, (), folder)
     shown = [wanted(listing.relative(file)) or file.uri == address for file in files]

@@ -29,10 +29,14 @@ def local_path(uri: str) -> Path:
     """Return a local address as a path, with ``~`` expanded. Raises ``UserError`` for an unknown scheme."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
-        return Path(os.path.expanduser(uri))  # noqa: PTH111 - leaves the ~ of an unknown user
+        return Path(with_home(uri))
     if scheme == "file":
         return Path(rest)
     raise UserError(f"{uri}: {scheme}:// is not supported; expected a path, file://, s3://, gs:// or abfs://")
+
+
+def with_home(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111 - leaves the ~ of an unknown user
 
 
 def lasting_address(uri: str) -> str:
