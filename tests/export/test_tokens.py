@@ -67,6 +67,15 @@ def test_the_report_is_of_tokens(exported: Path, data: PreparedData) -> None:
     assert variants["fp16"]["verdict"] == variants["bf16"]["verdict"] == "for GPUs"
 
 
+def test_the_card_states_the_longest_text_and_padding_at_its_end_changes_nothing(exported: Path) -> None:
+    assert f"The longest text has {LENGTH} tokens" in (exported / "MODEL_CARD.md").read_text()
+    padded = np.random.default_rng(0).integers(0, VOCABULARY, (2, LENGTH))
+    padded[1, :5] = padded[0, :5]
+    one, other = onnx_predictor(exported / "model.fp32.onnx", 1)([padded])
+    np.testing.assert_allclose(one[:5], other[:5], rtol=1e-5, atol=1e-6)
+    assert np.abs(one[5:] - other[5:]).max() > 0.01
+
+
 def test_triton_serves_it(exported: Path, tmp_path: Path) -> None:
     (made,) = write_repository(exported, tmp_path / "repository")
     config = (made / "config.pbtxt").read_text()

@@ -67,10 +67,17 @@ The output is in {signature.outputs[0].units}.
     classes = f"\nClasses, in this order: {', '.join(signature.classes)}.\n" if signature.classes else ""
     return f"""`{signature.model}` (ONNX, opset {signature.opset}), any batch size:
 
-{called}{classes}
+{called}{classes}{longest_text(signature)}
 `schema.json` and `statistics.json` define how raw columns become these inputs.
 
 {raw_model(signature)}"""
+
+
+def longest_text(signature: DeployedSignature) -> str:
+    if signature.task != "next token":
+        return ""
+    _, length = signature.inputs[0].shape
+    return f"\nThe longest text has {length} tokens; a shorter one is padded at its end, with any ids.\n"
 
 
 def libraries(directories: Sequence[LibraryFiles]) -> str:
