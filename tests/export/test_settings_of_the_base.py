@@ -130,6 +130,14 @@ def test_what_is_exported_is_what_was_trained(
         for each in (loaded, reference)
     ]
     assert torch.equal(*greedy)
+    allowed = [[3], [3], [3], [256], *[[3]] * 28]  # the tokenizer's end token is the fourth
+    stopped = loaded.generate(
+        tokens[:1, :20],
+        max_new_tokens=32,
+        pad_token_id=0,
+        prefix_allowed_tokens_fn=lambda _, ids: allowed[len(ids) - 20],
+    )
+    assert stopped[0, 20:].tolist() == [3, 3, 3, 256], "generation stops"
 
 
 def check_adapter(base: Path, adapter: Path, model: Predictor, tokens: torch.Tensor) -> None:
