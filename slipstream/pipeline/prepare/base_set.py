@@ -270,7 +270,7 @@ class BaseSet:
         """Raise ``UserError`` unless the new files have the columns of the base set.
 
         Names must be equal, and types of columns in use compatible. The id or group column that decides splits must not
-        change to or from times or bytes, whose hashes differ from those of numbers or texts.
+        change to or from times or bytes.
         """
         new = set(types)
         differing = sorted(new ^ set(self.schema.types))

@@ -106,8 +106,7 @@ def finite(number: float) -> float | None:
 def rank_error(rows: int) -> float:
     """Return the largest error of a quantile's rank in a sample of ``rows``, as a share of all rows.
 
-    The bound holds for all quantiles of a column at once with a probability of 95 % (Massart 1990, the tight constant
-    of the Dvoretzky-Kiefer-Wolfowitz inequality).
+    The bound holds for all quantiles of a column at once with a probability of 95 % (Massart 1990).
     """
     return math.sqrt(math.log(2 / 0.05) / (2 * max(rows, 1)))
 

@@ -96,8 +96,7 @@ class ParquetFile:
     def batches(self, index: int, names: list[str], rows: int, budget: MemoryBudget) -> Iterator[pa.RecordBatch]:
         """Yield a unit in batches of at most ``rows`` rows, decoded column by column unless the unit is too large.
 
-        A unit above ``budget.whole_group_bytes`` is streamed with all columns in parallel. Every column then holds its
-        pages, which for many columns take more memory than decoding an ordinary row group.
+        A unit above ``budget.whole_group_bytes`` is streamed with all columns in parallel.
         """
         metadata = self._file.metadata
         if metadata.row_group(index).total_byte_size > budget.whole_group_bytes:
@@ -160,7 +159,7 @@ class ArrowFile:
         return (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
 
     def _of_large(self, index: int, names: list[str], rows: int, size: int) -> Iterator[pa.RecordBatch]:
-        """Yield a unit in batches that are copied from a memory map, since Arrow can otherwise only read it whole.
+        """Yield a unit in batches that are copied from a memory map.
 
         Every slice is copied right after a check of the file's ``size``, so only a truncation in between can kill the
         process.
