@@ -89,7 +89,8 @@ class FileSet:
 class TableSchema:
     """Contents of ``schema.json``.
 
-    It holds the columns with type and role, the settings and times that decide splits, and the prepared files.
+    It holds the columns with type and role, the settings and times that decide splits, the prepared files, and
+    :attr:`.ScanResult.gaps`.
     """
 
     columns: list[dict[str, str]]
@@ -97,6 +98,7 @@ class TableSchema:
     settings: DataConfig
     cuts: Cuts | None
     sources: list[FileSet]
+    gaps: list[int]
 
     @property
     def types(self) -> dict[str, str]:
@@ -110,14 +112,21 @@ class TableSchema:
             "settings": {name: setting_value(self.settings, name) for name in LASTING},
             "cuts": self.cuts,
             "row_hash": ROW_HASH,
+            "gaps": self.gaps,
             "sources": [vars(files) for files in self.sources],
         }
 
     @classmethod
     def from_json(cls, schema: Json) -> TableSchema:
-        settings, cuts = DataConfig.from_dict(schema["settings"]), schema["cuts"]
+        try:
+            settings, cuts = DataConfig.from_dict(schema["settings"]), schema["cuts"]
+        except UserError as error:  # names the user's own settings
+            raise TypeError("settings") from error
         sources = [FileSet(of["fingerprint"], [(path, size) for path, size in of["files"]]) for of in schema["sources"]]
-        return cls(schema["columns"], schema["target"], settings, cuts and (cuts[0], cuts[1]), sources)
+        gaps = [int(count) for count in schema.get("gaps", [])]
+        if len(gaps) != (0 if cuts else len(settings.identities)):
+            raise ValueError("gaps")
+        return cls(schema["columns"], schema["target"], settings, cuts and (cuts[0], cuts[1]), sources, gaps)
 
 
 @dataclass(frozen=True)
@@ -277,13 +286,13 @@ class BaseSet:
         if differing:
             where = "the new files" if differing[0] in new else f"{self.address!r}"
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")
-        name = self.schema.settings.identity
-        before, now = (each.get(name, "") for each in (self.schema.types, types))
-        if before != now and {before, now} & {value_types.TIME, value_types.OTHER}:
-            raise UserError(
-                f"data: the column {name!r} decides splits and holds {now} values, but {before} in {self.address!r}; "
-                "expected the same type, or all files prepared again without data.earlier"
-            )
+        for name in self.schema.settings.identities:
+            before, now = (each.get(name, "") for each in (self.schema.types, types))
+            if before != now and {before, now} & {value_types.TIME, value_types.OTHER}:
+                raise UserError(
+                    f"data: the column {name!r} decides splits and holds {now} values, but {before} in "
+                    f"{self.address!r}; expected the same type, or all files prepared again without data.earlier"
+                )
         used = {column["name"]: column["type"] for column in self.schema.columns if column["role"] in READ}
         for name, kind in used.items():
             if not both_read(kind, types[name]):

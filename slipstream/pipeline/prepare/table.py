@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -97,7 +97,8 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
         check_values(scanned, bad, scan.target, scan.config)
     quarantine.check_limit(bad, table.read, limit)
     fitted = base.fitted(scanned) if base else fit_columns(scanned, scan.types, scan.target, scan.config)
-    return FittedTable(opened, scanned, fitted)
+    warnings = scan.rule.warnings(scanned.rows, scanned.gaps, scanned.sample_table())
+    return FittedTable(opened, scanned, replace(fitted, warnings=[*fitted.warnings, *warnings]))
 
 
 # The second pass
@@ -182,7 +183,10 @@ def write_table(
         {"name": name, "type": kind, "role": fitted.roles[name].role if name in fitted.roles else "dropped"}
         for name, kind in opened.input.types.items()
     ]
-    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets))
+    gaps = fitting.scanned.gaps
+    if source.base:
+        gaps = [a + b for a, b in zip(gaps, source.base.schema.gaps, strict=True)]
+    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets), gaps)
     writer.write_json("schema.json", schema.to_json())
     writer.write_json(CARD, card.to_json())
 

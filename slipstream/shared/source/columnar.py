@@ -27,7 +27,7 @@ from slipstream.shared.source.unsupported_formats import MOST_BEGINNING, unsuppo
 
 #: Column of a spool file: line of the user's file on which the row starts.
 LINE = "\0line"
-#: Column of a spool file: hash of the row's value in ``data.group`` or ``data.id``, computed from the original text.
+#: Start of the name of a spool file's column with the hashes of ``data.group`` or ``data.id``, of the original texts.
 IDENTITY = "\0identity"
 PAGE_BUFFER_BYTES = 1 << 16
 
@@ -245,7 +245,7 @@ def list_units(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sc
 def read_unit(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     """Yield a unit's columns ``names`` in batches sized by ``budget``, with the line of every row (int64).
 
-    A batch ends with the column ``IDENTITY`` if the file has it. Columns are simplified by
+    A batch ends with the columns of ``IDENTITY`` in the file. Columns are simplified by
     :func:`.value_types.simplify_column`. Raise ``UserError`` for damage, for texts that are not UTF-8, and for a column
     that contradicts the file's directory.
     """
@@ -253,7 +253,7 @@ def read_unit(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tu
     with damage_named(unit.uri, unit.format):
         reader = open_file(unit.source, unit.format)
         types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
-        names = [*names, IDENTITY] if IDENTITY in types else names
+        names = [*names, *(name for name in types if name.startswith(IDENTITY))]
         kinds = {name: types[name] for name in names if name in types}
         stored = [name for name, kind in kinds.items() if value_types.has_values(kind)]
         as_stored = stored == names and not unit.partition and all(map(value_types.is_simple, kinds.values()))

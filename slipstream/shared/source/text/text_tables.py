@@ -20,7 +20,7 @@ from slipstream.shared.logs import logger
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.identity import hash_identities
+from slipstream.shared.source.columns.identity import MISSING, hash_identities
 from slipstream.shared.source.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerated_share
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
@@ -294,13 +294,16 @@ def in_one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def identities(parsed: ParsedBlock, job: TextJob) -> dict[str, pa.Array]:
-    """Return the column of hashes of ``data.group`` or ``data.id`` in a dictionary; empty if the file lacks it."""
-    name = job.config.identity
-    if name not in job.names:
-        return {}
-    texts, number_format = in_one(parsed.table[name]), NumberFormat.of(job.config)
-    hashes = hash_identities(texts, number_format, name, job.block.file, parsed.lines)
-    return {IDENTITY: pa.array(hashes)}
+    """Return columns with the hashes of ``data.group`` and, if rows lack it, of ``data.id``; those in the file."""
+    hashes: dict[str, pa.Array] = {}
+    for name in job.config.identities:
+        if name in job.names:
+            texts, number_format = in_one(parsed.table[name]), NumberFormat.of(job.config)
+            own = hash_identities(texts, number_format, name, job.block.file, parsed.lines)
+            hashes[IDENTITY + name] = pa.array(own)
+            if not (own == MISSING).any():
+                break
+    return hashes
 
 
 # Delimiters
