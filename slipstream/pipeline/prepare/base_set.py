@@ -101,6 +101,10 @@ class TableSchema:
     gaps: list[int]
 
     @property
+    def dropped(self) -> set[str]:
+        return {column["name"] for column in self.columns if column["role"] == "dropped"}
+
+    @property
     def types(self) -> dict[str, str]:
         return {column["name"]: column["type"] for column in self.columns}
 
@@ -273,16 +277,17 @@ class BaseSet:
         """Return ``config`` with the base set's column types; in text files, integers are declared as numbers."""
         names = DECLARED_AS | ({value_types.INTEGER: "number"} if text else {})
         types = {name: names[kind] for name, kind in self.schema.types.items() if kind in names}
+        types = {name: declared for name, declared in types.items() if name not in self.schema.dropped}
         return replace(config, types={**types, **config.types})
 
-    def check_columns(self, types: Mapping[str, str]) -> None:
+    def check_columns(self, types: Mapping[str, str], indices: Iterable[str]) -> None:
         """Raise ``UserError`` unless the new files have the columns of the base set.
 
-        Names must be equal, and types of columns in use compatible. The id or group column that decides splits must not
-        change to or from times or bytes.
+        Names must be equal except for dropped columns and ``indices``, and types of columns in use compatible. The id
+        or group column that decides splits must not change to or from times or bytes.
         """
         new = set(types)
-        differing = sorted(new ^ set(self.schema.types))
+        differing = sorted((new ^ set(self.schema.types)) - self.schema.dropped - set(indices))
         if differing:
             where = "the new files" if differing[0] in new else f"{self.address!r}"
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")

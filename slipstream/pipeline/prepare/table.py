@@ -64,11 +64,13 @@ def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: Table
         raise UserError(f"data: {source.address!r} has a header and no rows; expected at least one row of data")
     config = source.config
     if source.base:
-        source.base.check_columns(table.types)
-        dropped, cuts = config.drop, source.base.schema.cuts
+        source.base.check_columns(table.types, table.indices)
+        aside, cuts = source.base.schema.dropped, source.base.schema.cuts
     else:
         check_columns(table, source)
-        dropped, cuts = [name for name in table.types if name in config.drop], time_cuts(table, config)
+        aside, cuts = {*config.drop}, time_cuts(table, config)
+    dropped = [name for name in table.types if name in aside or name in table.indices]
+    table = replace(table, warnings=[*table.warnings, *index_warnings(table.indices)])
     types = {name: kind for name, kind in table.types.items() if name not in dropped}
     return OpenedTable(source, table, UnitScan(types, source.target, table.rows, config, cuts), dropped)
 
@@ -191,6 +193,10 @@ def write_table(
     writer.write_json(CARD, card.to_json())
 
 
+def index_warnings(names: list[str]) -> list[str]:
+    return [f"{listed(names)}: dropped as an index without a name; to keep it as a column, rename it"][: len(names)]
+
+
 def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
     """Return the times that separate splits: as configured, else by the shares of rows; None if not split by time."""
     if not config.time:
@@ -244,12 +250,12 @@ def check_columns(table: TableInput, source: SourceToPrepare) -> None:
         raise UserError(f"data.time: {config.time!r} holds {kind} values; expected dates, times or numbers")
     if types[target] == value_types.OTHER:
         raise UserError(f"target: {target!r} holds neither numbers nor texts")
-    if not set(names) - {target, *special.values(), *config.drop}:
+    if not set(names) - {target, *special.values(), *config.drop, *table.indices}:
         raise UserError(
             f"data: {source.address!r} has no column to use as a feature: in addition to the target {target!r} there "
             "is "
             + (
-                "only columns that data.id, group, time, weight or drop name, "
+                "only an index or columns that data.id, group, time, weight or drop name, "
                 f"{listed([name for name in names if name != target])}"
                 if names[1:]
                 else "none"

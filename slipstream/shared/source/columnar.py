@@ -68,13 +68,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class TableInput:
-    """Opened table: its units, ``types`` by column in file order, and bad rows; ``read`` counts all records."""
+    """Opened table: its units, ``types`` by column in file order, and bad rows; ``read`` counts all records.
+
+    ``indices`` are columns that only number the rows and are not read.
+    """
 
     units: list[Unit]
     types: dict[str, str]
     read: int
     bad: QuarantinedRows = field(default_factory=QuarantinedRows)
     warnings: list[str] = field(default_factory=list)
+    indices: list[str] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -177,10 +181,7 @@ class ArrowFile:
 
 
 def width_of(field: pa.Field) -> int:
-    """Return the bits per value of a column, or ``sys.maxsize`` for texts and nested values.
-
-    The number of rows is read from the narrowest column, which is the cheapest.
-    """
+    """Return the bits per value of a column, or ``sys.maxsize`` for texts and nested values."""
     try:
         return field.type.bit_width
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
@@ -29,6 +30,9 @@ from slipstream.shared.source.resolved import ResolvedSource
 
 #: Hive's directory name for rows whose partition key is missing.
 MISSING = "__HIVE_DEFAULT_PARTITION__"
+#: Names of indices that pandas writes without a name, and names of a first column without one.
+INDEX = re.compile(r"(?i)__index_level_\d+__|unnamed: 0(\.\d+)*")
+FIRST = re.compile(r"(?i)(unnamed[:_] ?\d+)?")
 #: Largest number of rows and bytes from which types of text columns are inferred.
 SAMPLE_ROWS = 1 << 11
 SAMPLE_BYTES = 1 << 20
@@ -40,22 +44,34 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
     partitions = find_partitions(source)
     units: list[Unit] = []
     types: dict[str, str] = {}
+    indices: list[str] = []
     # A dictionary marks its texts as categories; declared and dropped columns are not guessed.
     settled = {*config.types, *config.drop}
     first_row = 0
     for file in source.files:
         schema, pieces = list_units(file, source.format, first_row)
         check_names(schema.names, file)
+        indices += find_indices(schema.names, source)
         of_file = {field.name: declared_type(field, file, config) for field in schema}
-        types = of_file if not types else merge_types(types, of_file, file, first, config.drop)
+        types = of_file if not types else merge_types(types, of_file, file, first, [*config.drop, *indices])
         settled |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
         units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
         first_row += sum(piece.rows for piece in pieces)
     # As for an empty CSV column.
     types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
+    types |= dict.fromkeys(indices, value_types.OTHER)
     texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
     inferred, warnings = infer_types(units, texts, config, scratch)
-    return TableInput(units, partitions.beside(types | inferred), first_row, warnings=warnings)
+    return TableInput(units, partitions.beside(types | inferred), first_row, warnings=warnings, indices=indices)
+
+
+def find_indices(names: list[str], source: ResolvedSource) -> list[str]:
+    """Return the columns of a file that are indices without a name, unless a setting names them."""
+    config = source.config
+    special = {source.target, config.id, config.group, config.time, config.weight}
+    named = special | {*config.types, *config.drop, *config.columns}
+    found = [name for place, name in enumerate(names) if INDEX.fullmatch(name) or (not place and FIRST.fullmatch(name))]
+    return [name for name in found if name not in named]
 
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:

@@ -19,6 +19,7 @@ from slipstream.pipeline.prepare.fit.moments import (
     TextOccurrences,
     column_moments,
 )
+from slipstream.pipeline.prepare.fit.row_order import RowOrder
 from slipstream.pipeline.prepare.fit.splits import TRAIN, Cuts, SplitRule
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.source.columnar import Unit, read_unit
@@ -119,6 +120,7 @@ class ScanResult:
 
     numeric: list[str]
     figures: ColumnMoments
+    order: RowOrder
     texts: dict[str, TextCount]
     rows: list[int] = field(default_factory=lambda: [0, 0, 0])
     classes: list[TextOccurrences] = field(
@@ -140,10 +142,12 @@ class ScanResult:
         limit = scan.budget.counted(len(texts))
         figures = ColumnMoments.nothing(len(scan.numeric), len(SPLITS))
         counts = {name: TextCount(texts=TextOccurrences(limit)) for name in texts}
-        return cls(scan.numeric, figures, counts, gaps=[0] * len(scan.config.identities))
+        order = RowOrder.nothing(len(scan.numeric))
+        return cls(scan.numeric, figures, order, counts, gaps=[0] * len(scan.config.identities))
 
     def merge(self, other: ScanResult) -> None:
         self.figures = self.figures.merge(other.figures)
+        self.order = self.order.merge(other.order)
         for name, column in other.texts.items():
             self.texts[name].merge(column)
         for mine, theirs in zip(self.classes, other.classes, strict=True):
@@ -161,6 +165,11 @@ class ScanResult:
             return ColumnCount(missing, moments)
         texts = self.texts.get(name, TextCount())
         return ColumnCount(texts.missing, texts=texts.texts, prose=texts.prose)
+
+    @property
+    def ordered(self) -> list[str]:
+        """Names of the columns of :meth:`.RowOrder.ordered`."""
+        return [name for name, ordered in zip(self.numeric, self.order.ordered(), strict=True) if ordered]
 
     def sample_table(self) -> pa.Table:
         return pa.Table.from_batches(self.sample)
@@ -237,6 +246,7 @@ def bad_rows(job: ScanUnitJob, result: ScanResult) -> Iterator[BadRow]:
         count_rows(rows, scan, result)
         result.gaps = [count + int((gaps[rows.keep] > lacks).sum()) for lacks, count in enumerate(result.gaps)]
         result.figures = result.figures.merge(figures)
+        result.order = result.order.then(list(numbers.values()))
         count_texts(rows, counting, scan, result)
         draw_sample(rows, numbers, scan, drawn)
         done += batch.num_rows

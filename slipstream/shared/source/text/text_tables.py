@@ -26,7 +26,7 @@ from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
 from slipstream.shared.source.resolved import ResolvedSource
-from slipstream.shared.source.tables import Partitions, check_columns, check_names, find_partitions
+from slipstream.shared.source.tables import Partitions, check_columns, check_names, find_indices, find_partitions
 from slipstream.shared.source.text import csv_blocks, json_lines
 from slipstream.shared.source.text.csv_blocks import ParsedBlock, TextBlock, csv_reader, read_blocks, read_header
 
@@ -93,6 +93,7 @@ class TextPlan:
     config: DataConfig
     partitions: Partitions = Partitions()
     target: str = ""
+    indices: list[str] = field(default_factory=list)
 
 
 def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
@@ -125,29 +126,33 @@ def plan_text(source: ResolvedSource) -> TextPlan:
 
     Raises ``UserError`` if CSV files have different columns.
     """
-    plan = (plan_json if source.format == "json" else plan_csv)(list(source.files), source.config)
-    return replace(plan, partitions=find_partitions(source), target=source.target)
+    plan = (plan_json if source.format == "json" else plan_csv)(source)
+    types = plan.types | dict.fromkeys(plan.indices, value_types.OTHER)
+    return replace(plan, types=types, partitions=find_partitions(source), target=source.target)
 
 
-def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
+def plan_csv(source: ResolvedSource) -> TextPlan:
+    files, config = list(source.files), source.config
     delimiter, detected = detect_delimiter(files, config)
     for warning in detected:
         logger("prepare").info(warning)
     config = replace(config, delimiter=delimiter)
     headers = [text_names(file, config) for file in files]
+    indices = list(dict.fromkeys(name for names in headers for name in find_indices(names, source)))
     for file, names in zip(files, headers, strict=True):
         check_names(names, file)
-        check_columns(headers[0], names, file, files[0], config.drop)
+        check_columns(headers[0], names, file, files[0], [*config.drop, *indices])
     sample = next(read_blocks(files[0], config, SAMPLE_BYTES))
     types, warnings = guess_columns(
         csv_blocks.parse_csv_block(sample, headers[0], config, config.header), headers[0], config
     )
     others = {name: value_types.OTHER for names in headers for name in names if name not in types}
-    return TextPlan(files, headers, types | others, detected + warnings, config)
+    return TextPlan(files, headers, types | others, detected + warnings, config, indices=indices)
 
 
-def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
+def plan_json(source: ResolvedSource) -> TextPlan:
     """Plan from the first lines of every file; a key that a line or file lacks is a missing value."""
+    files, config = list(source.files), source.config
     if config.columns or not config.header:
         raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so remove both")
     config = replace(config, quote="", escape="")  # no quotes span lines
@@ -158,7 +163,8 @@ def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
         new = [name for name in sample.table.column_names if name not in types]
         of_file, of_file_warnings = guess_columns(sample, new, config)
         types, warnings = types | of_file, warnings + of_file_warnings
-    return TextPlan(files, [list(types)] * len(files), types, warnings, config)
+    indices = find_indices(list(types), source)
+    return TextPlan(files, [list(types)] * len(files), types, warnings, config, indices=indices)
 
 
 def parse_block(job: TextJob) -> ParsedBlock:
@@ -207,7 +213,8 @@ def text_table_input(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput
     for piece in pieces:
         types = {name: value_types.wider_type(kind, piece.types[name]) or kind for name, kind in types.items()}
     bad = QuarantinedRows.joined([piece.bad for piece in pieces])
-    return TableInput(units, plan.partitions.beside(types), sum(piece.read for piece in pieces), bad, plan.warnings)
+    read = sum(piece.read for piece in pieces)
+    return TableInput(units, plan.partitions.beside(types), read, bad, plan.warnings, plan.indices)
 
 
 def text_names(file: SourceFile, config: DataConfig) -> list[str]:
