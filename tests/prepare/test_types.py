@@ -154,7 +154,7 @@ def test_undecided_days_stay_text_unless_a_setting_decides(tmp_path: Path) -> No
         columns_of(prepare_frames(tmp_path, [frame(d=texts)], name="set", dates="day-first"))["d"][0]
         == "day-first date"
     )
-    declared = {"types": {"d": "date"}}
+    declared: dict[str, Any] = {"types": {"d": "date"}}
     both = prepare_frames(tmp_path, [frame(d=texts)], name="both", dates="month-first", **declared)
     assert columns_of(both)["d"][0] == "month-first date"
     one = prepare_frames(tmp_path, [frame(d=texts)], name="one", types={"d": "day-first date"})
@@ -167,7 +167,7 @@ def test_no_clock_and_no_neighbour_changes_a_time(tmp_path: Path) -> None:
     days = np.array(["2024-03-04"] * ROWS, object)
     days[::2] = "2025-01-01"
     days[:4] = ["now", "today", "9999-12-31", "2024-03-04 00:00:00.123456789"]
-    config = {"quarantine_limit": 0.01, "shuffle": False}
+    config: dict[str, Any] = {"quarantine_limit": 0.01, "shuffle": False}
     data = prepare_frames(tmp_path, [frame(d=days)], **config)
     assert columns_of(data)["d"] == ("time", "numeric") and data.card["rows"]["quarantined"] == 2
     # Another process on another day.
@@ -285,7 +285,7 @@ def test_dictionaries_of_declared_dates_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lists", [[[1], [2]], [[], [1]]])
 def test_a_key_with_lists_anywhere_is_no_column_of_values(tmp_path: Path, lists: list[list[int]]) -> None:
-    values: list[object] = ["x"] * (ROWS - 2) + lists
+    values = [*["x"] * (ROWS - 2), *lists]
     data = prepare_frames(tmp_path, [frame(b=np.arange(ROWS) % 5, n=values)], "jsonl")
     assert columns_of(data)["n"][0] == "other" and data.card["rows"]["quarantined"] == 0
 

@@ -144,9 +144,9 @@ class DataConfig(Settings):
     """Which rows are held out for validation and test."""
 
     @property
-    def identity(self) -> str:
-        """Column that alone decides the split of a row; "" if the content or the time does."""
-        return "" if self.time else self.group or self.id
+    def identities(self) -> list[str]:
+        """Columns whose first value alone decides a row's split; none if the time does."""
+        return [] if self.time else [name for name in (self.group, self.id) if name]
 
     def check(self) -> None:
         if not is_text_encoding(self.encoding):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,9 @@ from slipstream.shared.source.resolved import ResolvedSource
 
 #: Hive's directory name for rows whose partition key is missing.
 MISSING = "__HIVE_DEFAULT_PARTITION__"
+#: Names of indices that pandas writes without a name, and names of a first column without one.
+INDEX = re.compile(r"(?i)__index_level_\d+__|unnamed: 0(\.\d+)*")
+FIRST = re.compile(r"(?i)(unnamed[:_] ?\d+)?")
 
 
 def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
@@ -39,18 +43,21 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
     units: list[Unit] = []
     types: dict[str, str] = {}
     coded, stored_texts = set[str](), set[str]()
+    indices: list[str] = []
     first_row = 0
     for file in source.files:
         schema, pieces = list_units(file, source.format, first_row)
         check_names(schema.names, file)
+        indices += find_indices(schema.names, source)
         of_file = {field.name: declared_type(field, file, config) for field in schema}
-        types = of_file if not types else merge_types(types, of_file, file, first, config.drop)
+        types = of_file if not types else merge_types(types, of_file, file, first, [*config.drop, *indices])
         stored_texts |= {field.name for field in schema if value_types.column_type(field.type) == value_types.TEXT}
         coded |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
         units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
         first_row += sum(piece.rows for piece in pieces)
     # A dictionary marks its texts as categories.
     types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
+    types |= dict.fromkeys(indices, value_types.OTHER)
     texts = [
         name
         for name, kind in types.items()
@@ -58,7 +65,16 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
         and is_counted(name, config)
     ]
     inferred, warnings = infer_types(units, texts, config, scratch)
-    return TableInput(units, partitions.beside(types | inferred), first_row, warnings=warnings)
+    return TableInput(units, partitions.beside(types | inferred), first_row, warnings=warnings, indices=indices)
+
+
+def find_indices(names: list[str], source: ResolvedSource) -> list[str]:
+    """Return the columns of a file that are indices without a name, unless a setting names them."""
+    config = source.config
+    special = {source.target, config.id, config.group, config.time, config.weight}
+    named = special | {*config.types, *config.drop, *config.columns}
+    found = [name for place, name in enumerate(names) if INDEX.fullmatch(name) or (not place and FIRST.fullmatch(name))]
+    return [name for name in found if name not in named]
 
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:

@@ -144,7 +144,10 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
     by = next((name for name in ("group", "id") if settings.get(name)), "content")
     aside = [column["name"] for column in schema["columns"] if column["role"] in ("dropped", "weight")]
     content = sorted(name for name, kind in types.items() if kind != "other" and name not in aside)
-    columns = content if by == "content" else [settings[by]]
+    names = [settings[name] for name in ("group", "id") if settings.get(name)]
+    # Rows without the group or id were split by the next of these.
+    used = 1 + sum(count > 0 for count in schema.get("gaps", []))
+    columns = list(dict.fromkeys([*names[:used], *(content if used > len(names) else [])]))
     shares = {name: settings["split"][name] for name in ("validation", "test", "seed")}
     if by == "content":  # hashed as values, in any notation
         types = {name: TIME if kind in TIMES else kind for name, kind in types.items()}

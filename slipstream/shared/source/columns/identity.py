@@ -9,8 +9,8 @@ values may have equal ones. Rules:
 * Other text hashes by its UTF-8 bytes (XXH3-64) in normal form NFKC without surrounding spaces.
 * All missing values have one hash, including NaN and the marks of ``data.missing``.
 
-``ROW_HASH`` is the version of these rules, stored in prepared data and exported models. Hashes of different versions
-are not comparable.
+``ROW_HASH`` is the version of these rules and of the columns that decide a row's split, stored in prepared data and
+exported models. Splits of different versions are not comparable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.number_formats import FALSE, TRUE, NumberFormat
 
-ROW_HASH = 2
+ROW_HASH = 3
 MISSING = np.uint64(0x9E3779B97F4A7C15)
 #: Magnitude from which a float type cannot represent every whole number.
 INEXACT = {pa.float32().id: 2.0**24, pa.float64().id: 2.0**53}

@@ -108,8 +108,8 @@ def count_readings(
     texts: pa.Array, number_format: NumberFormat, file: str = "", column: str = "", lines: np.ndarray | None = None
 ) -> Readings:
     """Count the values of a text column by class; ``lines`` are their lines in ``file``."""
-    if found := count_plain(texts, number_format):
-        return found
+    if plain_texts := count_plain(texts, number_format):
+        return plain_texts
     coded = value_types.with_dictionary(texts)
     distinct = value_types.clean_texts(coded.dictionary.cast(pa.string()), list(number_format.missing))
     codes = value_types.dictionary_codes(coded)

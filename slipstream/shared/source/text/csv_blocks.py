@@ -43,8 +43,8 @@ NEVER_CLOSES = "a quote opens here and never closes"
 class TextBlock:
     """Complete records of one file in UTF-8; ``first_line`` counts from 1.
 
-    ``content`` is None if the bytes are in a local file at ``offset``. The process that parses them then reads them
-    itself, which is several times faster than receiving them.
+    ``content`` is None if the bytes are in a local file at ``offset``. The
+    parsing process then reads them itself, which is faster.
 
     A block with a ``fault`` holds the start of one line that is not a record; ``fault`` is the reason.
     """

@@ -21,7 +21,7 @@ from slipstream.shared.logs import logger
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.identity import hash_identities
+from slipstream.shared.source.columns.identity import MISSING, hash_identities
 from slipstream.shared.source.columns.number_formats import DECLARED, NumberFormat
 from slipstream.shared.source.columns.readings import (
     Readings,
@@ -36,7 +36,14 @@ from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
 from slipstream.shared.source.resolved import ResolvedSource
-from slipstream.shared.source.tables import Partitions, check_columns, check_names, decide_types, find_partitions
+from slipstream.shared.source.tables import (
+    Partitions,
+    check_columns,
+    check_names,
+    decide_types,
+    find_indices,
+    find_partitions,
+)
 from slipstream.shared.source.text import csv_blocks, json_lines
 from slipstream.shared.source.text.csv_blocks import ParsedBlock, TextBlock, read_blocks, read_header
 from slipstream.shared.source.text.delimiters import detect_delimiter
@@ -100,6 +107,7 @@ class TextPlan:
     config: DataConfig
     partitions: Partitions = Partitions()
     target: str = ""
+    indices: list[str] = field(default_factory=list)
 
 
 def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
@@ -133,19 +141,22 @@ def plan_text(source: ResolvedSource) -> TextPlan:
 
     Raises ``UserError`` if CSV files have different columns.
     """
-    plan = (plan_json if source.format == "json" else plan_csv)(list(source.files), source.config)
+    plan = (plan_json if source.format == "json" else plan_csv)(source)
     return replace(plan, partitions=find_partitions(source), target=source.target)
 
 
-def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
+def plan_csv(source: ResolvedSource) -> TextPlan:
+    files, config = list(source.files), source.config
     delimiter, detected = detect_delimiter(files, config)
     for warning in detected:
         logger("prepare").info(warning)
     config = replace(config, delimiter=delimiter)
     headers = [text_names(file, config) for file in files]
+    indices = list(dict.fromkeys(name for names in headers for name in find_indices(names, source)))
     for file, names in zip(files, headers, strict=True):
         check_names(names, file)
-        check_columns(headers[0], names, file, files[0], config.drop)
+        check_columns(headers[0], names, file, files[0], [*config.drop, *indices])
+    config = replace(config, drop=[*config.drop, *indices])
     names_of = dict(zip(files, headers, strict=True))
     parsed = [
         csv_blocks.parse_csv_block(block, names_of[file], config, config.header and not block.offset)
@@ -153,7 +164,7 @@ def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
         for block in csv_blocks.sample_blocks(file, config, head_bytes(file, files), PLACE_BYTES)
     ]
     types = guess_columns(parsed, list(dict.fromkeys(name for names in headers for name in names)), config)
-    return TextPlan(files, headers, types, detected, config)
+    return TextPlan(files, headers, types, detected, config, indices=indices)
 
 
 def sampled_files(files: list[SourceFile]) -> list[SourceFile]:
@@ -167,8 +178,9 @@ def head_bytes(file: SourceFile, files: list[SourceFile]) -> int:
     return SAMPLE_BYTES if file == files[0] else PLACE_BYTES
 
 
-def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
+def plan_json(source: ResolvedSource) -> TextPlan:
     """Plan from the first lines of every file; a key that a line or file lacks is a missing value."""
+    files, config = list(source.files), source.config
     if config.columns or not config.header:
         raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so remove both")
     config = replace(config, quote="", escape="")  # no quotes span lines
@@ -179,10 +191,10 @@ def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
         if file.uri in sampled:
             blocks = csv_blocks.sample_blocks(file, config, head_bytes(file, files), PLACE_BYTES)
             parsed += [json_lines.parse_json_block(block, [], config) for block in islice(blocks, 1, None)]
-    types = guess_columns(
-        parsed, list(dict.fromkeys(name for each in parsed for name in each.table.column_names)), config
-    )
-    return TextPlan(files, [list(types)] * len(files), types, [], config)
+    names = list(dict.fromkeys(name for each in parsed for name in each.table.column_names))
+    indices = find_indices(names, source)
+    config = replace(config, drop=[*config.drop, *indices])
+    return TextPlan(files, [names] * len(files), guess_columns(parsed, names, config), [], config, indices=indices)
 
 
 def parse_block(job: TextJob) -> ParsedBlock:
@@ -246,7 +258,7 @@ def text_table_input(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput
     decided, warnings = decide_pieces(pieces, plan)
     types = plan.partitions.beside(plan.types | decided)
     bad = QuarantinedRows.joined([piece.bad for piece in pieces])
-    return TableInput(units, types, sum(piece.read for piece in pieces), bad, plan.warnings + warnings)
+    return TableInput(units, types, sum(piece.read for piece in pieces), bad, plan.warnings + warnings, plan.indices)
 
 
 def text_names(file: SourceFile, config: DataConfig) -> list[str]:
@@ -349,10 +361,13 @@ def in_one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def identities(parsed: ParsedBlock, job: TextJob) -> dict[str, pa.Array]:
-    """Return the column of hashes of ``data.group`` or ``data.id`` in a dictionary; empty if the file lacks it."""
-    name = job.config.identity
-    if name not in job.names:
-        return {}
-    texts, number_format = in_one(parsed.table[name]), NumberFormat.of(job.config)
-    hashes = hash_identities(texts, number_format, name, job.block.file, parsed.lines)
-    return {IDENTITY: pa.array(hashes)}
+    """Return columns with the hashes of ``data.group`` and, if rows lack it, of ``data.id``; those in the file."""
+    hashes: dict[str, pa.Array] = {}
+    for name in job.config.identities:
+        if name in job.names:
+            texts, number_format = in_one(parsed.table[name]), NumberFormat.of(job.config)
+            own = hash_identities(texts, number_format, name, job.block.file, parsed.lines)
+            hashes[IDENTITY + name] = pa.array(own)
+            if not (own == MISSING).any():
+                break
+    return hashes
