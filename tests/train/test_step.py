@@ -223,6 +223,16 @@ def test_averaged_weights_are_those_of_the_formula_and_what_is_evaluated(
     assert torch.equal(state.model(*inputs), mean) and not torch.equal(own, mean)
 
 
+def test_weights_filled_late_are_copied_to_the_average_and_the_best() -> None:
+    state = state_of(nets.with_unused(SIGNATURE), TrainingConfig(ema=0.5))
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.fill_(3.0)
+    state.copy_initial_weights()
+    assert state.averaged and all((w == 3).all() for w in (*state.averaged.weights.values(), *state.weights().values()))
+    assert all((state.best_weights[name] == 3).all() for name in state.averaged.weights)
+
+
 def test_an_older_checkpoint_goes_on_with_its_kind_of_adamw(tmp_path: Path) -> None:
     older = Run(tmp_path)
     older.steps(2)

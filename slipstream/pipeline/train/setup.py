@@ -66,7 +66,7 @@ class BuiltModel:
 
     resolved: ResolvedTraining
     predictor: Predictor
-    #: Values to fill the weights with; None if they are filled.
+    #: Values to fill the weights with once no checkpoint could be restored; None if they are filled.
     values: InitialValues | None
 
     @property
@@ -81,7 +81,7 @@ class PlacedModel:
 
     resolved: ResolvedTraining
     predictor: Predictor
-    #: Values to fill the weights with after the division; None if they are filled.
+    #: As in :class:`BuiltModel`.
     values: InitialValues | None
     traits: ModelTraits
     #: Compiled blocks of a replica; None unless ``training.compile`` is set, and before a division.
@@ -105,6 +105,8 @@ class Setup:
     parallel: ParallelModel
     #: Compiled blocks; None unless ``training.compile`` is set.
     compiled: CompiledTraining | None
+    #: As in :class:`BuiltModel`.
+    values: InitialValues | None
 
     @property
     def training(self) -> TrainingConfig:

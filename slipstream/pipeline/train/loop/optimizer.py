@@ -113,6 +113,11 @@ class AveragedWeights:
         self.weights = {name: p.detach().clone() for name, p in trained.items()}
 
     @torch.no_grad()
+    def restart(self) -> None:
+        """Set the averages to the current weights."""
+        torch._foreach_copy_(list(self.weights.values()), list[Tensor](self._trained))
+
+    @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:
         """Update the averages after step number ``step`` (from 0) unless ``skip`` (a float32 scalar) is 1.
 

@@ -184,6 +184,12 @@ class TrainingState:
         weights = own_state(self.model)
         return {**weights, **self.averaged.weights} if self.averaged else weights
 
+    def copy_initial_weights(self) -> None:
+        """Set the averaged and the best weights to the model's current weights."""
+        if self.averaged:
+            self.averaged.restart()
+        self.update_best_weights()
+
     def update_best_weights(self) -> None:
         """Copy the current weights to ``best_weights`` on the host, where they take no GPU memory."""
         for name, tensor in self.weights().items():

@@ -22,6 +22,7 @@ from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.initial.drawn import InitialValues
 from slipstream.shared.models.plan import ParallelPlan
 from slipstream.shared.models.trained import Weights
 
@@ -189,6 +190,17 @@ class ParallelModel(ABC):
     @abstractmethod
     def forward(self, *inputs: Tensor) -> Tensor | None:
         """Return the outputs of a batch in evaluation; None before the last pipeline stage."""
+
+    @abstractmethod
+    def fill(self, values: InitialValues, *, own: bool) -> None:
+        """Fill the weights that checkpoints hold (``own``), or all others, with initial values.
+
+        A rank fills only its part, without other ranks. Raises ``UserError`` if values are missing.
+        """
+
+    @abstractmethod
+    def share_filled(self, *, own: bool) -> None:
+        """Send the parts that :meth:`fill` filled to the ranks that also hold them."""
 
     @abstractmethod
     def norm(self) -> Tensor:
