@@ -13,7 +13,7 @@ from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
 from slipstream.pipeline.train.config import NO_LONGER_LASTING, TrainingConfig
 from slipstream.pipeline.train.data_loader import padding_inputs
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
-from slipstream.pipeline.train.identity import bit_identity_conditions, in_older_form, run_identity
+from slipstream.pipeline.train.identity import bit_identity_conditions, run_identity
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.pipeline.train.loop.probe import ModelTraits
 from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
@@ -142,7 +142,6 @@ class Setup:
         version, modules = code
         return ResumePolicy(
             this,
-            older=in_older_form(this, config),
             version=version,
             modules=modules,
             holder=resolved.request.holder,

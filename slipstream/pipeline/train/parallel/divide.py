@@ -103,6 +103,7 @@ class DividedModel(ParallelModel):
         self.model = parts[0] if len(parts) == 1 else JoinedParts(parts)
         self._parameters = list(self.model.parameters())
         self.batch_rows = pipeline.rows if pipeline else 0
+        self.clips_in_step = layout.size("tensor") == 1
         self.counts_losses = layout.has_losses and layout.coordinate("tensor") == 0
 
     def sharing_rows(self, group: RankContext) -> RankContext:

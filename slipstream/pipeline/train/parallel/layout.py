@@ -166,6 +166,8 @@ class ParallelModel(ABC):
     counts_losses: bool = True
     #: True if this process holds the whole model, so that it can run without other processes.
     is_whole: bool = False
+    #: True if a fused optimiser may scale the gradients in its step, instead of :meth:`clip`.
+    clips_in_step: bool = True
     #: Additional state for checkpoints, by name.
     parts: Mapping[str, Stateful] = MappingProxyType({})
     #: Context of compiled training passes, in addition to the caller's.
