@@ -220,7 +220,7 @@ def test_averaged_weights_are_those_of_the_formula_and_what_is_evaluated(
     torch.testing.assert_close(averaged.weights[name].double(), expected, rtol=1e-5, atol=1e-6)
     inputs = batch_of(4).inputs
     own, mean = state.model(*inputs), averaged.forward(*inputs)
-    state.update_best_weights()
+    state.stage_best_weights()()
     state.model.load_state_dict(state.best_weights)
     assert torch.equal(state.model(*inputs), mean) and not torch.equal(own, mean)
 

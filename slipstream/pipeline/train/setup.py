@@ -123,7 +123,7 @@ class Setup:
             parallel=self.parallel,
             optimizer=make_optimizer(predictor, training),
             scaler=LossScaler(group.device, enabled=self.resolved.precision == "fp16"),
-            best_weights=copy_weights(predictor),
+            best_weights=copy_weights(predictor) if group.rank == 0 or not self.parallel.is_whole else {},
             progress=Progress(),
             traits=self.traits,
             averaged=AveragedWeights(predictor, training.ema) if training.ema else None,
