@@ -16,7 +16,7 @@ from slipstream.shared.source import quarantine
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.quarantine import BadRow, QuarantinedRows, read_quarantine
-from slipstream.shared.source.text import csv_blocks, text_tables
+from slipstream.shared.source.text import csv_blocks, delimiters, text_tables
 from tests.support import REPOSITORY
 from tests.support.tables import Prepare
 from tests.support.wording import refuses
@@ -69,7 +69,8 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
     original = csv_blocks.read_blocks
     monkeypatch.setattr(csv_blocks, "read_blocks", read_blocks)
-    monkeypatch.setattr(text_tables, "read_blocks", read_blocks)
+    for module in (text_tables, delimiters):
+        monkeypatch.setattr(module, "read_blocks", read_blocks)
 
 
 def test_rows_are_in_file_order_whatever_is_wrong_with_them(

@@ -49,7 +49,7 @@ def test_the_loader_sends_from_its_ranks_gpu(notes: Notes, tmp_path: Path, monke
 def test_a_checkpoint_is_copied_and_published_from_its_ranks_gpu(
     notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, write = staging.SnapshotBuffers._copy, publish.Publisher.publish
+    copy, write = staging.copy_tensors, publish.Publisher.publish
 
     def copied(*arguments: Any) -> None:
         notes.add("copies")
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_copied_and_published_from_its_ranks_gpu(
         notes.add("publishes")
         return write(*arguments)
 
-    monkeypatch.setattr(staging.SnapshotBuffers, "_copy", copied)
+    monkeypatch.setattr(staging, "copy_tensors", copied)
     monkeypatch.setattr(publish.Publisher, "publish", published)
     network = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(network.parameters())

@@ -1,6 +1,7 @@
 """One optimiser step: no synchronisation, one decision, loss scaling, averaged weights, chosen arithmetic."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from harness.dispatch import counted
 from slipstream.operations.proofs.gpu.waits import NoWaits
 from slipstream.pipeline.train.checkpoint.manager import RestoredCheckpoint
 from slipstream.pipeline.train.config import TrainingConfig
@@ -218,9 +220,50 @@ def test_averaged_weights_are_those_of_the_formula_and_what_is_evaluated(
     torch.testing.assert_close(averaged.weights[name].double(), expected, rtol=1e-5, atol=1e-6)
     inputs = batch_of(4).inputs
     own, mean = state.model(*inputs), averaged.forward(*inputs)
-    state.update_best_weights()
+    state.stage_best_weights()()
     state.model.load_state_dict(state.best_weights)
     assert torch.equal(state.model(*inputs), mean) and not torch.equal(own, mean)
+
+
+def test_weights_filled_late_are_copied_to_the_average_and_the_best() -> None:
+    state = state_of(nets.with_unused(SIGNATURE), TrainingConfig(ema=0.5))
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.fill_(3.0)
+    state.copy_initial_weights()
+    assert state.averaged and all((w == 3).all() for w in (*state.averaged.weights.values(), *state.weights().values()))
+    assert all((state.best_weights[name] == 3).all() for name in state.averaged.weights)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_average_and_clipping_move_the_fewest_bytes(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average reads both weights and writes one; a clipped step takes no pass over the gradients of its own."""
+    monkeypatch.setattr("slipstream.pipeline.train.loop.optimizer.known_to_host", lambda tensor: known)
+    state = state_of(nn.Linear(5, 3000), TrainingConfig(ema=0.5))
+    assert state.averaged is not None
+    weights = sum(p.numel() for p in state.parameters)
+    moved = counted(lambda: state.averaged.update(3, torch.zeros(()))).moved  # type: ignore[union-attr]
+    assert 12 * weights <= moved < 12.1 * weights
+    train_step(state, TrainingConfig(), ALONE, "fp32", batch_of(12), 9)  # makes the optimiser's state
+    clipped, plain = (
+        counted(partial(train_step, state, TrainingConfig(clip_norm=norm), ALONE, "fp32", batch_of(12), 9)).moved
+        for norm in (1e-3, 0.0)
+    )
+    assert clipped - plain < 0.1 * weights
+
+
+def test_a_clipped_step_is_that_of_torch() -> None:
+    ours, theirs = (state_of(nets.with_unused(SIGNATURE), TrainingConfig()) for _ in range(2))
+    theirs.model.load_state_dict(ours.model.state_dict())
+    theirs.parallel.clips_in_step = False
+    before = everything(ours)
+    for state in (ours, theirs):
+        for _ in range(3):
+            train_step(state, TrainingConfig(clip_norm=1e-4), ALONE, "fp32", batch_of(12), 9)
+    for found, expected in zip(everything(ours), everything(theirs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
+    assert not torch.equal(before[0], everything(ours)[0])
+    assert not hasattr(ours.optimizer, "grad_scale")
 
 
 def test_an_older_checkpoint_goes_on_with_its_kind_of_adamw(tmp_path: Path) -> None:

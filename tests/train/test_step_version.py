@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slipstream.operations.proofs.gpu.trainings import SMALL_TRANSFORMER, train, write_table, write_tokens
-from slipstream.pipeline.train import request, run
+from slipstream.pipeline.train import request
 from slipstream.pipeline.train.config import STEP_VERSION
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
 from slipstream.shared.artifacts.results.training import read_history
 from slipstream.shared.artifacts.versions import module_digests
 from slipstream.shared.models import transformer
@@ -73,7 +74,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Vectorised float32 functions differ by a last bit between processors, so the initial weights and the tables of
     rotary positions are made here, the latter close to those of the model.
     """
-    begin, fill = request.Lineage.begin, run.fill_parameters
+    begin, fill = request.Lineage.begin, ReplicatedModel.fill
 
     def in_double(*given: Any) -> Predictor:
         predictor = begin(*given)
@@ -85,9 +86,10 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         )
         return predictor
 
-    def filled(network: nn.Module, values: Any) -> None:
-        fill(network, values)
-        draw(network)
+    def filled(model: ReplicatedModel, values: Any, *, own: bool) -> None:
+        fill(model, values, own=own)
+        if own:
+            draw(model.model.network)
 
     def exact_tables(config: Any, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         half = config.head_size // 2
@@ -102,7 +104,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return made[0], made[1]
 
     monkeypatch.setattr(request.Lineage, "begin", in_double)
-    monkeypatch.setattr(run, "fill_parameters", filled)
+    monkeypatch.setattr(ReplicatedModel, "fill", filled)
     monkeypatch.setattr(transformer, "kept_tables", cache(exact_tables))
     yield
     if dist.is_initialized():

@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -13,10 +14,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from slipstream.operations.proofs.processes import FORK, free_port
+from slipstream.pipeline.train.checkpoint.shards import read_index
 from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.loop import state as state_module
 from slipstream.pipeline.train.loop.optimizer import learning_rate
+from slipstream.pipeline.train.loop.state import TrainingState
 from slipstream.shared.artifacts.results.training import read_attempt, read_history
-from tests.support.training import refusal, table_of_numbers, trained
+from tests.support.training import rank_body, refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
 
 ROWS = 257  # with a batch of 64 an epoch's tail is a single row: of two ranks one has none
@@ -64,6 +68,32 @@ def test_mixed_precision_learns_and_keeps_full_precision_weights(
     assert found["best"]["accuracy"] > 0.6, "three classes, one standard deviation apart"
     assert 0 < read_attempt(model).save_seconds < 60, "a checkpoint is saved once an epoch"
     assert {weight.dtype for weight in load_file(model / "best.safetensors").values()} == {np.dtype("float32")}
+
+
+def body_that_counts(rank: int, *arguments: Any) -> None:
+    """Note how many weights this rank copies at every better evaluation."""
+    stage = TrainingState.stage_best_weights
+    file = Path(f"{arguments[2]['directory']}.copies{rank}")
+
+    def counted(state: TrainingState) -> Callable[[], None]:
+        with file.open("a") as copies:
+            copies.write(f"{len(state.best_weights)}\n")
+        return stage(state)
+
+    vars(state_module)["TrainingState"].stage_best_weights = counted
+    rank_body(rank, *arguments)
+
+
+def test_only_rank_0_copies_and_stores_the_best_weights(prepared: Path, tmp_path: Path) -> None:
+    config = TrainingConfig(epochs=2, batch_size=64, patience=0)
+    model = trained(prepared, tmp_path / "x", 2, config, body=body_that_counts)
+    ours, others = ((tmp_path / f"x/model.copies{rank}").read_text().split() for rank in range(2))
+    assert set(ours) == {str(len(load_file(model / "best.safetensors")))} and set(others) == {"0"}
+    assert len(ours) == len(others)
+    index = read_index(next((tmp_path / "x/checkpoints").glob("step-*")))
+    best = [tensor for name, tensor in index.items() if name.startswith("progress/best_weights/")]
+    files = {chunk.piece.file for tensor in best for chunk in tensor.chunks}
+    assert files == {"tensors-00000.bin"}
 
 
 @pytest.mark.prove

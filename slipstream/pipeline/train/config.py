@@ -13,7 +13,7 @@ from slipstream.shared.settings import LARGEST, Natural, Positive, Seed, Setting
 
 #: Version of the arithmetic of a training step. Increment it when a code change alters a step's results on purpose:
 #: older trainings then restart instead of resuming with different arithmetic.
-STEP_VERSION = 1
+STEP_VERSION = 2
 
 #: Values of ``batch_size: auto``, the largest first, and the number of steps per epoch that it aims at.
 AUTOMATIC_SIZES, STEPS_PER_EPOCH = (256, 128, 64, 32, 16), 20

@@ -6,21 +6,7 @@ per epoch, and the last batch of an epoch may be short.
 
 Rows are stored shuffled within each segment (which may be several files), so any block is a random sample of its
 segment. An epoch can therefore read block by block, which suits disk and cache, and its batches are still as mixed as
-random ones:
-
-* The *sequence* of an epoch lists all rows. It is divided into strata. A stratum is a segment, or several segments that
-  are too small to be in every batch. Within a stratum the blocks are in random order. Within a block the rows are in
-  random order, the same for all blocks of equal length; this suffices, as a row's position in its block is already
-  random. For large batches a few neighbouring rows stay together, to be read at once.
-* Each stratum is divided into *lanes*, intervals of the sequence of equal length, about :data:`LANES` in all. Every
-  batch takes rows from every lane in proportion to the lane's length. So it mixes as many blocks as there are lanes,
-  and contains all segments in the proportion of their sizes.
-* After D samples of an epoch of N samples, the lanes before position P of the sequence have contributed
-  ``floor(P·D/N)`` rows in all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane
-  has at least N/G rows.
-
-Lanes do not depend on the number of processes. A batch lists its rows lane by lane, so each rank reads the blocks of a
-few lanes only.
+random ones.
 """
 
 from __future__ import annotations
@@ -125,6 +111,19 @@ class BlockSequence:
     start: np.ndarray
 
 
+# * The *sequence* of an epoch lists all rows. It is divided into strata. A stratum is a segment, or several segments
+#   that are too small to be in every batch. Within a stratum the blocks are in random order. Within a block the rows
+#   are in random order, the same for all blocks of equal length; this suffices, as a row's position in its block is
+#   already random. For large batches a few neighbouring rows stay together, to be read at once.
+# * Each stratum is divided into *lanes*, intervals of the sequence of equal length, about LANES in all. Every batch
+#   takes rows from every lane in proportion to the lane's length. So it mixes as many blocks as there are lanes, and
+#   contains all segments in the proportion of their sizes.
+# * After D samples of an epoch of N samples, the lanes before position P of the sequence have contributed floor(P·D/N)
+#   rows in all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane has at least
+#   N/G rows.
+#
+# Lanes do not depend on the number of processes. A batch lists its rows lane by lane, so each rank reads the blocks of
+# a few lanes only.
 class GlobalOrder:
     """Endless order of the training rows, epoch after epoch, in batches of ``batch_size``."""
 

@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from slipstream.pipeline.train.applied_tuning import AppliedTuning
 from slipstream.pipeline.train.checkpoint.manager import RestoredCheckpoint
-from slipstream.pipeline.train.checkpoint.restore import MANIFESTS, ResumePolicy
+from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
 from slipstream.pipeline.train.config import STEP_VERSION, TrainingConfig, resume_settings
 from slipstream.pipeline.train.data_order import ORDER_VERSION
 from slipstream.pipeline.train.loop.state import TrainingState
@@ -68,16 +68,6 @@ def run_identity(
     }
 
 
-def in_older_form(identity: Mapping[str, object], model: ModelConfig) -> dict[str, object]:
-    """Return an identity as releases before :data:`STEP_VERSION` wrote it, without the fields :data:`MANIFESTS`.
-
-    Only needed for checkpoint directories that ``training.checkpoint_uri`` names; remove it with the next release.
-    """
-    code = model_code(model, by_bytes=True)
-    older = {name: value for name, value in identity.items() if name not in (*MANIFESTS, "model_code")}
-    return older | ({"model_code": code} if code else {})
-
-
 def training_code() -> tuple[str, dict[str, str]]:
     """Return the code version of this process and the digest of every module used in training."""
     return code_version("train"), module_digests(STAGES["train"].engines)
@@ -95,9 +85,7 @@ def describe_other_code(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 def log_resumption(restored: RestoredCheckpoint, state: TrainingState, policy: ResumePolicy) -> None:
     """Log the checkpoint that training resumes from, and reasons why results may differ."""
     LOG.info("training resumes from step %d (%s)", restored.step, restored.source)
-    if not restored.trained_by:
-        LOG.warning("the checkpoint is of an older release, which recorded other digests: its data was not compared")
-    elif other_code := describe_other_code(restored.modules, policy.modules):
+    if other_code := describe_other_code(restored.modules, policy.modules):
         LOG.warning("%s", other_code)
     if not all(settings["fused"] for settings in state.optimizer.param_groups):
         LOG.info("training continues with the optimiser of this checkpoint, which is slower than the fused one")

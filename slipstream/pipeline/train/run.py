@@ -73,7 +73,7 @@ from slipstream.shared.models.adapters.network import hold_frozen
 from slipstream.shared.models.arithmetic import autocast_context, common_precision, device_capability
 from slipstream.shared.models.base.directory import BaseRecord
 from slipstream.shared.models.factory import initial_values
-from slipstream.shared.models.initial.drawn import fill_parameters
+from slipstream.shared.models.initial.drawn import allocate_zeros
 from slipstream.shared.models.trained import write_trained
 from slipstream.shared.storage.local import cannot_write
 
@@ -130,9 +130,8 @@ class Trainer:
 
     def run(self) -> None:
         """Take all steps."""
-        # No variable keeps the undivided model.
-        setup = self.divide(self.place(self.build(self.resolve())))
-        with self.restore(setup) as resumed:
+        # No variable keeps the undivided model, or the initial values.
+        with self.restore(self.divide(self.place(self.build(self.resolve())))) as resumed:
             trained = self.train(resumed)
             self.write(trained)
 
@@ -187,7 +186,7 @@ class Trainer:
         with same_error_on_all_ranks(self.on_host):
             predictor = resolved.lineage.begin(resolved.architecture, training)
             built = BuiltModel(resolved, predictor, None)
-            if built.unfilled or training.parallel.divides:
+            if built.unfilled:
                 values = initial_values(config, predictor.network, training.seed, self.request.origin)
                 built = replace(built, values=values)
             if predictor.adapted:
@@ -196,19 +195,19 @@ class Trainer:
         return built
 
     def place(self, built: BuiltModel) -> PlacedModel:
-        """Fill the model on this rank's device, unless it is to be divided, and examine it.
+        """Allocate the model on this rank's device, unless it is to be divided, and examine it.
 
         Raises ``AgreedUserError`` if the settings do not suit the model, or the machines have different bases.
         """
-        resolved, predictor, values, group = built.resolved, built.predictor, built.values, self.group
+        resolved, predictor, group = built.resolved, built.predictor, self.group
         training, config, first = resolved.training, resolved.architecture.config, resolved.pieces[0]
         divides, overhead = training.parallel.divides, 0.0
         compiled = None
         with same_error_on_all_ranks(self.on_host):
             if not (built.unfilled and divides):
-                if values and not divides:
+                if built.unfilled:
                     # On the device and in the final dtypes: host memory may not suffice for one model per process.
-                    fill_parameters(predictor.network.to_empty(device=group.device), values)
+                    allocate_zeros(predictor.network, group.device)
                 predictor = predictor.to(group.device)
             traits = probe_traits(predictor, group.device)
             check_divisible(training, traits, resolved.precision)
@@ -233,7 +232,7 @@ class Trainer:
             origin = same_origin(config.base, self.peers.gather(digest))
             base = BaseRecord(config.base, origin.partition(" ")[0])
             resolved = replace(resolved, architecture=replace(resolved.architecture, base=base))
-        return PlacedModel(resolved, predictor, values, traits, compiled, overhead, origin)
+        return PlacedModel(resolved, predictor, built.values, traits, compiled, overhead, origin)
 
     def divide(self, placed: PlacedModel) -> Setup:
         """Divide the model among the ranks, or replicate it.
@@ -245,12 +244,12 @@ class Trainer:
         with same_error_on_all_ranks(self.on_host):
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel
-            if training.parallel.divides and placed.values:
+            if training.parallel.divides:
                 # The import takes half a second on every process, and most trainings do not need it.
                 from slipstream.pipeline.train.parallel.divide import divide_model
 
                 size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
-                parallel = divide_model(predictor, layout, group.device, placed.values, **size, precision=precision)
+                parallel = divide_model(predictor, layout, group.device, None, **size, precision=precision)
                 if training.compile:
                     # A pipeline takes whole batches only.
                     tried = pieces if training.parallel.pipeline > 1 else pieces[:1]
@@ -258,7 +257,21 @@ class Trainer:
             else:
                 exchange = self.applied.exchange(training.gradients)
                 parallel = replicate_model(predictor, placed.traits, group, exchange, training.seed, compiled)
-        return Setup(resolved, placed.traits, placed.overhead, placed.origin, layout, parallel, compiled)
+        setup = Setup(
+            resolved, placed.traits, placed.overhead, placed.origin, layout, parallel, compiled, placed.values
+        )
+        self.fill(setup, own=False)
+        return setup
+
+    def fill(self, setup: Setup, *, own: bool) -> None:
+        """Fill the weights that checkpoints hold (``own``), or all others, unless the model was built with values.
+
+        Raises ``AgreedUserError`` for missing values.
+        """
+        if setup.values:
+            with same_error_on_all_ranks(self.on_host):
+                setup.parallel.fill(setup.values, own=own)
+            setup.parallel.share_filled(own=own)
 
     @contextmanager
     def restore(self, setup: Setup) -> Iterator[ResumedTraining]:
@@ -291,6 +304,10 @@ class Trainer:
                 state.apply(restored, group)
                 if group.rank == 0:
                     log_resumption(restored, state, checkpoints.policy)
+            elif setup.values:
+                self.fill(setup, own=True)
+                state.copy_initial_weights()
+            setup = replace(setup, values=None)
             checkpoints.prepare(state.to_save())
             yield ResumedTraining(setup, state, checkpoints, guard, restored, state.progress.step)
 

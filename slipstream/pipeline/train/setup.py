@@ -13,7 +13,7 @@ from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
 from slipstream.pipeline.train.config import NO_LONGER_LASTING, TrainingConfig
 from slipstream.pipeline.train.data_loader import padding_inputs
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
-from slipstream.pipeline.train.identity import bit_identity_conditions, in_older_form, run_identity
+from slipstream.pipeline.train.identity import bit_identity_conditions, run_identity
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.pipeline.train.loop.probe import ModelTraits
 from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
@@ -66,7 +66,7 @@ class BuiltModel:
 
     resolved: ResolvedTraining
     predictor: Predictor
-    #: Values to fill the weights with; None if they are filled.
+    #: Values to fill the weights with once no checkpoint could be restored; None if they are filled.
     values: InitialValues | None
 
     @property
@@ -81,7 +81,7 @@ class PlacedModel:
 
     resolved: ResolvedTraining
     predictor: Predictor
-    #: Values to fill the weights with after the division; None if they are filled.
+    #: As in :class:`BuiltModel`.
     values: InitialValues | None
     traits: ModelTraits
     #: Compiled blocks of a replica; None unless ``training.compile`` is set, and before a division.
@@ -105,6 +105,8 @@ class Setup:
     parallel: ParallelModel
     #: Compiled blocks; None unless ``training.compile`` is set.
     compiled: CompiledTraining | None
+    #: As in :class:`BuiltModel`.
+    values: InitialValues | None
 
     @property
     def training(self) -> TrainingConfig:
@@ -121,7 +123,7 @@ class Setup:
             parallel=self.parallel,
             optimizer=make_optimizer(predictor, training),
             scaler=LossScaler(group.device, enabled=self.resolved.precision == "fp16"),
-            best_weights=copy_weights(predictor),
+            best_weights=copy_weights(predictor) if group.rank == 0 or not self.parallel.is_whole else {},
             progress=Progress(),
             traits=self.traits,
             averaged=AveragedWeights(predictor, training.ema) if training.ema else None,
@@ -140,7 +142,6 @@ class Setup:
         version, modules = code
         return ResumePolicy(
             this,
-            older=in_older_form(this, config),
             version=version,
             modules=modules,
             holder=resolved.request.holder,

@@ -106,10 +106,13 @@ class Predictor(nn.Module):
         self.register_buffer("image_mean", torch.tensor(signature.image_mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
 
+    def owns(self, name: str) -> bool:
+        """Return True unless the tensor ``name`` belongs to the base of a model with adapters."""
+        return not self.adapted or is_adapter(name)
+
     def own_state(self) -> dict[str, Tensor]:
         """Return the state dict, or if ``adapted`` only the adapters."""
-        state = self.state_dict()
-        return {name: tensor for name, tensor in state.items() if is_adapter(name)} if self.adapted else state
+        return {name: tensor for name, tensor in self.state_dict().items() if self.owns(name)}
 
     def forward(self, *inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """Run the model; later pipeline stages, whose inputs are hidden states, may also need the row's ``ids``."""

@@ -36,12 +36,11 @@ def fingerprint_model(config: ModelConfig) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(code)) if code else ""
 
 
-def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]:
+def model_code(config: ModelConfig) -> dict[str, str]:
     """Return digests of the factory's own modules, and versions of the packages that they import, by name.
 
     Empty for built-in models, or if the module does not exist. A Python module counts by its syntax tree, without
-    comments and docstrings, other modules by their bytes. With ``by_bytes`` all count by bytes, as in checkpoints of an
-    older release.
+    comments and docstrings, other modules by their bytes.
     """
     if not config.factory:
         return {}
@@ -59,9 +58,7 @@ def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]
             if module.name not in found:
                 found[module.name] = module
                 waiting += module.imported_names()
-    digests = {
-        name: module.digest_of_bytes if by_bytes else module.digest for name, module in found.items() if module.file
-    }
+    digests = {name: module.digest for name, module in found.items() if module.file}
     # A factory outside the user's modules belongs to an installed package, or does not exist.
     others = packages - {PROJECT} - sys.stdlib_module_names
     return digests | {name: versions for name in others if (versions := versions_of(name))}
@@ -79,12 +76,8 @@ class UserModule:
     @property
     def digest(self) -> str:
         syntax = self.syntax
-        return syntax.digest[:32] if syntax else self.digest_of_bytes
-
-    @property
-    def digest_of_bytes(self) -> str:
         assert self.file
-        return xxhash.xxh3_128_hexdigest(self.file.read_bytes())
+        return syntax.digest[:32] if syntax else xxhash.xxh3_128_hexdigest(self.file.read_bytes())
 
     @property
     def syntax(self) -> Syntax | None:

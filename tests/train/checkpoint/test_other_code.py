@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -17,21 +16,19 @@ from slipstream.pipeline.train import identity as identity_module
 from slipstream.pipeline.train import run as run_module
 from slipstream.pipeline.train.checkpoint.home import CheckpointName
 from slipstream.pipeline.train.checkpoint.restore import Candidate, check_tensors
+from slipstream.pipeline.train.config import STEP_VERSION
 from slipstream.pipeline.train.identity import describe_other_code
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.results.training import Attempt, code_versions_of, read_attempt
 from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
-from slipstream.shared.models.trained import TrainedModel
 from slipstream.shared.storage import storage_for
 from tests.support.small_run import Run
 from tests.support.wording import line_with, refuses, same_wording
 
 THEN = {"slipstream.prepare.rows": "1", "slipstream.pipeline.train.loop": "1"}
 NOW = {"slipstream.prepare.rows": "2", "slipstream.pipeline.train.loop": "1"}
-#: A checkpoint directory that commit 0a260941 wrote, whose identity holds the digest of a manifest and no step version.
-OLDER = Path(__file__).with_name("older_release")
 SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 50, "learning_rate": 1e-2, "precision": "fp32"}
 SETTINGS |= {"checkpoint_every": 5}
 MLP = ModelConfig("mlp", {"hidden": [16]})
@@ -121,29 +118,6 @@ def at_step_5(directory: Path) -> None:
             shutil.rmtree(place)
 
 
-def weights_of(directory: Path) -> dict[str, torch.Tensor]:
-    return TrainedModel.open(directory).load().state_dict()
-
-
-def test_a_directory_of_an_older_release_resumes(alone: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(OLDER, alone / "model.checkpoints")
-    resumed = train(alone / "model", alone / "table", MLP, **SETTINGS)
-    attempt = read_attempt(resumed)
-    assert "step-000000000005" in attempt.resumed_from and attempt.steps == 7
-    assert "older release" in capfd.readouterr().err
-    dist.destroy_process_group() if dist.is_initialized() else None
-    whole = weights_of(train(alone / "whole", alone / "table", MLP, **SETTINGS))
-    found = weights_of(resumed)
-    assert all(torch.allclose(found[name], whole[name], rtol=1e-4, atol=1e-6) for name in whole)
-
-
-@pytest.mark.parametrize("setting", [{"learning_rate": 2e-2}, {"seed": 1}])
-def test_a_directory_of_an_older_release_of_another_training_is_refused(alone: Path, setting: dict[str, Any]) -> None:
-    shutil.copytree(OLDER, alone / "model.checkpoints")
-    with refuses(Exception, match=f"training.{next(iter(setting))}"):
-        train(alone / "model", alone / "table", MLP, **(SETTINGS | setting))
-
-
 def test_an_edit_resumes_and_a_raised_step_version_does_not(
     alone: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,18 +141,9 @@ def test_an_edit_resumes_and_a_raised_step_version_does_not(
     assert code_versions_of(Artifact.open(alone / "model", "train")) == ["old", "new"]
     same_wording(line_with("slipstream.prepare.rows", capfd.readouterr().err))
     dist.destroy_process_group() if dist.is_initialized() else None
-    monkeypatch.setattr(identity_module, "STEP_VERSION", 2)
+    monkeypatch.setattr(identity_module, "STEP_VERSION", STEP_VERSION + 1)
     with refuses(Exception):
         train(alone / "kept", alone / "table", MLP, **SETTINGS)
-
-
-def test_a_directory_of_an_older_release_is_of_the_first_step_version(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(identity_module, "STEP_VERSION", 2)
-    shutil.copytree(OLDER, alone / "model.checkpoints")
-    with refuses(Exception):
-        train(alone / "model", alone / "table", MLP, **SETTINGS)
 
 
 def test_the_holder_of_another_execution_is_no_reason_to_skip(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from harness.dispatch import counted
 from slipstream.pipeline.train.checkpoint import staging
-from slipstream.pipeline.train.checkpoint.staging import SnapshotBuffers
+from slipstream.pipeline.train.checkpoint.staging import SnapshotBuffers, host_buffers, stage_copies
 from tests.support.asked_of_cuda import Cuda, OnGpu, Runtime
 from tests.support.small_run import Run, same
 from tests.support.wording import refuses
@@ -25,13 +25,13 @@ LONG = 30.0
 @pytest.fixture
 def allowed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Copies in the background begin when this is set."""
-    copy, allowed = SnapshotBuffers._copy, threading.Event()
+    copy, allowed = staging.copy_tensors, threading.Event()
 
-    def copy_later(self: SnapshotBuffers, tensors: dict[str, torch.Tensor]) -> None:
+    def copy_later(buffers: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> None:
         assert threading.get_ident() == MAIN or allowed.wait(LONG)
-        copy(self, tensors)
+        copy(buffers, tensors)
 
-    monkeypatch.setattr(SnapshotBuffers, "_copy", copy_later)
+    monkeypatch.setattr(staging, "copy_tensors", copy_later)
     return allowed
 
 
@@ -112,6 +112,29 @@ def test_the_step_loop_waits_for_no_thread_to_start(tmp_path: Path, monkeypatch:
         run.steps(1)
         run.save(step)
     assert len(starters) == 2 and MAIN not in starters
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_copy_of_its_own_holds_the_state_before_the_next_step(
+    early: bool, tmp_path: Path, allowed: threading.Event
+) -> None:
+    run = Run(tmp_path)
+    weights = dict(run.model.named_parameters())
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    buffers = host_buffers(weights)
+    run.checkpoints.background.copy(stage_copies(buffers, weights, weights.keys()))
+    if early:
+        with torch.no_grad():
+            weights["0.weight"].add_(1)
+        allowed.set()
+        with refuses(RuntimeError):
+            run.checkpoints.background.wait_for_copy()
+        return
+    threading.Thread(target=allow_when_the_loop_waits, args=(allowed,), daemon=True).start()
+    run.steps(1)
+    wait = run.checkpoints.background.pop_step_wait()
+    assert allowed.is_set() and wait is not None and not wait.of_save
+    assert same(buffers, before) and not torch.equal(weights["0.weight"], before["0.weight"])
 
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {

@@ -146,6 +146,8 @@ class StepWait:
     reached: DeviceMark
     started: float
     ended: float
+    #: True if the snapshot was that of a save.
+    of_save: bool = True
 
     def stall(self) -> float:
         """Wait until the device has reached the mark, and return the seconds for which it was idle."""
@@ -184,6 +186,8 @@ class BackgroundSave:
         self._active: CheckpointSave | None = None
         self._waiting: CheckpointSave | None = None
         self._step_wait: StepWait | None = None
+        #: Copy in progress that belongs to no save.
+        self._copying: Future[None] | None = None
         self._was_late = False
         self._refused = 0
         self.outage = Outage(publisher.storage.base)
@@ -348,6 +352,7 @@ class BackgroundSave:
 
         Raises the error of a failed save, unless ``tolerate`` is True.
         """
+        self.wait_for_copy()
         while self.waiting:
             if self.state is SaveState.WAITING:
                 self.advance(SaveEvent.FREE)
@@ -359,16 +364,31 @@ class BackgroundSave:
             if failed and not newer:
                 return
 
+    def copy(self, complete: Callable[[], None]) -> None:
+        """Call ``complete`` in the background, after the newest snapshot; the next optimiser step waits for it."""
+        self.wait_for_copy()
+        self._copied.clear()
+        self._copying = self._copier.submit(self._copy_only, complete)
+
+    def _copy_only(self, complete: Callable[[], None]) -> None:
+        try:
+            complete()
+        finally:
+            self._copied.set()
+
     def wait_for_copy(self) -> None:
-        """Wait until the newest snapshot holds copies of all tensors."""
+        """Wait until the newest snapshot holds copies of all tensors; raise the error of :meth:`copy`."""
         self._copied.wait()
+        if self._copying:
+            copying, self._copying = self._copying, None
+            copying.result()
 
     def delay_step(self) -> None:
         """Delay the optimiser step until the snapshot has copied all tensors that the step changes."""
         if not self._copied.is_set():
-            reached, started = self._clock.mark(), time.perf_counter()
+            reached, started, of_save = self._clock.mark(), time.perf_counter(), self._copying is None
             self.wait_for_copy()
-            self._step_wait = StepWait(reached, started, time.perf_counter())
+            self._step_wait = StepWait(reached, started, time.perf_counter(), of_save)
 
     def pop_step_wait(self) -> StepWait | None:
         """Return and forget the last optimiser step's wait for a snapshot; None if it did not wait."""

@@ -207,7 +207,8 @@ class Checkpoints:
     def _plan(self, tensors: Mapping[str, Tensor]) -> SnapshotBuffers:
         self._tensor_keys = tensor_keys(tensors)
         gathered = self.peers.gather(self._tensor_keys)
-        self._parts_differ = len({tuple(name for name, *_ in keys) for keys in gathered}) > 1
+        names = [{name for name, *_ in keys} for keys in gathered]
+        self._parts_differ = any(of_rank - names[0] for of_rank in names)
         chosen = assign_writers(gathered)
         self._buffers = SnapshotBuffers(tensors, chosen, self.peers.rank)
         return self._buffers

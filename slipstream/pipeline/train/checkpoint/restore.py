@@ -42,10 +42,6 @@ RUN_BYTES = 8 << 20
 #: Concurrent requests of a rank; the product with :data:`RUN_BYTES` bounds its memory for file contents.
 REQUESTS = 8
 
-#: Fields of an identity that older releases filled with digests of manifests. Manifests hold a code version, so newer
-#: code makes other digests of the same rows.
-MANIFESTS = ("data", "start", "teacher")
-
 T = TypeVar("T")
 
 
@@ -165,20 +161,12 @@ class SkippedCheckpoint(Exception):
     """Raised if the resume policy excludes a checkpoint; an older one may be used."""
 
 
-def in_older_form(made_by: Mapping[str, Any]) -> bool:
-    """Return True if a manifest's ``made_by`` was written by a release before ``STEP_VERSION`` existed."""
-    return "trained_by" not in made_by
-
-
 @dataclass(frozen=True)
 class ResumePolicy:
     """Run section of new manifests, and policy for resuming from existing checkpoints."""
 
     #: Values that must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
     identity: Mapping[str, object]
-    #: Identity in the form of releases before ``STEP_VERSION``: see
-    #: :func:`slipstream.pipeline.train.identity.in_older_form`.
-    older: Mapping[str, object] = field(default_factory=dict)
     #: Code version of this process.
     version: str = ""
     #: Digest of every module.
@@ -242,11 +230,7 @@ class ResumePolicy:
                 f"{candidate.uri}: written by a newer version of this project (content {content}; this version reads "
                 f"{CONTENT}); update, or start afresh with training.resume=never"
             )
-        recorded, this = made_by.get("identity", {}), self.identity
-        if self.older and isinstance(recorded, Mapping) and in_older_form(made_by):
-            recorded = {name: value for name, value in recorded.items() if name not in MANIFESTS} | {"step": 1}
-            this = self.older
-        then, now = (with_defaults(self.defaults, each) for each in (recorded, this))
+        then, now = (with_defaults(self.defaults, each) for each in (made_by.get("identity", {}), self.identity))
         difference = first_difference(then, now, ignored=self.ignored)
         if difference:
             name, theirs, ours = difference

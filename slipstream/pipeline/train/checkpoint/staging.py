@@ -35,8 +35,8 @@ def tensor_keys(tensors: Mapping[str, Tensor]) -> list[TensorKey]:
 def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
     """Return the writing rank of each unsharded tensor, given the keys of all ranks.
 
-    Tensors are assigned from the largest on, each to the rank with the fewest bytes so far, so that all ranks write
-    about the same number of bytes.
+    Tensors are assigned from the fewest holders and the largest size on, each to the rank with the fewest bytes so far,
+    so that all ranks write about the same number of bytes. Sharded tensors are written by all ranks that hold shards.
     """
     holders: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
@@ -47,7 +47,7 @@ def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
                 sizes[name] = torch.Size(size).numel() * dtype.itemsize
     load = [0] * len(keys)
     chosen = {}
-    for name in sorted(holders, key=lambda name: (-sizes[name], name)):
+    for name in sorted(holders, key=lambda name: (len(holders[name]), -sizes[name], name)):
         rank = min(holders[name], key=lambda r: (load[r], r))
         chosen[name] = rank
         load[rank] += sizes[name]
@@ -60,49 +60,72 @@ class SnapshotBuffers:
     def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, int], rank: int) -> None:
         # Sorted, because restoring changes the order of an optimiser's state, but not that of the files.
         self._mine = sorted(name for name, t in tensors.items() if isinstance(t, DTensor) or chosen[name] == rank)
-        parts = {name: local_tensor(tensors[name]) for name in self._mine}
-        places = [aligned(part.nbytes) for part in parts.values()]
-        # Zeroed, so that its pages are allocated.
-        memory = torch.empty(sum(places), dtype=torch.uint8).zero_()
-        if memory.nbytes and any(part.is_cuda for part in parts.values()):
-            pin_memory(memory)
-        self._buffers = {
-            name: place[: part.nbytes].view(part.dtype).view(part.shape)
-            for (name, part), place in zip(parts.items(), memory.split(places), strict=True)
-        }
+        self._buffers = host_buffers({name: tensors[name] for name in self._mine})
 
     def stage(self, tensors: Mapping[str, Tensor], deferred: Collection[str]) -> Callable[[], dict[str, Tensor]]:
-        """Start a snapshot of this rank's tensors, and return a function that completes it in any thread.
+        """Start a snapshot of this rank's tensors, and return a function that completes and returns it in any thread.
 
-        The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any of these has changed
-        since the call of :meth:`stage`. All other tensors are copied at once.
+        Arguments and errors are those of :func:`stage_copies`.
         """
-        later = {name: local_tensor(tensors[name]).detach() for name in self._mine if name in deferred}
-        versions = {name: tensor._version for name, tensor in later.items()}
-        now = {name: local_tensor(tensors[name]).detach() for name in self._mine if name not in deferred}
-        self._copy(now)
-        device = next((tensor.device for tensor in (*later.values(), *now.values()) if tensor.is_cuda), None)
-        # On a GPU the deferred copies run on their own stream, after the work enqueued so far.
-        enqueued = torch.cuda.current_stream(device).record_event() if device else None
+        mine = {name: tensors[name] for name in self._mine}
+        copies = stage_copies(self._buffers, mine, deferred)
 
         def complete() -> dict[str, Tensor]:
-            stream = copy_stream(device) if device else None
-            with torch.cuda.stream(stream) if stream else nullcontext():
-                if stream and enqueued:
-                    stream.wait_event(enqueued)
-                self._copy(later)
-            if stream:
-                wait_for(stream)
-            changed = [name for name, tensor in later.items() if tensor._version != versions[name]]
-            if changed:
-                raise RuntimeError(f"{changed[0]} changed while a checkpoint was taken")
-            return {name: with_placement_of(tensors[name], self._buffers[name]) for name in self._mine}
+            copies()
+            return {name: with_placement_of(tensor, self._buffers[name]) for name, tensor in mine.items()}
 
         return complete
 
-    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
-        if tensors:
-            torch._foreach_copy_([self._buffers[name] for name in tensors], list(tensors.values()), non_blocking=True)
+
+def host_buffers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Allocate host memory for the local parts of ``tensors``; it is pinned if any is on a GPU."""
+    parts = {name: local_tensor(tensor) for name, tensor in tensors.items()}
+    places = [aligned(part.nbytes) for part in parts.values()]
+    # Zeroed, so that its pages are allocated.
+    memory = torch.empty(sum(places), dtype=torch.uint8).zero_()
+    if memory.nbytes and any(part.is_cuda for part in parts.values()):
+        pin_memory(memory)
+    return {
+        name: place[: part.nbytes].view(part.dtype).view(part.shape)
+        for (name, part), place in zip(parts.items(), memory.split(places), strict=True)
+    }
+
+
+def stage_copies(
+    buffers: Mapping[str, Tensor], tensors: Mapping[str, Tensor], deferred: Collection[str]
+) -> Callable[[], None]:
+    """Start copying ``tensors`` into ``buffers``, and return a function that completes it in any thread.
+
+    The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any of these has changed since
+    this call. All other tensors are copied at once.
+    """
+    later = {name: local_tensor(tensor).detach() for name, tensor in tensors.items() if name in deferred}
+    versions = {name: tensor._version for name, tensor in later.items()}
+    now = {name: local_tensor(tensor).detach() for name, tensor in tensors.items() if name not in deferred}
+    copy_tensors(buffers, now)
+    device = next((tensor.device for tensor in (*later.values(), *now.values()) if tensor.is_cuda), None)
+    # On a GPU the deferred copies run on their own stream, after the work enqueued so far.
+    enqueued = torch.cuda.current_stream(device).record_event() if device else None
+
+    def complete() -> None:
+        stream = copy_stream(device) if device else None
+        with torch.cuda.stream(stream) if stream else nullcontext():
+            if stream and enqueued:
+                stream.wait_event(enqueued)
+            copy_tensors(buffers, later)
+        if stream:
+            wait_for(stream)
+        changed = [name for name, tensor in later.items() if tensor._version != versions[name]]
+        if changed:
+            raise RuntimeError(f"{changed[0]} changed while a checkpoint was taken")
+
+    return complete
+
+
+def copy_tensors(buffers: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    if tensors:
+        targets = [local_tensor(buffers[name]) for name in tensors]
+        torch._foreach_copy_(targets, list(tensors.values()), non_blocking=True)
 
 
 @cache
@@ -135,7 +158,9 @@ def pin_memory(memory: Tensor) -> None:
     unpin.atexit = False
 
 
-def changed_later(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], unchanged: tuple[str, ...]) -> set[str]:
+def changed_later(
+    tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], unchanged: tuple[str, ...] = ()
+) -> set[str]:
     """Return the names of ``tensors`` that do not change before the next optimiser step.
 
     They share memory with the optimiser's ``parameters``, or their names start with one of ``unchanged``.

@@ -7,10 +7,6 @@ notices
 - before the first step, for notices from start-up and restore; there is nothing to save yet;
 - between steps;
 - between the batches of an evaluation. The next attempt repeats an interrupted evaluation completely.
-
-A rank that waits for data cannot exchange, because the others are already in the next step and wait for its gradient.
-If its own machine is preempted and the data does not arrive in time for a checkpoint, the rank stops alone, and the
-others lose their connection to it.
 """
 
 from __future__ import annotations
@@ -116,7 +112,10 @@ class Guard:
         self.recorder.add(STEPS, places.end - places.begin - stall)
         data_wait = timing.data_wait(places.begin, self._idle_since)
         self.recorder.add(DATA_WAIT, data_wait)
-        self._add_stall(stall)
+        if timing.snapshot_wait and timing.snapshot_wait.of_save:
+            self._add_stall(stall)
+        else:
+            self.recorder.add(STALL, stall)
         self.recorder.record.last_step = step
         if self._previous is not None:  # before the first step the ranks wait for each other
             idle = places.begin - self._idle_since
@@ -161,6 +160,13 @@ class Guard:
         """Wait until the last save has copied all tensors, so that tensors of the progress may change."""
         self._checkpoints.background.wait_for_copy()
 
+    def copy(self, complete: Callable[[], None]) -> None:
+        """Complete a copy of the weights in the background; see :meth:`.BackgroundSave.copy`."""
+        self._checkpoints.background.copy(complete)
+
+    # A rank that waits for data cannot exchange, because the others are already in the next step and wait for its
+    # gradient. If its own machine is preempted and the data does not arrive in time for a checkpoint, the rank stops
+    # alone, and the others lose their connection to it.
     def waiting(self) -> None:
         """Stop this rank if a preemption leaves too little time for a checkpoint by all ranks.
 

@@ -99,7 +99,7 @@ def record_evaluation(
     if not progress.best or evaluation.loss < progress.best.loss:
         progress.best, progress.stale = evaluation, 0
         guard.wait_for_copy()
-        state.update_best_weights()
+        guard.copy(state.stage_best_weights())
     elif progress.step >= FEW_STEPS:
         progress.stale += 1
         progress.stopped_early = 0 < config.patience <= progress.stale and epoch < config.epochs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.pipeline.train.checkpoint.manager import RestoredCheckpoint
+from slipstream.pipeline.train.checkpoint.staging import changed_later, host_buffers, stage_copies, with_placement_of
 from slipstream.pipeline.train.checkpoint.state import AppState, StateDict, Stateful, own_state
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.loop.objective import Teacher
@@ -133,7 +134,9 @@ class Progress:
 
 @dataclass
 class TrainingState:
-    """Model, optimiser, loss scaler, averaged weights, best weights (on the host) and progress.
+    """Model, optimiser, loss scaler, averaged weights, best weights and progress.
+
+    The best weights are in pinned host memory, those of a replicated model on rank 0 only.
 
     For a model with adapters, "weights" means the adapters: the base does not change.
     """
@@ -184,10 +187,17 @@ class TrainingState:
         weights = own_state(self.model)
         return {**weights, **self.averaged.weights} if self.averaged else weights
 
-    def update_best_weights(self) -> None:
-        """Copy the current weights to ``best_weights`` on the host, where they take no GPU memory."""
-        for name, tensor in self.weights().items():
-            self.best_weights[name].copy_(tensor)
+    def copy_initial_weights(self) -> None:
+        """Set the averaged and the best weights to the model's current weights."""
+        if self.averaged:
+            self.averaged.restart()
+        self.stage_best_weights()()
+
+    def stage_best_weights(self) -> Callable[[], None]:
+        """Start copying the current weights to ``best_weights``; see :func:`.stage_copies` for the result."""
+        weights = {name: tensor for name, tensor in self.weights().items() if name in self.best_weights}
+        changed_by_step = (*self.parameters, *(self.averaged.weights.values() if self.averaged else ()))
+        return stage_copies(self.best_weights, weights, changed_later(weights, changed_by_step))
 
     def rank_state(self) -> dict[str, object]:
         """Return this rank's loss sums and pending history points, which differ between ranks."""
@@ -203,7 +213,9 @@ class TrainingState:
         # Older checkpoints lack new fields, hold removed ones, and store None as an empty tree.
         lasting = {name: value for name, value in progress.items() if name in names and value != {}}
         self.progress = from_tree(lasting, Progress, restored.source)
-        self.best_weights = restored.progress["best_weights"]
+        for name, tensor in restored.progress["best_weights"].items():
+            if tensor is not self.best_weights[name]:  # else restored in place
+                self.best_weights[name].copy_(tensor)
         # Older checkpoints hold only losses: their ranks had already added up the points.
         ranks = [each if isinstance(each, dict) else {"losses": each, "points": []} for each in restored.rank_states]
         ranks = [ranks[group.rank]] if restored.same_world else ranks
@@ -222,5 +234,8 @@ def sum_losses(losses: Sequence[Sequence[float]]) -> list[float]:
 
 
 def copy_weights(model: Predictor) -> dict[str, Tensor]:
-    """Return a copy of the model's own weights (without its base) on the host."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_state(model).items()}
+    """Return a copy of the model's own weights (without its base) on the host, pinned if they are on a GPU."""
+    weights = own_state(model)
+    buffers = host_buffers(weights)
+    stage_copies(buffers, weights, ())()
+    return {name: with_placement_of(tensor, buffers[name]) for name, tensor in weights.items()}

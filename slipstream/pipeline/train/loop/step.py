@@ -19,7 +19,9 @@ from slipstream.pipeline.train.data_order import GlobalOrder
 from slipstream.pipeline.train.loop.objective import loss_sum
 from slipstream.pipeline.train.loop.optimizer import (
     check_gradient,
+    clipping_divisor,
     factor_or_nan,
+    is_fused,
     learning_rate,
     may_exceed,
     step_unless_skipped,
@@ -111,9 +113,13 @@ def train_step(
         marks.has_exchanged()
     state.scaler.unscale(parameters)
     verdict = check_gradient(state.parallel.norm())
+    divisor = None
     if config.clip_norm and may_exceed(verdict.norm, config.clip_norm):
-        state.parallel.clip(verdict.norm, config.clip_norm)
-    step_unless_skipped(state.optimizer, verdict)
+        if state.parallel.clips_in_step and is_fused(state.optimizer):
+            divisor = clipping_divisor(verdict.norm, config.clip_norm)
+        else:
+            state.parallel.clip(verdict.norm, config.clip_norm)
+    step_unless_skipped(state.optimizer, verdict, divisor)
     for parameter in parameters:  # equivalent to ``zero_grad``, which takes ten times as long
         parameter.grad = None
     state.parallel.after_step(verdict.skip)

@@ -24,7 +24,7 @@ from slipstream.pipeline.train.parallel.pipeline import Pipeline, cut_stages, st
 from slipstream.pipeline.train.parallel.sharding import divide_tensors, prepare_passes, shard_parameters
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.models.factory import Predictor
-from slipstream.shared.models.initial.drawn import InitialValues
+from slipstream.shared.models.initial.drawn import InitialValues, allocate_zeros
 from slipstream.shared.models.plan import model_plan
 from slipstream.shared.models.trained import TensorType, Weights, in_file_order
 
@@ -103,6 +103,7 @@ class DividedModel(ParallelModel):
         self.model = parts[0] if len(parts) == 1 else JoinedParts(parts)
         self._parameters = list(self.model.parameters())
         self.batch_rows = pipeline.rows if pipeline else 0
+        self.clips_in_step = layout.size("tensor") == 1
         self.counts_losses = layout.has_losses and layout.coordinate("tensor") == 0
 
     def sharing_rows(self, group: RankContext) -> RankContext:
@@ -134,6 +135,13 @@ class DividedModel(ParallelModel):
             if isinstance(module, FSDPModule):
                 module.reshard()
         return outputs
+
+    def fill(self, values: InitialValues, *, own: bool) -> None:
+        for part in self.model_parts:
+            fill_weights(part, values, own=own)
+
+    def share_filled(self, *, own: bool) -> None:
+        """Do nothing, because every rank fills all that it holds."""
 
     def norm(self) -> Tensor:
         shared = self._pipeline.counted_elsewhere if self._pipeline else []
@@ -214,7 +222,7 @@ def divide_model(
     model: Predictor,
     layout: Layout,
     device: torch.device,
-    values: InitialValues,
+    values: InitialValues | None,
     *,
     micro_batches: int,
     rows: int,
@@ -222,9 +230,9 @@ def divide_model(
 ) -> DividedModel:
     """Divide ``model`` by ``layout``. Collective.
 
-    A model on the meta device gets its initial ``values``; every process fills only its part. The largest batch has
-    ``micro_batches`` of ``rows`` rows per rank; a pipeline takes no other batches. ``precision`` is that of the passes'
-    autocast. Raises ``UserError`` if the layout cannot divide the model, or for missing values.
+    A model on the meta device gets its initial ``values``, or zeros; every process fills only its part. The largest
+    batch has ``micro_batches`` of ``rows`` rows per rank; a pipeline takes no other batches. ``precision`` is that of
+    the passes' autocast. Raises ``UserError`` if the layout cannot divide the model, or for missing values.
     """
     config = layout.config
     check_plan(config, model_plan(model.network), micro_batches, adapted=model.adapted)
@@ -255,14 +263,22 @@ def model_parts(model: Predictor, layout: Layout, precision: str) -> list[Predic
     return parts
 
 
-@torch.no_grad()
-def fill_part(part: Predictor, device: torch.device, values: InitialValues) -> None:
+def fill_part(part: Predictor, device: torch.device, values: InitialValues | None) -> None:
     """Allocate and initialise a part that is on the meta device; leave other parts unchanged."""
-    model = part.network
-    if not any(parameter.is_meta for parameter in model.parameters()):
+    if not any(parameter.is_meta for parameter in part.network.parameters()):
         return
-    model.to_empty(device=device)
-    for name, parameter in model.named_parameters():
+    allocate_zeros(part.network, device)
+    if values:
+        fill_weights(part, values, own=False)
+        fill_weights(part, values, own=True)
+
+
+@torch.no_grad()
+def fill_weights(part: Predictor, values: InitialValues, *, own: bool) -> None:
+    """Fill the weights of a part as :meth:`.ParallelModel.fill` does."""
+    for name, parameter in part.network.named_parameters():
+        if part.owns(name) is not own:
+            continue
         offsets: tuple[int, ...] = (0,) * parameter.ndim
         if isinstance(parameter, DTensor):
             _, offsets = compute_local_shape_and_global_offset(

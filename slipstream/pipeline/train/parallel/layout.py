@@ -22,6 +22,7 @@ from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.initial.drawn import InitialValues
 from slipstream.shared.models.plan import ParallelPlan
 from slipstream.shared.models.trained import Weights
 
@@ -165,6 +166,8 @@ class ParallelModel(ABC):
     counts_losses: bool = True
     #: True if this process holds the whole model, so that it can run without other processes.
     is_whole: bool = False
+    #: True if a fused optimiser may scale the gradients in its step, instead of :meth:`clip`.
+    clips_in_step: bool = True
     #: Additional state for checkpoints, by name.
     parts: Mapping[str, Stateful] = MappingProxyType({})
     #: Context of compiled training passes, in addition to the caller's.
@@ -189,6 +192,17 @@ class ParallelModel(ABC):
     @abstractmethod
     def forward(self, *inputs: Tensor) -> Tensor | None:
         """Return the outputs of a batch in evaluation; None before the last pipeline stage."""
+
+    @abstractmethod
+    def fill(self, values: InitialValues, *, own: bool) -> None:
+        """Fill the weights that checkpoints hold (``own``), or all others, with initial values.
+
+        A rank fills only its part, without other ranks. Raises ``UserError`` if values are missing.
+        """
+
+    @abstractmethod
+    def share_filled(self, *, own: bool) -> None:
+        """Send the parts that :meth:`fill` filled to the ranks that also hold them."""
 
     @abstractmethod
     def norm(self) -> Tensor:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_
 
 from slipstream.pipeline.train.checkpoint.state import StateDict
+from slipstream.pipeline.train.data_order import rank_slice
 from slipstream.pipeline.train.loop.probe import ROWS, ModelTraits, running_statistics, unchanged_after
 from slipstream.pipeline.train.parallel.compiled import CompiledTraining
 from slipstream.pipeline.train.parallel.config import GradientsConfig
@@ -25,6 +26,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.machine.torch_versions import wrap_in_ddp
 from slipstream.shared.models.factory import Predictor, zero_inputs
+from slipstream.shared.models.initial.drawn import InitialValues
 from slipstream.shared.models.trained import Weights
 
 # Gradients are sent as low-rank factors, and the error is added to the next gradient (Vogels, Karimireddy, Jaggi 2019,
@@ -212,6 +214,30 @@ class ReplicatedModel(ParallelModel):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.model(*inputs)
+
+    @torch.no_grad()
+    def fill(self, values: InitialValues, *, own: bool) -> None:
+        this = dist.get_rank() if self.ddp else 0
+        for name, parameter, rank, rows in self._parts_to_fill(own):
+            if rank == this:
+                offsets = (rows.start, *(0,) * (parameter.ndim - 1)) if parameter.ndim else ()
+                values.fill(parameter[rows] if parameter.ndim else parameter, name, parameter.shape, offsets)
+
+    @torch.no_grad()
+    def share_filled(self, *, own: bool) -> None:
+        # Processors of other kinds may round a drawn value differently, so no value is drawn by two ranks.
+        for _, parameter, rank, rows in self._parts_to_fill(own) if self.ddp else ():
+            dist.broadcast(parameter[rows] if parameter.ndim else parameter, src=rank)
+
+    def _parts_to_fill(self, own: bool) -> Iterator[tuple[str, nn.Parameter, int, slice]]:
+        """Yield names, parameters, and the ranks that fill rows of them; a scalar is one row."""
+        world = dist.get_world_size() if self.ddp else 1
+        for name, parameter in self.model.network.named_parameters():
+            count = len(parameter) if parameter.ndim else 1
+            for rank in range(world) if self.model.owns(name) is own else ():
+                rows = rank_slice(rank, world, count)
+                if rows.stop > rows.start:
+                    yield name, parameter, rank, rows
 
     def norm(self) -> Tensor:
         # Same as torch's ``get_total_norm``, without sorting tensors by device and dtype first.

@@ -1,16 +1,5 @@
 """Parameters divided among devices: ZeRO by FSDP2, tensor and sequence parallelism by plans.
 
-Sources: Rajbhandari et al. 2020; Shoeybi et al. 2019; Korthikanti et al. 2022. For one optimiser step of M
-micro-batches and P parameter groups (one per block, and one for other parameters) FSDP2 has:
-
-===========  ===================================  ===========  ================
-shard        unsharded on a device                all-gathers  reduce-scatters
-===========  ===================================  ===========  ================
-optimizer    weights and gradients, during steps  P            P
-gradients    weights, during a micro-batch        M P          M P
-weights      the weights of one block             2 M P        M P
-===========  ===================================  ===========  ================
-
 With tensor parallelism plain tensors pass between modules: hidden states, replicated or, with sequence parallelism,
 divided along the sequence. Every parameter becomes a ``DTensor``, because fused optimisers accept no mixture.
 """
@@ -45,6 +34,16 @@ from slipstream.shared.models.plan import ParallelPlan, Style, block_names
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
+# Sources: Rajbhandari et al. 2020; Shoeybi et al. 2019; Korthikanti et al. 2022. For one optimiser step of M
+# micro-batches and P parameter groups (one per block, and one for other parameters) FSDP2 has:
+#
+# ===========  ===================================  ===========  ================
+# shard        unsharded on a device                all-gathers  reduce-scatters
+# ===========  ===================================  ===========  ================
+# optimizer    weights and gradients, during steps  P            P
+# gradients    weights, during a micro-batch        M P          M P
+# weights      the weights of one block             2 M P        M P
+# ===========  ===================================  ===========  ================
 def shard_parameters(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
     """Divide the parameters among the data-parallel processes of ``mesh``, in place.
 

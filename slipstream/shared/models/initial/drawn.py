@@ -97,6 +97,16 @@ class InitialValues(Protocol):
 
 
 @torch.no_grad()
+def allocate_zeros(model: nn.Module, device: torch.device) -> None:
+    """Allocate the parameters of a model on the meta device, zeroed.
+
+    Arbitrary contents could be denormal numbers, which slow a pass down.
+    """
+    for parameter in model.to_empty(device=device).parameters():
+        parameter.zero_()
+
+
+@torch.no_grad()
 def fill_parameters(model: nn.Module, values: InitialValues) -> None:
     for name, parameter in model.named_parameters():
         values.fill(parameter, name, parameter.shape, (0,) * parameter.ndim)
