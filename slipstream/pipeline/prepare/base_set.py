@@ -64,6 +64,8 @@ DECLARED_AS: dict[str, ColumnType] = {
     value_types.NUMBER: "number",
     value_types.BOOLEAN: "boolean",
     value_types.TIME: "date",
+    value_types.DAY_FIRST: "day-first date",
+    value_types.MONTH_FIRST: "month-first date",
     value_types.TEXT: "text",
 }
 #: Roles of columns whose values are used, not only hashed.
@@ -293,7 +295,7 @@ class BaseSet:
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")
         for name in self.schema.settings.identities:
             before, now = (each.get(name, "") for each in (self.schema.types, types))
-            if before != now and {before, now} & {value_types.TIME, value_types.OTHER}:
+            if before != now and {before, now} & {*value_types.TIMES, value_types.OTHER}:
                 raise UserError(
                     f"data: the column {name!r} decides splits and holds {now} values, but {before} in "
                     f"{self.address!r}; expected the same type, or all files prepared again without data.earlier"

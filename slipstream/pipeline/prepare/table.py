@@ -28,6 +28,7 @@ from slipstream.shared.source import quarantine
 from slipstream.shared.source.columnar import TableInput, Unit, read_unit
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.number_formats import NumberFormat, retype_column
+from slipstream.shared.source.columns.spelling import rule_of
 from slipstream.shared.source.columns.transform import Transform
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.documents import open_documents
@@ -95,6 +96,8 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
         if rows < table.rows:
             quarantine.check_limit(table.bad + scanned.bad, table.read, limit, certain=True)
     bad = table.bad + scanned.bad
+    if scan.types[scan.target] == value_types.TEXT:
+        scanned.spell_classes(rule_of(base.transform.classes) if base else "")
     if base is None:
         check_values(scanned, bad, scan.target, scan.config)
     quarantine.check_limit(bad, table.read, limit)

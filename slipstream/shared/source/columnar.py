@@ -112,12 +112,6 @@ class ParquetFile:
         columns = {name: file.read_row_group(index, columns=[name], use_threads=False).column(name) for name in names}
         yield from pa.table(columns).to_batches(max_chunksize=rows)
 
-    def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
-        batch = next(self._file.iter_batches(rows, row_groups=[index], columns=names, use_threads=False), None)
-        if batch is None:
-            raise ValueError(f"row group {index} has no rows")
-        return batch
-
 
 def open_parquet(
     source: SourceFile, metadata: pq.FileMetaData | None = None, read_dictionary: list[str] | None = None
@@ -129,6 +123,7 @@ def open_parquet(
         pre_buffer=False,
         buffer_size=PAGE_BUFFER_BYTES,
         page_checksum_verification=True,
+        coerce_int96_timestamp_unit="us",
     )
 
 
@@ -175,9 +170,6 @@ class ArrowFile:
                 if Path(self._source.uri).stat().st_size != size:
                     raise ValueError(f"expected {size:,} bytes")
                 yield copy_batch(whole.slice(start, rows))
-
-    def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
-        return self._only(names).get_batch(index).slice(0, rows)
 
 
 def width_of(field: pa.Field) -> int:
@@ -274,15 +266,6 @@ def read_unit(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tu
 def empty_batches(total: int, rows: int) -> Iterator[pa.RecordBatch]:
     for start in range(0, total, rows):
         yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(rows, total - start), pa.struct([])))
-
-
-def read_first_rows(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
-    """Return the first rows of a unit, at most ``rows``, decoding only the columns ``names``."""
-    with damage_named(unit.uri, unit.format):
-        batch = open_file(unit.source, unit.format).head(unit.index, names, rows)
-    check_texts(batch, names, unit)
-    kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
-    return assembled(batch, names, kinds, replace(unit, partition={}))
 
 
 def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataType], unit: Unit) -> pa.RecordBatch:

@@ -26,6 +26,13 @@ from slipstream.shared.source.columnar import Unit, read_unit
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import row_keys
 from slipstream.shared.source.columns.number_formats import NumberFormat, missing_marks, retype_column
+from slipstream.shared.source.columns.spelling import (
+    PATTERNS,
+    narrowest_rule,
+    respell,
+    respell_counts,
+    spelling_rules,
+)
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.memory import MemoryBudget
 from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
@@ -93,19 +100,29 @@ class ColumnCount:
     moments: list[Moments] = field(default_factory=lambda: [Moments()] * len(SPLITS))
     texts: TextOccurrences = field(default_factory=TextOccurrences)
     prose: bool = False
+    spelling: str = ""
 
 
 @dataclass
 class TextCount:
-    """Missing values of a text column by split, and counts of the texts in its training rows."""
+    """Missing values of a text column by split, and counts of the texts in its training rows.
+
+    ``rules`` are the spelling rules that these texts allow.
+    """
 
     missing: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
     texts: TextOccurrences = field(default_factory=TextOccurrences)
     prose: bool = False
+    rules: list[str] = field(default_factory=lambda: list(PATTERNS))
+
+    @property
+    def spelling(self) -> str:
+        return "" if self.prose else narrowest_rule(self.rules)
 
     def merge(self, other: TextCount) -> None:
         self.missing = [a + b for a, b in zip(self.missing, other.missing, strict=True)]
         self.prose |= other.prose
+        self.rules = [rule for rule in self.rules if rule in other.rules]
         if not self.prose:
             self.texts.add(other.texts.of)
 
@@ -163,8 +180,9 @@ class ScanResult:
             moments = self.figures.of(self.numeric.index(name))
             missing = [rows - of_split.count for rows, of_split in zip(self.rows, moments, strict=True)]
             return ColumnCount(missing, moments)
-        texts = self.texts.get(name, TextCount())
-        return ColumnCount(texts.missing, texts=texts.texts, prose=texts.prose)
+        count = self.texts.get(name, TextCount())
+        texts = replace(count.texts, of=respell_counts(count.texts.of, count.spelling))
+        return ColumnCount(count.missing, texts=texts, prose=count.prose, spelling=count.spelling)
 
     @property
     def ordered(self) -> list[str]:
@@ -172,7 +190,17 @@ class ScanResult:
         return [name for name, ordered in zip(self.numeric, self.order.ordered(), strict=True) if ordered]
 
     def sample_table(self) -> pa.Table:
-        return pa.Table.from_batches(self.sample)
+        """Return the sample, with categories as their columns spell them."""
+        sample = pa.Table.from_batches(self.sample)
+        columns = {name: sample[name] for name in sample.column_names}
+        columns |= {name: respell(columns[name], count.spelling) for name, count in self.texts.items()}
+        return pa.table(columns)
+
+    def spell_classes(self, rule: str) -> None:
+        """Spell the classes of a text target by ``rule``, or if it is "" by the rule that they allow."""
+        names = pa.array({name for split in self.classes for name in split.of}, pa.string())
+        rule = rule or narrowest_rule(spelling_rules(names))
+        self.classes = [replace(split, of=respell_counts(split.of, rule)) for split in self.classes]
 
 
 @dataclass(frozen=True)
@@ -263,7 +291,7 @@ def as_declared(batch: pa.RecordBatch, scan: UnitScan) -> tuple[pa.RecordBatch, 
     stored = batch.schema.types
     for index, (name, kind) in enumerate(scan.types.items()):
         as_stored = name not in scan.config.types and value_types.column_type(stored[index]) == kind
-        if as_stored and not missing_marks(number_format, kind):
+        if kind == value_types.OTHER or (as_stored and not missing_marks(number_format, kind)):
             continue
         column, failed = retype_column(batch.column(index), kind, number_format)
         batch = batch.set_column(index, name, column)
@@ -365,7 +393,10 @@ def add_dictionary_counts(name: str, counts: CodeOccurrences, scan: UnitScan, re
     if column.prose:
         column.texts = TextOccurrences(column.texts.limit)
     else:
-        column.texts.add(counts.named(names, TRAIN))
+        found = counts.named(names, TRAIN)
+        column.texts.add(found)
+        allowed = spelling_rules(pa.array(found, pa.string())) if column.rules else set()
+        column.rules = [rule for rule in column.rules if rule in allowed]
     rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
     column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
     if name == scan.target:
