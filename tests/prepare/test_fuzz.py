@@ -1,5 +1,6 @@
 """Any bytes give a result with consistent counts, or one line of error, without a traceback or a hang."""
 
+import csv
 import io
 import json
 import tempfile
@@ -124,6 +125,35 @@ def test_any_marks_and_declared_types(marks: dict[str, Any], cells: list[list[st
     body = "\n".join(marks["delimiter"].join(line) for line in cells)
     raw = marks["delimiter"].join("xtyw") + "\n" + sound + body + "\n" + sound
     list(prepare_bytes("t.csv", raw.encode("utf-8", "surrogatepass"), quarantine_limit=1.0, **marks))
+
+
+OFFSETS = st.builds(float.__add__, st.sampled_from([1e6, -1e9, 1e12]), st.floats(-1e3, 1e3)).map(repr)
+SENTINELS = st.sampled_from(["9999-12-31", "1900-01-01", "0000-00-00", "9999-12-31 00:00:00", "0", "-999", "00.00"])
+DATES = st.dates().map(str)
+ORDERLY = st.one_of(*(st.lists(cells, min_size=1, max_size=4) for cells in (OFFSETS, DATES, st.just("text"), CELLS)))
+#: Rows without a value, the values of all others in turn, and what stands in every ninth row instead.
+FILLED = st.tuples(st.sampled_from([0, 0, 1, 90, 200]), ORDERLY, st.one_of(st.none(), SENTINELS))
+
+
+@settings(FUZZ, max_examples=25)
+@given(columns=st.lists(FILLED, min_size=1, max_size=3), suffix=st.sampled_from(["csv", "jsonl", "parquet"]))
+def test_empty_beginnings_sentinels_and_offsets(columns: list[Any], suffix: str) -> None:
+    cells: dict[str, list[str | None]] = {"y": ["pq"[i % 2] for i in range(200)]}
+    for number, (empty, values, sentinel) in enumerate(columns):
+        filled = [sentinel if sentinel and i % 9 == 0 else values[i % len(values)] for i in range(200)]
+        cells[f"c{number}"] = [None] * empty + [cell.encode(errors="replace").decode() for cell in filled[empty:]]
+    rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    if suffix == "parquet":
+        pq.write_table(pa.table(cells, pa.schema([(name, pa.string()) for name in cells])), sink := io.BytesIO())
+        raw = sink.getvalue()
+    elif suffix == "jsonl":
+        raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    else:
+        writer = csv.DictWriter(text := io.StringIO(), list(cells), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        raw = text.getvalue().encode()
+    list(prepare_bytes(f"t.{suffix}", raw, quarantine_limit=1.0))
 
 
 @FUZZ
