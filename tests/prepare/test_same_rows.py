@@ -69,9 +69,10 @@ def result(data: PreparedData) -> dict[str, Any]:
 
 
 def test_every_format_gives_the_same_bytes_and_scores(tmp_path: Path) -> None:
+    """Row groups of Parquet and batches of Arrow have fewer rows than the table."""
     results, prepared = {}, {}
     for format in FORMATS:
-        path = write(tmp_path / f"{format}/t.{format}", columns())
+        path = write(tmp_path / f"{format}/t.{format}", columns(), group=97)
         prepare(tmp_path / f"{format}/prepared", str(path), "y", CONFIG, {}, workers=1)
         prepared[format] = PreparedData.open(tmp_path / f"{format}/prepared")
         results[format] = result(prepared[format])
@@ -123,10 +124,8 @@ ARRANGEMENTS: dict[str, list[list[int]]] = {
     "an empty file first": [[], list(range(ROWS))],
     "empty files between": [list(range(50)), [], list(range(50, ROWS)), []],
 }
-#: JSON Lines without records have no keys; a CSV without rows in front decides types.
-NOT_ALIKE = {("an empty file first", "jsonl"), ("empty files between", "jsonl"), ("an empty file first", "csv")}
 #: Every pair of an arrangement, a format and a number of pods.
-CASES = [case for case in pairwise(list(ARRANGEMENTS), FORMATS, (0, 3)) if case[:2] not in NOT_ALIKE]
+CASES = list(pairwise(list(ARRANGEMENTS), FORMATS, (0, 3)))
 
 
 @pytest.fixture(scope="module")

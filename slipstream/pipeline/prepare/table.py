@@ -96,6 +96,7 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
         if rows < table.rows:
             quarantine.check_limit(table.bad + scanned.bad, table.read, limit, certain=True)
     bad = table.bad + scanned.bad
+    scanned.measure_again()
     if scan.types[scan.target] == value_types.TEXT:
         scanned.spell_classes(rule_of(base.transform.classes) if base else "")
     if base is None:

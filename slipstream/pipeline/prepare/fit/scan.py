@@ -196,6 +196,18 @@ class ScanResult:
         columns |= {name: respell(columns[name], count.spelling) for name, count in self.texts.items()}
         return pa.table(columns)
 
+    def measure_again(self) -> None:
+        """Measure the numeric columns at once if the sample holds all rows.
+
+        The last digits of merged moments depend on the units, and so on the format.
+        """
+        if not self.sample or sum(batch.num_rows for batch in self.sample) != sum(self.rows):
+            return
+        sample = pa.Table.from_batches(self.sample)
+        splits = sample[SPLIT].to_numpy()
+        groups = [np.flatnonzero(splits == split) for split in range(len(SPLITS))]
+        self.figures = column_moments([sample[name].to_numpy() for name in self.numeric], groups)
+
     def spell_classes(self, rule: str) -> None:
         """Spell the classes of a text target by ``rule``, or if it is "" by the rule that they allow."""
         names = pa.array({name for split in self.classes for name in split.of}, pa.string())
