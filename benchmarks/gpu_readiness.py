@@ -2,6 +2,11 @@
 
     python benchmarks/gpu_readiness.py [OPTIONS]
 
+*step*: the operations of a real training step in bf16, the bytes that they move, and its peak memory, on tensors
+without memory. Attention and normalisation are the operators that CUDA would choose
+(:func:`slipstream.pipeline.train.memory.tracker.cuda_operators`). Every operation reads each of its tensors once. A
+loss needs at least three passes over the logits in bf16.
+
 *loss*: the cross-entropy of a language model's logits in bf16, forward and backward. The trainer computes it in chunks.
 The alternatives convert all logits to float32 at once. One keeps their layout. The other transposes them, because
 torch's function expects classes in dimension 1; its softmax then runs over a strided dimension. Operations are those
@@ -23,14 +28,17 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from harness.command import benchmark
-from harness.dispatch import counted
+from harness.dispatch import Counted, counted
 from harness.table import Column, Table
 from slipstream.operations.proofs.turns import Figures, in_turns, settled
 from slipstream.pipeline.train.checkpoint.staging import SnapshotBuffers
+from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.loop.objective import token_losses
+from slipstream.pipeline.train.memory.trace import TracedStep, trace_footprint
 from slipstream.pipeline.train.parallel.divide import clip_gradients
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.models.config import ModelConfig
@@ -45,6 +53,35 @@ COLUMNS = (
 )
 
 CALLS = (COLUMNS[0], COLUMNS[-1])
+
+STEP = (
+    COLUMNS[0],
+    Column("GB", "moved", "{:.1f}", 1e9),
+    Column("matmuls", "matmuls", "{:.1f}", 1e9),
+    Column("attention", "attention", "{:.1f}", 1e9),
+    Column("loss", "loss", "{:.1f}", 1e9),
+    Column("loss / least", "ratio", "{:.2f}"),
+    Column("casts", "cast", "{:.1f}", 1e9),
+    Column("norm, AdamW", "optimizer", "{:.1f}", 1e9),
+    Column("other", "other", "{:.1f}", 1e9),
+    Column("peak, GiB", "peak", "{:.2f}", 2**30),
+)
+M125: dict[str, object] = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "tie_word_embeddings": True,
+}
+B1: dict[str, object] = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
+#: Arguments, vocabulary and rows of a batch, by model.
+MODELS = {"125M": (M125, 50_304, 16), "1.1B": (B1, 32_000, 8)}
 
 
 def in_pieces(logits: Tensor, target: Tensor) -> Tensor:
@@ -61,6 +98,36 @@ def transposed(logits: Tensor, target: Tensor) -> Tensor:
 
 def step(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, target: Tensor) -> None:
     torch.autograd.grad(loss(logits, target).sum(), logits)
+
+
+def traced_step(arguments: Mapping[str, object], vocabulary: int, rows: int, length: int, end: int) -> Figures:
+    """Return the figures of a step; tokens attend within documents that ``end`` ends, or with -1 across them."""
+    signature = Signature(
+        (TensorSpec("tokens", "int32", (length,)),), "next token", "next", buckets=vocabulary, document_end=end
+    )
+    training = TrainingConfig(precision="bf16", batch_size=rows)
+    step = TracedStep(ModelConfig("transformer", dict(arguments)), signature, training, micro_batches=1, rows=rows)
+    counts = Counted()
+    footprint = trace_footprint(step, counts)
+    with FakeTensorMode(), Counted() as of_loss:
+        logits = torch.empty(rows * length, vocabulary, dtype=torch.bfloat16, requires_grad=True)
+        target = torch.zeros(rows * length, dtype=torch.int64)
+        torch.autograd.grad(token_losses(logits, target).sum(), logits)
+    by_kind = {kind: float(moved - of_loss.moved_by[kind]) for kind, moved in counts.moved_by.items()}
+    sums = {"kernels": float(counts.kernels), "moved": float(counts.moved), "peak": float(footprint.peak)}
+    return {**sums, **by_kind, "loss": float(of_loss.moved), "ratio": of_loss.moved / (3 * logits.nbytes)}
+
+
+def steps(quick: bool) -> Table:
+    small = {**M125, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    models = {"small": (small, 500, 2)} if quick else MODELS
+    length = 32 if quick else 2048
+    found = {
+        f"{name}, {documents}": traced_step(*model, length, end)
+        for name, model in models.items()
+        for documents, end in (("one document a row", -1), ("documents apart", 0))
+    }
+    return Table(f"a step of rows of {length} tokens", STEP, found)
 
 
 def clip_one_by_one(parameters: list[nn.Parameter], norm: Tensor, largest: float) -> None:
@@ -136,6 +203,7 @@ def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) ->
 def main(quick: bool) -> Iterator[Table]:
     """Compare the trainer's device work with alternatives that cost a GPU more."""
     torch.set_num_threads(1)
+    yield steps(quick)
     turns = 1 if quick else 5
     rows, length, tokens = (2, 32, 500) if quick else (8, 512, 32_000)
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,35 @@
 """Shared code of the benchmarks."""
 
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from harness.dispatch import counted
 from harness.table import Column, Table
 from slipstream.operations.proofs.turns import in_turns, medians, settled
+
+A, B = torch.zeros(8, 10), torch.zeros(8, 10)
+INDEX = torch.zeros(8, 1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("work", "floats"),
+    [
+        (lambda: A + B, 240),
+        (lambda: A.add_(B), 240),
+        (lambda: A.copy_(B), 160),
+        (lambda: torch.mul(A, B, out=torch.empty(8, 10)), 240),
+        (lambda: A.view(-1)[4:], 0),
+        (lambda: torch.empty_like(A), 0),
+        (lambda: A[:1].expand(8, 10) * B, 170),
+        (lambda: A.gather(1, INDEX), 16 + 16),
+        (lambda: torch._foreach_lerp_([A], [B], 0.5), 240),
+        (lambda: A.bfloat16(), 120),
+    ],
+)
+def test_bytes_are_those_that_an_operation_reads_and_writes(work: Callable[[], object], floats: int) -> None:
+    assert counted(work).moved == 4 * floats
 
 
 def test_contenders_take_turns() -> None:

@@ -71,7 +71,7 @@ def digests(config: Any) -> dict[str, str]:
 RUN = {
     "data": {"image_size": [28, 28], "split": {"seed": 3}},
     "model": {"name": "resnet", "arguments": {"widths": [16, 8], "depth": 2}},
-    "training": {"epochs": 3, "batch_size": 48, "accumulation": "auto", "learning_rate": 1},
+    "training": {"epochs": 3, "batch_size": 48, "accumulation": "auto", "learning_rate": 1, "compile": True},
     "compression": {"students": [{"widths": [8, 4]}]},
     "sweep": {
         "space": {

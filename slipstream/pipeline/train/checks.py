@@ -58,9 +58,9 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     origin = ModelOrigin(model)
     model = shaped_for(model, data.signature, origin)
     pieces = micro_batch_slices(data, training, replicas * shards)
-    if training.compile:
+    if training.compile is True:
         check_compiler(gpus > 0)
-    if model.base or training.parallel.divides or training.compile or training.recompute == "full":
+    if model.base or training.parallel.divides or training.compile is True or training.recompute == "full":
         predictor = build_model(model, data.signature, training.seed, empty=True)
         initial_values(model, predictor.network, training.seed, origin)
         check_divisible(training, probe_traits(predictor, torch.device("cpu")), precision)
@@ -141,7 +141,7 @@ def check_pipeline(training: TrainingConfig, *, gpu: bool) -> None:
 
 def check_divisible(training: TrainingConfig, traits: ModelTraits, precision: str) -> None:
     """Raise ``UserError`` if the model cannot be divided or compiled, or the precision does not fit a division."""
-    if training.compile and traits.has_batch_statistics:
+    if training.compile is True and traits.has_batch_statistics:
         raise UserError(
             "training.compile: this model has batch normalisation or buffers that change, so its batches are not "
             "padded, and every batch size would be compiled separately; expected false"

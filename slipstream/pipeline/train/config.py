@@ -73,9 +73,9 @@ class TrainingConfig(Settings):
     """Let GPUs round the inputs of fp32 matmuls and convolutions to TF32 (10 bits of mantissa): faster, less exact."""
     deterministic: bool = True
     """Use only kernels that give the same bits every time; GPUs have faster ones for some operations."""
-    compile: bool = False
-    """Compile the model's training pass with torch.compile, which takes about a minute at every start. Small models
-    gain nothing; the report shows the speedup."""
+    compile: Annotated[bool | Literal["auto"], MAY_CHANGE] = "auto"
+    """Compile the model's training pass with torch.compile, which takes about a minute at every start: "auto" compiles
+    transformers on GPUs, unless a checkpoint to resume from was trained without. The report shows the speedup."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay per step of an exponential moving average (EMA) of the weights. The averaged weights are evaluated and
     become the trained model; 0 disables the average."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from slipstream.pipeline.train.applied_tuning import AppliedTuning, agree_on_tuning
 from slipstream.pipeline.train.checkpoint.home import Retention
 from slipstream.pipeline.train.checkpoint.manager import Checkpoints, RestoredCheckpoint
-from slipstream.pipeline.train.checkpoint.restore import newest_identity
+from slipstream.pipeline.train.checkpoint.restore import newest_conditions, newest_identity
 from slipstream.pipeline.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.pipeline.train.checks import (
     check_compiler,
@@ -38,7 +38,7 @@ from slipstream.pipeline.train.loop.state import kernels_configured
 from slipstream.pipeline.train.loop.train_loop import RanOutOfMemory, TrainLoop
 from slipstream.pipeline.train.memory.decision import with_micro_batches
 from slipstream.pipeline.train.memory.running_out import after_running_out
-from slipstream.pipeline.train.parallel.compiled import recompute_blocks
+from slipstream.pipeline.train.parallel.compiled import CompiledTraining, recompute_blocks
 from slipstream.pipeline.train.parallel.layout import Layout, ParallelModel, count_nodes
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel, check_exchange, replicate_model
 from slipstream.pipeline.train.request import Lineage, TrainingRequest
@@ -52,6 +52,7 @@ from slipstream.pipeline.train.setup import (
     compile_for,
     first_of_machine,
     same_origin,
+    suits_compilation,
 )
 from slipstream.pipeline.train.so_far import progress_written
 from slipstream.pipeline.train.telemetry.attempt import (
@@ -67,7 +68,7 @@ from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.distributed.child_processes import end_with_torch_elastic
 from slipstream.shared.distributed.process_group import Peers, RankContext, host_group, meeting_store, process_group
 from slipstream.shared.distributed.user_errors import leave_after_rank_0, same_error_on_all_ranks
-from slipstream.shared.errors import Preempted
+from slipstream.shared.errors import Preempted, UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.models.adapters.network import hold_frozen
 from slipstream.shared.models.arithmetic import autocast_context, common_precision, device_capability
@@ -152,7 +153,7 @@ class Trainer:
         training, group = request.training, self.group
         abilities = self.peers.gather(device_capability(group.device))
         with same_error_on_all_ranks(self.on_host):
-            if training.compile:
+            if training.compile is True:
                 check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
             _, replicas, shards, _ = training.parallel.sizes(group.world, count_nodes(group.world))
@@ -164,8 +165,11 @@ class Trainer:
             check_exchange(self.applied.exchange(training.gradients), group.backend, precision)
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
             LOG.warning("training.precision: auto is %s on all ranks, as their devices differ", precision)
+        compiles = training.compile
+        if compiles == "auto":
+            compiles = suits_compilation(architecture, abilities) and self.compiles_automatically()
         return ResolvedTraining(
-            request=request,
+            request=replace(request, training=replace(training, compile=compiles)),
             group=group,
             made_for=made_for,
             data=data,
@@ -176,6 +180,47 @@ class Trainer:
             pieces=pieces,
             data_ranks=replicas * shards,
         )
+
+    def compiles_automatically(self) -> bool:
+        """Return True if all ranks have a compiler, and no checkpoint to resume from was trained without."""
+        request, refused = self.request, ""
+        try:
+            check_compiler(self.group.device.type == "cuda")
+        except UserError as error:
+            refused = error.message
+        if self.group.rank == 0 and not refused:
+            before = newest_conditions(request.home, request.holder, request.training.resume, code_version("train"))
+            if before is not None and not before.get("compiled"):
+                refused = "as in the checkpoint to resume from"
+        return self.all_compile(refused)
+
+    def all_compile(self, refused: str) -> bool:
+        """Return True if no rank has a reason against compilation; log the first."""
+        reason = next(filter(None, self.peers.gather(refused)), "")
+        if reason and self.group.rank == 0:
+            LOG.warning("training runs without torch.compile: %s", reason)
+        return not reason
+
+    def compile(
+        self, resolved: ResolvedTraining, parallel: ParallelModel, pieces: Sequence[slice]
+    ) -> CompiledTraining | None:
+        """Compile this rank's part of the model if ``training.compile`` asks for it.
+
+        Raises ``AgreedUserError`` if it fails; with "auto" training then runs without.
+        """
+        found, refused = None, ""
+        if not resolved.training.compile:
+            return None
+        with same_error_on_all_ranks(self.on_host):
+            try:
+                found = compile_for(parallel, pieces, resolved.precision, self.group)
+            except UserError as error:
+                if self.request.training.compile is True:
+                    raise
+                refused = error.message
+        if not self.all_compile(refused):
+            parallel.compiled, found = nullcontext, None
+        return found
 
     def build(self, resolved: ResolvedTraining) -> BuiltModel:
         """Build the model, on the meta device if its weights are to be filled.
@@ -202,7 +247,6 @@ class Trainer:
         resolved, predictor, group = built.resolved, built.predictor, self.group
         training, config, first = resolved.training, resolved.architecture.config, resolved.pieces[0]
         divides, overhead = training.parallel.divides, 0.0
-        compiled = None
         with same_error_on_all_ranks(self.on_host):
             if not (built.unfilled and divides):
                 if built.unfilled:
@@ -216,9 +260,9 @@ class Trainer:
             if training.recompute == "full":
                 recompute_blocks(predictor.network)
             digest = self.request.origin.digest if config.base and first_of_machine(group) else ""
-            if training.compile and not divides:
-                compiled = compile_for(ReplicatedModel(predictor, traits), [first], resolved.precision, group)
-            elif not divides:
+        compiled = None if divides else self.compile(resolved, ReplicatedModel(predictor, traits), [first])
+        if not (divides or compiled):
+            with same_error_on_all_ranks(self.on_host):
                 overhead = overhead_seconds(
                     predictor,
                     partial(autocast_context, resolved.precision, group.device),
@@ -250,13 +294,12 @@ class Trainer:
 
                 size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
                 parallel = divide_model(predictor, layout, group.device, None, **size, precision=precision)
-                if training.compile:
-                    # A pipeline takes whole batches only.
-                    tried = pieces if training.parallel.pipeline > 1 else pieces[:1]
-                    compiled = compile_for(parallel, tried, precision, group)
             else:
                 exchange = self.applied.exchange(training.gradients)
                 parallel = replicate_model(predictor, placed.traits, group, exchange, training.seed, compiled)
+        if training.parallel.divides:
+            # A pipeline takes whole batches only.
+            compiled = self.compile(resolved, parallel, pieces if training.parallel.pipeline > 1 else pieces[:1])
         setup = Setup(
             resolved, placed.traits, placed.overhead, placed.origin, layout, parallel, compiled, placed.values
         )

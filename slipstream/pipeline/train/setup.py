@@ -25,9 +25,9 @@ from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.distributed.user_errors import AgreedUserError
 from slipstream.shared.logs import logger
-from slipstream.shared.models.arithmetic import autocast_context
+from slipstream.shared.models.arithmetic import DeviceCapability, autocast_context
 from slipstream.shared.models.config import ModelConfig
-from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.factory import Predictor, resolve_model_name
 from slipstream.shared.models.initial.drawn import InitialValues
 from slipstream.shared.models.trained import Architecture
 from slipstream.shared.settings import to_dict
@@ -128,7 +128,7 @@ class Setup:
             traits=self.traits,
             averaged=AveragedWeights(predictor, training.ema) if training.ema else None,
             teacher=self.resolved.lineage.teacher_on(group.device, self.resolved.precision),
-            conditions=bit_identity_conditions(training, group),
+            conditions=bit_identity_conditions(training, group) | {"compiled": self.compiled is not None},
         )
 
     def resume_policy(self, applied: AppliedTuning, code: tuple[str, dict[str, str]], passed_s: float) -> ResumePolicy:
@@ -197,6 +197,12 @@ def same_origin(address: str, digests: Sequence[str]) -> str:
             "; expected the same files on all"
         )
     return found.pop()
+
+
+def suits_compilation(architecture: Architecture, ranks: Sequence[DeviceCapability]) -> bool:
+    """Return True for a transformer on GPUs: it gains most, and every block is compiled once."""
+    name = resolve_model_name(architecture.config, architecture.signature)
+    return name == "transformer" and all(rank.gpu for rank in ranks)
 
 
 def compile_for(

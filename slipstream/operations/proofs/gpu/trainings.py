@@ -43,7 +43,7 @@ def train(directory: Path, prepared: Path, model: ModelConfig, *, sampled: Path 
             TrainingRequest(
                 prepared=prepared,
                 model=model,
-                training=TrainingConfig(patience=0, **training),
+                training=TrainingConfig(**{"patience": 0, "compile": False, **training}),
                 directory=directory,
                 home=f"{directory}.checkpoints",
                 made_by={},

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
-from slipstream.pipeline.train.checkpoint.publish import CONTENT, KIND, is_rank_file, rank_file, run_and_gather
+from slipstream.pipeline.train.checkpoint.publish import CONTENT, KIND, STATE, is_rank_file, rank_file, run_and_gather
 from slipstream.pipeline.train.checkpoint.shards import ByteRange, Index, holds_tensors
 from slipstream.shared.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact, FileRecord, Manifest
+from slipstream.shared.artifacts.records import from_json
 from slipstream.shared.artifacts.workspaces import Holder
 from slipstream.shared.distributed.process_group import Peers
 from slipstream.shared.errors import UserError
@@ -267,8 +268,10 @@ def abbreviated(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def newest_identity(address: str, holder: Holder, resume: str, version: str) -> Mapping[str, Any] | None:
-    """Return the identity of the newest checkpoint that ``holder`` may resume from; None if there is none.
+def newest_usable(
+    address: str, holder: Holder, resume: str, version: str
+) -> tuple[CheckpointDirectory, CheckpointName, Mapping[str, Any]] | None:
+    """Return the newest checkpoint that ``holder`` may resume from, with its run section; None if there is none.
 
     ``resume`` is the setting ``training.resume``, ``version`` a code version. Errors are left to the later restore to
     report.
@@ -283,9 +286,27 @@ def newest_identity(address: str, holder: Holder, resume: str, version: str) -> 
             with suppress(DamagedArtifact):
                 made_by = Manifest.parse(content or b"", name).made_by
                 if policy.uses(name, made_by):
-                    identity = made_by.get("identity")
-                    return identity if isinstance(identity, dict) else None
+                    return home, name, made_by
     return None
+
+
+def newest_identity(address: str, holder: Holder, resume: str, version: str) -> Mapping[str, Any] | None:
+    """Return the identity of :func:`newest_usable`; None if there is none."""
+    newest = newest_usable(address, holder, resume, version)
+    identity = newest[2].get("identity") if newest else None
+    return identity if isinstance(identity, dict) else None
+
+
+def newest_conditions(address: str, holder: Holder, resume: str, version: str) -> Mapping[str, Any] | None:
+    """Return the conditions of bitwise equality of :func:`newest_usable`; None if there is none."""
+    if (newest := newest_usable(address, holder, resume, version)) is None:
+        return None
+    home, name, _ = newest
+    with suppress(StorageUnavailable, DamagedArtifact):
+        state: dict[str, Any] = from_json(home.read_bytes(f"{name}/{STATE}") or b"", dict[str, Any], name)
+        conditions = state.get("progress", {}).get("conditions")
+        return conditions if isinstance(conditions, dict) else {}
+    return {}
 
 
 @dataclass(frozen=True)

@@ -180,15 +180,19 @@ class TokenLosses(torch.autograd.Function):
             piece = slice(first, first + rows)
             labels = target[piece].unsqueeze(1)
             chances = functional.log_softmax(logits[piece], dim=1, dtype=precision)
-            losses[piece] = -(1 - smoothing) * chances.gather(1, labels).squeeze(1)
+            right = chances.gather(1, labels)
+            losses[piece] = -(1 - smoothing) * right.squeeze(1)
+            spread = smoothing / logits.shape[1]
             if smoothing:
                 losses[piece] -= smoothing * chances.mean(dim=1)
             if gradient is not None:
-                slope = chances.exp_().sub_(smoothing / logits.shape[1])
+                # Rounded when it is written: one pass over the chunk without label smoothing.
+                slope = gradient[piece]
+                torch.exp(chances, out=slope) if not smoothing else slope.copy_(chances.exp_().sub_(spread))
+                at_label = right.exp_().sub_(spread).add_(smoothing - 1).to(slope.dtype)
                 # In one dimension: for two, some versions of torch copy strides from memory that is not pinned.
                 places = torch.arange(len(labels), device=labels.device) * slope.shape[1] + labels.squeeze(1)
-                slope.view(-1).scatter_add_(0, places, torch.full_like(places, smoothing - 1, dtype=precision))
-                gradient[piece] = slope
+                slope.view(-1).scatter_(0, places, at_label.squeeze(1))
         ctx.save_for_backward(gradient)
         return losses
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,8 +89,8 @@ class Footprint:
         return sum(self.at_peak.values())
 
 
-def trace_footprint(step: TracedStep) -> Footprint:
-    """Trace a step and return its memory footprint.
+def trace_footprint(step: TracedStep, watching: AbstractContextManager[object] | None = None) -> Footprint:
+    """Trace a step, in the context ``watching`` if given, and return its memory footprint.
 
     Call it in a process without a process group. Raises any error of a model that cannot be traced.
     """
@@ -130,7 +130,8 @@ def trace_footprint(step: TracedStep) -> Footprint:
             # A pipeline takes only batches with all micro-batches.
             run(step if training.parallel.pipeline > 1 else replace(step, micro_batches=1))
             tracker.restart()
-            run(step)
+            with watching or nullcontext():
+                run(step)
             unseen = (step.micro_batches - step.traced_micro_batches) * step.rows * step.signature.record.itemsize
             at_peak = {**tracker.at_peak, "activations": tracker.at_peak["activations"] + unseen}
             return Footprint(at_peak, dict(tracker.held))

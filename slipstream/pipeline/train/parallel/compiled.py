@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -80,6 +80,16 @@ class CompiledTraining:
     inputs: tuple[Tensor, ...]
     context: Callable[[], AbstractContextManager[object]]
     figures: CompiledPass
+    #: Number of graphs that this process had compiled by then.
+    graphs: int = field(default_factory=lambda: compiled_graphs())
+
+    def figures_at_end(self) -> CompiledPass:
+        """Return the figures with the number of graphs that were compiled during training."""
+        return replace(self.figures, recompilations=compiled_graphs() - self.graphs)
+
+
+def compiled_graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def compile_blocks(
@@ -93,6 +103,10 @@ def compile_blocks(
     Real slices are needed, because compiled code depends on strides. Collective among the ranks that share a divided
     model. Raises ``UserError`` if compilation fails.
     """
+    # The import takes a second. Otherwise kernels would be chosen by times on the device, which vary.
+    from torch._inductor import config as inductor
+
+    inductor.deterministic = torch.are_deterministic_algorithms_enabled()
     blocks = CompiledBlocks(parallel.model_parts)
 
     def seconds() -> float:
@@ -108,6 +122,7 @@ def compile_blocks(
         try:
             first = seconds()
         except Exception as error:
+            parallel.compiled = nullcontext
             if error_meaning(error):
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -71,7 +71,7 @@ def record_attempt(resumed: ResumedTraining) -> dict[str, bytes]:
         save_seconds=checkpoints.background.publish_seconds,
         ledger=goodput,
         throughput=attempt_throughput(setup, state, resumed.first_step, recorder.record),
-        compiled=setup.compiled.figures if setup.compiled else None,
+        compiled=setup.compiled.figures_at_end() if setup.compiled else None,
         bottleneck=bottleneck,
         code_versions=checkpoints.trained_by,
     )

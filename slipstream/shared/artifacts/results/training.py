@@ -163,6 +163,8 @@ class CompiledPass:
     seconds: float
     pass_s: float
     plain_pass_s: float
+    #: Number of graphs that were compiled after the first step.
+    recompilations: int = 0
 
 
 @dataclass(frozen=True)
