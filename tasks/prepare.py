@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -50,6 +51,13 @@ class Listed(NamedTuple):
     data: Annotated[DataConfig, BY_VALUE]
 
 
+class OpenedDataset(NamedTuple):
+    """Address of a dataset, and the configuration without the columns that its type does not declare."""
+
+    data: str
+    config: Annotated[RunConfig, BY_VALUE]
+
+
 @task(**stage_metadata("fingerprint"))
 @map_errors
 def list_data(data: str, target: str, config: RunConfig) -> Listed:
@@ -93,13 +101,21 @@ def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
 
 @task(**stage_metadata("fingerprint"))
 @map_errors
-def address_of(dataset: StructuredDataset) -> str:
-    """Return the address of a Flyte dataset's Parquet files, from a task that returned a dataset or DataFrame."""
-    from slipstream.shared.source.files import parquet_address
+def open_dataset(dataset: StructuredDataset, target: str, config: RunConfig) -> OpenedDataset:
+    """Return the address of a Flyte dataset's Parquet files, from a task that returned a dataset or DataFrame.
+
+    If its type declares columns, as ``StructuredDataset[kwtypes(...)]`` does, the configuration drops all others.
+    """
+    from slipstream.shared.source.datasets import parquet_address, undeclared_columns
 
     written = dataset.literal
     assert written is not None, "flytekit hands a dataset over with its literal"
-    return parquet_address(written.uri, written.metadata.structured_dataset_type.format)
+    kind = written.metadata.structured_dataset_type
+    address = parquet_address(written.uri, kind.format)
+    if declared := [column.name for column in kind.columns or []]:
+        others = undeclared_columns(address, declared, target, config.data)
+        config = replace(config, data=replace(config.data, drop=list(dict.fromkeys([*config.data.drop, *others]))))
+    return OpenedDataset(address, config)
 
 
 @task(**stage_metadata("prepare", besides=("listing",)))

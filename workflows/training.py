@@ -15,7 +15,7 @@ from tasks.config import read_config, with_base
 from tasks.evaluate import evaluate
 from tasks.export import export
 from tasks.inputs import open_inputs, resolve_inputs
-from tasks.prepare import address_of, list_data, prepare_listed
+from tasks.prepare import list_data, open_dataset, prepare_listed
 from tasks.promote import judge, leave_in_service, open_registry, put_in_service
 from tasks.report import report, report_compression, report_data, report_export
 from workflows.compression import compress, how_to_compress, train_as_asked
@@ -208,7 +208,8 @@ def train_on_dataset(dataset: StructuredDataset, target: str, config: RunConfig 
         target: the column to predict
         config: the configuration of all stages
     """
-    return train_and_export(data=address_of(dataset=dataset), target=target, config=config)
+    opened = open_dataset(dataset=dataset, target=target, config=config)
+    return train_and_export(data=opened.data, target=target, config=opened.config)
 
 
 @workflow
@@ -220,4 +221,5 @@ def prepare_dataset(dataset: StructuredDataset, target: str, config: RunConfig =
         target: the column to predict
         config: only the section "data" is used
     """
-    return prepare(data=address_of(dataset=dataset), target=target, config=config)
+    opened = open_dataset(dataset=dataset, target=target, config=config)
+    return prepare(data=opened.data, target=target, config=opened.config)

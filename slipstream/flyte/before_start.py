@@ -135,8 +135,8 @@ def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
 def attempt_patience() -> float:
     """Return the rendezvous timeout of this attempt in seconds, the same for all pods of a job.
 
-    Later attempts wait up to twice as long as the first, by their job's name. Two jobs that gave up together would
-    otherwise block each other again and give up together again.
+    Later attempts wait up to twice as long as the first, by their job's name. Otherwise two
+    jobs that gave up together would block each other again.
     """
     job, attempt = os.environ.get("HOSTNAME", "").rpartition("-worker-")[0], os.environ.get("FLYTE_ATTEMPT_NUMBER", "0")
     if attempt == "0":

@@ -40,8 +40,7 @@ def start_server(stage: str) -> None:
 class AnnouncedCall(fork_server.ForkedCall):
     """Worker entry point that calls ``started`` in the agent and ends a failing worker at once.
 
-    ``started`` is called when the first worker is pickled, thus after the rendezvous of all pods. A worker ends at once
-    if it fails while its process group still exists.
+    ``started`` is called when the first worker is pickled, thus after the rendezvous of all pods.
     """
 
     def __init__(self, target: Callable[..., object], started: Callable[[], None]) -> None:

@@ -126,7 +126,7 @@ def place_of_note() -> str:
     """Return the address of the note, the same for all attempts of this pod.
 
     It is next to the attempts' output prefixes, which propeller calls ``…/<execution>/<node>/data/<attempt>`` with the
-    full names; in ``raw_output_prefix`` it hashes long ones. The file name is the pod's number within its job.
+    full names; in ``raw_output_prefix`` it hashes long ones.
     """
     node = current_context().output_metadata_prefix.rstrip("/").rpartition("/")[0]
     pod = os.environ.get("HOSTNAME", "").rpartition("-")[2] if "PET_NNODES" in os.environ else "0"

@@ -74,7 +74,7 @@ def column_figure(column: Mapping[str, Any], name: str) -> str:
     """Return a figure of a data card's column in its unit, or "" if the card lacks it."""
     if name not in column:
         return ""
-    if column["type"] == "time":
+    if column["type"] == "time" or column["type"].endswith(" date"):
         return f"{significant(column[name] / 86_400)} days" if name == "std" else moment(column[name])
     return value(column[name])
 

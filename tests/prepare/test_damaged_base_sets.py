@@ -1,31 +1,21 @@
 """A base set whose manifest vouches for other content than prepare writes is refused in one line."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from slipstream.pipeline.prepare.base_set import BaseSet
-from slipstream.shared.artifacts.format import MANIFEST, canonical_json, hash_file
 from slipstream.shared.errors import UserError
 from tests.support.damaged_records import damages
 from tests.support.proving import first_few
 from tests.support.raw_tables import mixed_table
+from tests.support.tables import vouch_for
 
 
 @pytest.fixture(scope="module")
 def base_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mixed_table(tmp_path_factory.mktemp("base-set"), "classification", rows=60)
-
-
-def vouch_for(directory: Path, name: str, content: bytes) -> None:
-    """Put the content into a file, and its record into the manifest."""
-    (directory / name).write_bytes(content)
-    manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
-    manifest["files"][name] = vars(hash_file(directory / name, manifest["files"][name]["block_bytes"]))
-    (directory / MANIFEST).write_bytes(canonical_json(manifest))
 
 
 @pytest.mark.parametrize("name", first_few(["schema.json", "statistics.json"]))

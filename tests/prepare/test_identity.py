@@ -4,7 +4,6 @@ import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.shared.artifacts.format import MANIFEST, hash_file
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns.identity import MISSING, hash_rows, hash_values
 from slipstream.shared.source.columns.number_formats import NumberFormat
 from tests.support.formats import FORMATS, Columns, marked, places, prepare_as, rows_of_all_kinds
-from tests.support.tables import Prepare, with_types
+from tests.support.tables import Prepare, vouch_for, with_types
 from tests.support.wording import refuses
 
 CUSTOMERS = 200
@@ -252,17 +250,9 @@ def test_what_was_prepared_by_other_rules_is_not_continued(prepared: Prepare, tm
     directory = data.artifact.directory
     schema = data.artifact.read_json("schema.json")
     del schema["row_hash"]
-    rewritten(directory, schema)
+    vouch_for(directory, "schema.json", json.dumps(schema).encode())
     with refuses(UserError, match=r"data\.earlier:"):
         prepared(pa.table(table(pa.array(large_ids()))), group="who", earlier=str(directory))
-
-
-def rewritten(directory: Path, schema: dict[str, Any]) -> None:
-    """Another ``schema.json``, sealed as if it had been written so."""
-    (directory / "schema.json").write_text(json.dumps(schema))
-    manifest = json.loads((directory / MANIFEST).read_text())
-    manifest["files"]["schema.json"] = vars(hash_file(directory / "schema.json"))
-    (directory / MANIFEST).write_text(json.dumps(manifest))
 
 
 def test_types_are_those_of_the_values_still(prepared: Prepare) -> None:

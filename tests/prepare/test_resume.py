@@ -214,7 +214,7 @@ def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.Complete
 def test_a_lost_worker_costs_its_unit_alone(parquet: Path, tmp_path: Path) -> None:
     lost = with_workers(parquet, tmp_path, "self")
     assert lost.returncode == 1 and "a worker process was killed" in lost.stderr
-    assert 2 <= len(list((tmp_path / "scratch").glob(f"*{RECORD}"))) < GROUPS
+    assert 2 <= len(list((tmp_path / "scratch").glob(f"scan_unit*{RECORD}"))) < GROUPS
     again = prepare(tmp_path / "again", parquet, 2, tmp_path / "scratch")
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 

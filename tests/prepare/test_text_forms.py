@@ -165,7 +165,7 @@ class TestNothingThere:
         text = table_text(200)
         header, *lines = text.splitlines()
         data = prepared(f"{header},gone,\n" + "".join(f"{line},?,\n" for line in lines))
-        assert with_types(data)["gone"] == with_types(data)["unnamed_5"] == ("number", "empty")
+        assert with_types(data)["gone"] == with_types(data)["unnamed_5"] == ("text", "empty")
         for name in ("gone", "unnamed_5"):
             assert f"column {name!r} is not used: it has no value in any row" in data.card["warnings"]
         assert data.card["rows"]["kept"] == 200

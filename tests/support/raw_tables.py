@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from slipstream.pipeline.export.package.raw_columns import TEXT, RawColumns, read_columns
+from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.transform import Transform
+from slipstream.shared.source.columns.value_types import TEXT
 from slipstream.shared.source.config import DataConfig
 
 ARROW = {

@@ -1,9 +1,13 @@
 """Small tables as text, and their prepared rows."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from slipstream.shared.artifacts.format import MANIFEST, canonical_json, hash_file
 from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 
 #: The fixture ``prepared``: prepares a text, table or path and opens what was made.
@@ -27,3 +31,11 @@ def everything(data: PreparedData) -> np.ndarray:
 def with_types(data: PreparedData) -> dict[str, tuple[str, str]]:
     """Type and role of each column, as the card has them."""
     return {column["name"]: (column["type"], column["role"]) for column in data.card["columns"]}
+
+
+def vouch_for(directory: Path, name: str, content: bytes) -> None:
+    """Put the content into a file, and its record into the manifest."""
+    (directory / name).write_bytes(content)
+    manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
+    manifest["files"][name] = vars(hash_file(directory / name, manifest["files"][name]["block_bytes"]))
+    (directory / MANIFEST).write_bytes(canonical_json(manifest))

@@ -197,8 +197,7 @@ class Baseline:
 def train_baseline(data: PreparedData, test: np.ndarray) -> Baseline:
     """Train on a sample of the training split, within the limits of this module, and predict ``test``.
 
-    Early stopping uses the validation split, as for our model. scikit-learn would hold out training rows by a
-    stratified split, which fails for classes with a single row.
+    Early stopping uses the validation split, as for our model.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits

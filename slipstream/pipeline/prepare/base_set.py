@@ -64,6 +64,8 @@ DECLARED_AS: dict[str, ColumnType] = {
     value_types.NUMBER: "number",
     value_types.BOOLEAN: "boolean",
     value_types.TIME: "date",
+    value_types.DAY_FIRST: "day-first date",
+    value_types.MONTH_FIRST: "month-first date",
     value_types.TEXT: "text",
 }
 #: Roles of columns whose values are used, not only hashed.
@@ -89,7 +91,8 @@ class FileSet:
 class TableSchema:
     """Contents of ``schema.json``.
 
-    It holds the columns with type and role, the settings and times that decide splits, and the prepared files.
+    It holds the columns with type and role, the settings and times that decide splits, the prepared files, and
+    :attr:`.ScanResult.gaps`.
     """
 
     columns: list[dict[str, str]]
@@ -97,6 +100,11 @@ class TableSchema:
     settings: DataConfig
     cuts: Cuts | None
     sources: list[FileSet]
+    gaps: list[int]
+
+    @property
+    def dropped(self) -> set[str]:
+        return {column["name"] for column in self.columns if column["role"] == "dropped"}
 
     @property
     def types(self) -> dict[str, str]:
@@ -110,14 +118,21 @@ class TableSchema:
             "settings": {name: setting_value(self.settings, name) for name in LASTING},
             "cuts": self.cuts,
             "row_hash": ROW_HASH,
+            "gaps": self.gaps,
             "sources": [vars(files) for files in self.sources],
         }
 
     @classmethod
     def from_json(cls, schema: Json) -> TableSchema:
-        settings, cuts = DataConfig.from_dict(schema["settings"]), schema["cuts"]
+        try:
+            settings, cuts = DataConfig.from_dict(schema["settings"]), schema["cuts"]
+        except UserError as error:  # names the user's own settings
+            raise TypeError("settings") from error
         sources = [FileSet(of["fingerprint"], [(path, size) for path, size in of["files"]]) for of in schema["sources"]]
-        return cls(schema["columns"], schema["target"], settings, cuts and (cuts[0], cuts[1]), sources)
+        gaps = [int(count) for count in schema.get("gaps", [])]
+        if len(gaps) != (0 if cuts else len(settings.identities)):
+            raise ValueError("gaps")
+        return cls(schema["columns"], schema["target"], settings, cuts and (cuts[0], cuts[1]), sources, gaps)
 
 
 @dataclass(frozen=True)
@@ -264,26 +279,27 @@ class BaseSet:
         """Return ``config`` with the base set's column types; in text files, integers are declared as numbers."""
         names = DECLARED_AS | ({value_types.INTEGER: "number"} if text else {})
         types = {name: names[kind] for name, kind in self.schema.types.items() if kind in names}
+        types = {name: declared for name, declared in types.items() if name not in self.schema.dropped}
         return replace(config, types={**types, **config.types})
 
-    def check_columns(self, types: Mapping[str, str]) -> None:
+    def check_columns(self, types: Mapping[str, str], indices: Iterable[str]) -> None:
         """Raise ``UserError`` unless the new files have the columns of the base set.
 
-        Names must be equal, and types of columns in use compatible. The id or group column that decides splits must not
-        change to or from times or bytes, whose hashes differ from those of numbers or texts.
+        Names must be equal except for dropped columns and ``indices``, and types of columns in use compatible. The id
+        or group column that decides splits must not change to or from times or bytes.
         """
         new = set(types)
-        differing = sorted(new ^ set(self.schema.types))
+        differing = sorted((new ^ set(self.schema.types)) - self.schema.dropped - set(indices))
         if differing:
             where = "the new files" if differing[0] in new else f"{self.address!r}"
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")
-        name = self.schema.settings.identity
-        before, now = (each.get(name, "") for each in (self.schema.types, types))
-        if before != now and {before, now} & {value_types.TIME, value_types.OTHER}:
-            raise UserError(
-                f"data: the column {name!r} decides splits and holds {now} values, but {before} in {self.address!r}; "
-                "expected the same type, or all files prepared again without data.earlier"
-            )
+        for name in self.schema.settings.identities:
+            before, now = (each.get(name, "") for each in (self.schema.types, types))
+            if before != now and {before, now} & {*value_types.TIMES, value_types.OTHER}:
+                raise UserError(
+                    f"data: the column {name!r} decides splits and holds {now} values, but {before} in "
+                    f"{self.address!r}; expected the same type, or all files prepared again without data.earlier"
+                )
         used = {column["name"]: column["type"] for column in self.schema.columns if column["role"] in READ}
         for name, kind in used.items():
             if not both_read(kind, types[name]):

@@ -68,7 +68,13 @@ def make_card(
             label: {split: scanned.classes[index].of.get(label, 0) for index, split in enumerate(SPLITS)}
             for label in transform.classes
         },
-        warnings=[*table.warnings, *fitted.warnings, *column_warnings(inputs), *duplicate_warnings(held_out)],
+        warnings=[
+            *table.warnings,
+            *fitted.warnings,
+            *column_warnings(inputs),
+            *order_warnings([column for column in inputs if column.name in scanned.ordered]),
+            *duplicate_warnings(held_out),
+        ],
         sampled_rows=sample.num_rows,
         of_sample=OF_SAMPLE if sampled else [],
         rank_error=rank_error(learned) if sampled else 0.0,
@@ -106,8 +112,7 @@ def finite(number: float) -> float | None:
 def rank_error(rows: int) -> float:
     """Return the largest error of a quantile's rank in a sample of ``rows``, as a share of all rows.
 
-    The bound holds for all quantiles of a column at once with a probability of 95 % (Massart 1990, the tight constant
-    of the Dvoretzky-Kiefer-Wolfowitz inequality).
+    The bound holds for all quantiles of a column at once with a probability of 95 % (Massart 1990).
     """
     return math.sqrt(math.log(2 / 0.05) / (2 * max(rows, 1)))
 
@@ -290,6 +295,16 @@ def column_warnings(columns: list[ColumnCard]) -> list[str]:
     return warnings + [
         f"column {name!r} is distributed differently in {split} (stability index {each.index:.2f})"
         for (name, split), each in significant_drifts(drifts).items()
+    ]
+
+
+def order_warnings(columns: list[ColumnCard]) -> list[str]:
+    return [
+        f"column {column.name!r} is ordered with the rows, and its univariate score on held-out rows is "
+        f"{'unknown' if column.alone is None else format(column.alone, '.1%')}: if it only numbers the rows, drop it "
+        "with data.drop"
+        for column in columns
+        if column.type in value_types.NUMBERS
     ]
 
 

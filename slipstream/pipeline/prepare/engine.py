@@ -50,9 +50,8 @@ def prepare(
     goes into the manifest; its ``source``, if any, is the fingerprint of the data.
 
     The same data and config give the same bytes with any number of ``workers``, by default chosen by the size of the
-    data. An interrupted run resumes if it is repeated with its ``scratch`` directory, which must be on the disk of
-    ``directory`` and serve this config and code only. It restarts if ``scratch`` is None or a file has changed
-    since it was listed, as either version may have been read. Raise ``UserError`` for bad data.
+    data. An interrupted run resumes with its ``scratch`` directory, which must be on the disk of ``directory`` and
+    serve this config and code only, unless a file has changed since. Raise ``UserError`` for bad data.
     """
     listing = list_data(data, target, config) if isinstance(data, str) else data if isinstance(data, Listing) else None
     size = listing.size if listing else 0

@@ -204,8 +204,8 @@ def file_set(listing: Listing, files: Iterable[SourceFile], target: str, fingerp
 def frame_file(frame: pa.Table | pd.DataFrame, directory: Path) -> str:
     """Write ``frame`` (pandas or Arrow) to a Parquet file in ``directory`` and return its path.
 
-    The name is a digest of the content, so equal tables share the file and cached results. An index becomes a column
-    unless it only numbers the rows. Raise ``UserError`` for a column with mixed types or a type that Parquet lacks.
+    The name is a digest of the content, so equal tables share the file and cached results. A named index
+    becomes a column. Raise ``UserError`` for a column with mixed types or a type that Parquet lacks.
     """
     table = frame if isinstance(frame, pa.Table) else from_pandas(frame)
     sink = directory / ".frame.partial"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from slipstream.shared.source import quarantine
 from slipstream.shared.source.columnar import TableInput, Unit, read_unit
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.number_formats import NumberFormat, retype_column
+from slipstream.shared.source.columns.spelling import rule_of
 from slipstream.shared.source.columns.transform import Transform
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.documents import open_documents
@@ -64,11 +65,13 @@ def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: Table
         raise UserError(f"data: {source.address!r} has a header and no rows; expected at least one row of data")
     config = source.config
     if source.base:
-        source.base.check_columns(table.types)
-        dropped, cuts = config.drop, source.base.schema.cuts
+        source.base.check_columns(table.types, table.indices)
+        aside, cuts = source.base.schema.dropped, source.base.schema.cuts
     else:
         check_columns(table, source)
-        dropped, cuts = [name for name in table.types if name in config.drop], time_cuts(table, config)
+        aside, cuts = {*config.drop}, time_cuts(table, config)
+    dropped = [name for name in table.types if name in aside or name in table.indices]
+    table = replace(table, warnings=[*table.warnings, *index_warnings(table.indices)])
     types = {name: kind for name, kind in table.types.items() if name not in dropped}
     return OpenedTable(source, table, UnitScan(types, source.target, table.rows, config, cuts), dropped)
 
@@ -93,11 +96,14 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
         if rows < table.rows:
             quarantine.check_limit(table.bad + scanned.bad, table.read, limit, certain=True)
     bad = table.bad + scanned.bad
+    if scan.types[scan.target] == value_types.TEXT:
+        scanned.spell_classes(rule_of(base.transform.classes) if base else "")
     if base is None:
         check_values(scanned, bad, scan.target, scan.config)
     quarantine.check_limit(bad, table.read, limit)
     fitted = base.fitted(scanned) if base else fit_columns(scanned, scan.types, scan.target, scan.config)
-    return FittedTable(opened, scanned, fitted)
+    warnings = scan.rule.warnings(scanned.rows, scanned.gaps, scanned.sample_table())
+    return FittedTable(opened, scanned, replace(fitted, warnings=[*fitted.warnings, *warnings]))
 
 
 # The second pass
@@ -182,9 +188,16 @@ def write_table(
         {"name": name, "type": kind, "role": fitted.roles[name].role if name in fitted.roles else "dropped"}
         for name, kind in opened.input.types.items()
     ]
-    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets))
+    gaps = fitting.scanned.gaps
+    if source.base:
+        gaps = [a + b for a, b in zip(gaps, source.base.schema.gaps, strict=True)]
+    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets), gaps)
     writer.write_json("schema.json", schema.to_json())
     writer.write_json(CARD, card.to_json())
+
+
+def index_warnings(names: list[str]) -> list[str]:
+    return [f"{listed(names)}: dropped as an index without a name; to keep it as a column, rename it"][: len(names)]
 
 
 def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
@@ -240,12 +253,12 @@ def check_columns(table: TableInput, source: SourceToPrepare) -> None:
         raise UserError(f"data.time: {config.time!r} holds {kind} values; expected dates, times or numbers")
     if types[target] == value_types.OTHER:
         raise UserError(f"target: {target!r} holds neither numbers nor texts")
-    if not set(names) - {target, *special.values(), *config.drop}:
+    if not set(names) - {target, *special.values(), *config.drop, *table.indices}:
         raise UserError(
             f"data: {source.address!r} has no column to use as a feature: in addition to the target {target!r} there "
             "is "
             + (
-                "only columns that data.id, group, time, weight or drop name, "
+                "only an index or columns that data.id, group, time, weight or drop name, "
                 f"{listed([name for name in names if name != target])}"
                 if names[1:]
                 else "none"

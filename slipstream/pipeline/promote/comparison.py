@@ -11,7 +11,7 @@ import numpy as np
 from slipstream.pipeline.export.package.libraries import HUGGING_FACE
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
-from slipstream.pipeline.export.package.samples import decode_rows, undecided_rows
+from slipstream.pipeline.export.package.samples import as_spelled_by, decode_rows, undecided_rows
 from slipstream.pipeline.export.session import onnx_predictor
 from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.pipeline.promote.store import PromotionPointer, Registry, manifest_digest, package_version
@@ -97,7 +97,7 @@ def paired_predictions(new: ComparedPackage, old: ComparedPackage, data: Prepare
         decided = records[~undecided_rows(here, there, records)]
         if not len(decided):
             raise Incomparable("every test row holds a text that the promoted model may know from training")
-        theirs = on_raw(old, there, decode_rows(here, decided))
+        theirs = on_raw(old, there, as_spelled_by(there, here, decode_rows(here, decided)))
     ours = on_tensors(new, data, decided)
     truth = decided[TARGET].astype(np.float64)
     return PairedPredictions(truth, numbered(ours, data), numbered(theirs, data), len(records) - len(decided))

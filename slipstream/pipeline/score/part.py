@@ -166,7 +166,8 @@ def scored_batches(job: ScorePartJob, model: ServedModel, counting: BinCounter |
 def wanted_of(plan: ScoringPlan, model: ServedModel) -> RequestedColumns:
     transform = model.transform
     marks = NumberFormat(transform.decimal, transform.thousands, tuple(transform.missing))
-    return RequestedColumns(model.types, kept_types(plan.source, plan.config.keep, plan.deciding), marks)
+    spellings = {category.name: category.spelling for category in transform.categorical}
+    return RequestedColumns(model.types, kept_types(plan.source, plan.config.keep, plan.deciding), marks, spellings)
 
 
 def of_table(

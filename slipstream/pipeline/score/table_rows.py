@@ -12,6 +12,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.columnar import Unit, list_units, read_unit
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.number_formats import NumberFormat, cannot_become, missing_marks, retype_column
+from slipstream.shared.source.columns.spelling import respell
 from slipstream.shared.source.documents import BLOCK_FILES, read_text
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.images import (
@@ -30,7 +31,8 @@ from slipstream.shared.source.resolved import ResolvedSource
 from slipstream.shared.source.tables import check_names, keys_in
 from slipstream.shared.source.text import csv_blocks, json_lines
 from slipstream.shared.source.text.csv_blocks import ParsedBlock, read_blocks
-from slipstream.shared.source.text.text_tables import detect_delimiter, in_one, text_names
+from slipstream.shared.source.text.delimiters import detect_delimiter
+from slipstream.shared.source.text.text_tables import in_one, text_names
 
 #: GiB that determine the rows per read; fewer than in preparation, as larger reads are not faster.
 READ_GIB = 0.25
@@ -45,16 +47,25 @@ class RequestedColumns:
     """Columns to read from a table.
 
     ``types`` are those of the model's columns, ``keep`` those in which kept columns are written. ``number_format`` is
-    the notation of values.
+    the notation of values, ``spellings`` the rule of :mod:`~slipstream.shared.source.columns.spelling` per category.
     """
 
     types: dict[str, str]
     keep: dict[str, pa.DataType]
     number_format: NumberFormat
+    spellings: dict[str, str]
 
     @property
     def names(self) -> list[str]:
         return list(dict.fromkeys([*self.types, *self.keep]))
+
+    def spelled(self, column: pa.Array, name: str) -> pa.Array:
+        """Return a category as the model's vocabulary spells it, another column unchanged."""
+        if not self.spellings.get(name):
+            return column
+        coded = value_types.with_dictionary(column)
+        clean = value_types.clean_texts(coded.dictionary.cast(pa.string()), list(self.number_format.missing))
+        return pa.DictionaryArray.from_arrays(coded.indices, respell(clean, self.spellings[name]))
 
 
 @dataclass(frozen=True)
@@ -294,6 +305,7 @@ def quarantine_rows(
             numbers = value_types.as_numbers(columns[name])
             for row in np.flatnonzero(np.abs(numbers) > LARGEST).tolist():
                 reasons.setdefault(row, (name, "infinite" if np.isinf(numbers[row]) else "too large for float32"))
+    columns = {name: wanted.spelled(column, name) for name, column in columns.items()}
     batch = pa.RecordBatch.from_pydict({**columns, **{KEPT + name: column for name, column in kept.items()}})
     if not reasons:
         return TableBatch(origin.file, rows, batch, origin.lines, origin.numbers, [])

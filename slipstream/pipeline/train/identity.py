@@ -52,9 +52,8 @@ def run_identity(
     """Return the values that must equal a checkpoint's to resume it.
 
     They are everything that determines the result, and the applied tuning, but not the number of micro-batches, the
-    checkpoint interval or the code. A base and initial adapters count by their digests. On disks the same files have
-    the same digest at every path. In a store the digest follows the store's metadata, so a copy of the files may count
-    as another base.
+    checkpoint interval or the code. A base and initial adapters count by their digests. In a
+    store the digest follows the store's metadata, so a copy may count as another base.
     """
     code = model_code(model)
     return {

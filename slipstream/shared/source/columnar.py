@@ -27,7 +27,7 @@ from slipstream.shared.source.unsupported_formats import MOST_BEGINNING, unsuppo
 
 #: Column of a spool file: line of the user's file on which the row starts.
 LINE = "\0line"
-#: Column of a spool file: hash of the row's value in ``data.group`` or ``data.id``, computed from the original text.
+#: Start of the name of a spool file's column with the hashes of ``data.group`` or ``data.id``, of the original texts.
 IDENTITY = "\0identity"
 PAGE_BUFFER_BYTES = 1 << 16
 
@@ -68,13 +68,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class TableInput:
-    """Opened table: its units, ``types`` by column in file order, and bad rows; ``read`` counts all records."""
+    """Opened table: its units, ``types`` by column in file order, and bad rows; ``read`` counts all records.
+
+    ``indices`` are columns that only number the rows and are not read.
+    """
 
     units: list[Unit]
     types: dict[str, str]
     read: int
     bad: QuarantinedRows = field(default_factory=QuarantinedRows)
     warnings: list[str] = field(default_factory=list)
+    indices: list[str] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -96,8 +100,7 @@ class ParquetFile:
     def batches(self, index: int, names: list[str], rows: int, budget: MemoryBudget) -> Iterator[pa.RecordBatch]:
         """Yield a unit in batches of at most ``rows`` rows, decoded column by column unless the unit is too large.
 
-        A unit above ``budget.whole_group_bytes`` is streamed with all columns in parallel. Every column then holds its
-        pages, which for many columns take more memory than decoding an ordinary row group.
+        A unit above ``budget.whole_group_bytes`` is streamed with all columns in parallel.
         """
         metadata = self._file.metadata
         if metadata.row_group(index).total_byte_size > budget.whole_group_bytes:
@@ -108,12 +111,6 @@ class ParquetFile:
         file = open_parquet(self._source, metadata, texts) if texts else self._file
         columns = {name: file.read_row_group(index, columns=[name], use_threads=False).column(name) for name in names}
         yield from pa.table(columns).to_batches(max_chunksize=rows)
-
-    def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
-        batch = next(self._file.iter_batches(rows, row_groups=[index], columns=names, use_threads=False), None)
-        if batch is None:
-            raise ValueError(f"row group {index} has no rows")
-        return batch
 
 
 def open_parquet(
@@ -126,6 +123,7 @@ def open_parquet(
         pre_buffer=False,
         buffer_size=PAGE_BUFFER_BYTES,
         page_checksum_verification=True,
+        coerce_int96_timestamp_unit="us",
     )
 
 
@@ -160,7 +158,7 @@ class ArrowFile:
         return (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
 
     def _of_large(self, index: int, names: list[str], rows: int, size: int) -> Iterator[pa.RecordBatch]:
-        """Yield a unit in batches that are copied from a memory map, since Arrow can otherwise only read it whole.
+        """Yield a unit in batches that are copied from a memory map.
 
         Every slice is copied right after a check of the file's ``size``, so only a truncation in between can kill the
         process.
@@ -173,15 +171,9 @@ class ArrowFile:
                     raise ValueError(f"expected {size:,} bytes")
                 yield copy_batch(whole.slice(start, rows))
 
-    def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
-        return self._only(names).get_batch(index).slice(0, rows)
-
 
 def width_of(field: pa.Field) -> int:
-    """Return the bits per value of a column, or ``sys.maxsize`` for texts and nested values.
-
-    The number of rows is read from the narrowest column, which is the cheapest.
-    """
+    """Return the bits per value of a column, or ``sys.maxsize`` for texts and nested values."""
     try:
         return field.type.bit_width
     except ValueError:
@@ -246,7 +238,7 @@ def list_units(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sc
 def read_unit(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     """Yield a unit's columns ``names`` in batches sized by ``budget``, with the line of every row (int64).
 
-    A batch ends with the column ``IDENTITY`` if the file has it. Columns are simplified by
+    A batch ends with the columns of ``IDENTITY`` in the file. Columns are simplified by
     :func:`.value_types.simplify_column`. Raise ``UserError`` for damage, for texts that are not UTF-8, and for a column
     that contradicts the file's directory.
     """
@@ -254,7 +246,7 @@ def read_unit(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tu
     with damage_named(unit.uri, unit.format):
         reader = open_file(unit.source, unit.format)
         types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
-        names = [*names, IDENTITY] if IDENTITY in types else names
+        names = [*names, *(name for name in types if name.startswith(IDENTITY))]
         kinds = {name: types[name] for name in names if name in types}
         stored = [name for name, kind in kinds.items() if value_types.has_values(kind)]
         as_stored = stored == names and not unit.partition and all(map(value_types.is_simple, kinds.values()))
@@ -274,15 +266,6 @@ def read_unit(unit: Unit, names: list[str], budget: MemoryBudget) -> Iterator[tu
 def empty_batches(total: int, rows: int) -> Iterator[pa.RecordBatch]:
     for start in range(0, total, rows):
         yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(rows, total - start), pa.struct([])))
-
-
-def read_first_rows(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
-    """Return the first rows of a unit, at most ``rows``, decoding only the columns ``names``."""
-    with damage_named(unit.uri, unit.format):
-        batch = open_file(unit.source, unit.format).head(unit.index, names, rows)
-    check_texts(batch, names, unit)
-    kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
-    return assembled(batch, names, kinds, replace(unit, partition={}))
 
 
 def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataType], unit: Unit) -> pa.RecordBatch:

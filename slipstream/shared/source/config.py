@@ -59,7 +59,7 @@ def seconds_of(text: str) -> float | None:
 #: Allowed values of ``data.format``.
 Format = Literal["auto", "csv", "parquet", "arrow", "json", "images", "arrays", "text"]
 #: Allowed values of ``data.types``.
-ColumnType = Literal["number", "date", "boolean", "text", "category", "document"]
+ColumnType = Literal["number", "date", "day-first date", "month-first date", "boolean", "text", "category", "document"]
 
 
 @settings
@@ -89,10 +89,12 @@ class DataConfig(Settings):
     """Decimal mark of numbers in text."""
     thousands: Literal["", ",", ".", " ", "'", "_"] = ""
     """Thousands separator of numbers in text; empty: none."""
+    dates: Literal["", "day-first", "month-first"] = ""
+    """Order of dates such as 1/2/2024 in columns that do not show it; empty: such columns are read as text."""
     types: dict[str, ColumnType] = field(default_factory=dict)
-    """Types of columns that should not be inferred: "number", "date" (ISO 8601, UTC unless stated otherwise),
-    "boolean", "text", "category" (an input, whatever its values look like) or "document" (learned from by its words). A
-    row with a value of another type is quarantined."""
+    """Types of columns that should not be inferred: "number", "date" (ISO 8601, UTC unless stated otherwise, or with
+    the year last), "day-first date", "month-first date", "boolean", "text", "category" (an input, whatever its values
+    look like) or "document" (learned from by its words). A row with a value of another type is quarantined."""
     drop: list[str] = field(default_factory=list)
     """Columns to ignore."""
     id: str = ""
@@ -142,9 +144,9 @@ class DataConfig(Settings):
     """Which rows are held out for validation and test."""
 
     @property
-    def identity(self) -> str:
-        """Column that alone decides the split of a row; "" if the content or the time does."""
-        return "" if self.time else self.group or self.id
+    def identities(self) -> list[str]:
+        """Columns whose first value alone decides a row's split; none if the time does."""
+        return [] if self.time else [name for name in (self.group, self.id) if name]
 
     def check(self) -> None:
         if not is_text_encoding(self.encoding):

@@ -479,24 +479,3 @@ def format_inside(file: SourceFile) -> Format | None:
     with file.open() as stream:
         beginning = stream.read(max(map(len, BEGINNINGS)))
     return next((format for mark, format in BEGINNINGS.items() if beginning.startswith(mark)), None)
-
-
-def parquet_address(uri: str, format: str) -> str:
-    """Return the ``data`` address of a table that another Flyte task passes as StructuredDataset or DataFrame.
-
-    ``format`` is Flyte's format of the dataset, or "". Raise ``UserError`` unless all files at ``uri`` are Parquet.
-    """
-    other = (
-        format if format not in ("", "parquet") else next(filter(None, map(not_parquet, list_source(uri).files)), "")
-    )
-    if other:
-        raise UserError(f"dataset: {uri!r} is not Parquet but {other}; pass Parquet as dataset, or the address as data")
-    return uri
-
-
-def not_parquet(file: SourceFile) -> str:
-    inside = format_inside(file)
-    if inside == "parquet":
-        return ""
-    named = file.known_format if file.known_format != "parquet" else None
-    return inside or named or "something else"

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 
 from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.errors import UserError
-from slipstream.shared.source.columnar import TableInput, Unit, list_units, read_first_rows, read_unit
+from slipstream.shared.source.columnar import TableInput, Unit, list_units, read_unit
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.number_formats import (
-    DECLARED,
-    NumberFormat,
-    cannot_become,
-    guess_types,
-    taken_as_text,
+from slipstream.shared.source.columns.number_formats import DECLARED, NumberFormat, cannot_become
+from slipstream.shared.source.columns.readings import (
+    Readings,
+    count_readings,
+    decide_type,
+    is_counted,
     tolerated_share,
+    total_readings,
+    type_warning,
 )
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.memory import MemoryBudget
-from slipstream.shared.source.quarantine import BadRow
 from slipstream.shared.source.resolved import ResolvedSource
 
 #: Hive's directory name for rows whose partition key is missing.
 MISSING = "__HIVE_DEFAULT_PARTITION__"
-#: Largest number of rows and bytes from which types of text columns are inferred.
-SAMPLE_ROWS = 1 << 11
-SAMPLE_BYTES = 1 << 20
+#: Names of indices that pandas writes without a name, and names of a first column without one.
+INDEX = re.compile(r"(?i)__index_level_\d+__|unnamed: 0(\.\d+)*")
+FIRST = re.compile(r"(?i)(unnamed[:_] ?\d+)?")
 
 
 def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
@@ -40,22 +42,39 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
     partitions = find_partitions(source)
     units: list[Unit] = []
     types: dict[str, str] = {}
-    # A dictionary marks its texts as categories; declared and dropped columns are not guessed.
-    settled = {*config.types, *config.drop}
+    coded, stored_texts = set[str](), set[str]()
+    indices: list[str] = []
     first_row = 0
     for file in source.files:
         schema, pieces = list_units(file, source.format, first_row)
         check_names(schema.names, file)
+        indices += find_indices(schema.names, source)
         of_file = {field.name: declared_type(field, file, config) for field in schema}
-        types = of_file if not types else merge_types(types, of_file, file, first, config.drop)
-        settled |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
+        types = of_file if not types else merge_types(types, of_file, file, first, [*config.drop, *indices])
+        stored_texts |= {field.name for field in schema if value_types.column_type(field.type) == value_types.TEXT}
+        coded |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
         units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
         first_row += sum(piece.rows for piece in pieces)
-    # As for an empty CSV column.
+    # A dictionary marks its texts as categories.
     types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
-    texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
+    types |= dict.fromkeys(indices, value_types.OTHER)
+    texts = [
+        name
+        for name, kind in types.items()
+        if ((kind == value_types.TEXT and name not in coded) or (kind == value_types.TIME and name in stored_texts))
+        and is_counted(name, config)
+    ]
     inferred, warnings = infer_types(units, texts, config, scratch)
-    return TableInput(units, partitions.beside(types | inferred), first_row, warnings=warnings)
+    return TableInput(units, partitions.beside(types | inferred), first_row, warnings=warnings, indices=indices)
+
+
+def find_indices(names: list[str], source: ResolvedSource) -> list[str]:
+    """Return the columns of a file that are indices without a name, unless a setting names them."""
+    config = source.config
+    special = {source.target, config.id, config.group, config.time, config.weight}
+    named = special | {*config.types, *config.drop, *config.columns}
+    found = [name for place, name in enumerate(names) if INDEX.fullmatch(name) or (not place and FIRST.fullmatch(name))]
+    return [name for name in found if name not in named]
 
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
@@ -160,11 +179,14 @@ def find_partitions(source: ResolvedSource) -> Partitions:
     keys_of = {file.uri: keys_in(source.listing.relative(file)) for file in source.files}
     names = list(dict.fromkeys(name for keys in keys_of.values() for name in keys))
     values = {uri: {name: keys.get(name) for name in names} for uri, keys in keys_of.items()} if names else {}
-    config, types = source.config, {}
+    config, types = source.config, dict[str, str]()
     for name in names:
         texts = pa.array([keys[name] for keys in values.values()], pa.string())
-        declared = config.types.get(name)
-        types[name] = DECLARED[declared] if declared else NumberFormat.of(config).guess(texts, 0.0)
+        types[name] = (
+            decide_type(name, count_readings(texts, NumberFormat.of(config)), config, 0.0)
+            if is_counted(name, config)
+            else DECLARED.get(config.types.get(name, ""), value_types.TEXT)
+        )
     return Partitions(types, values)
 
 
@@ -177,75 +199,32 @@ def keys_in(path: str) -> dict[str, str | None]:
 # Columns of text
 
 
-@dataclass(frozen=True)
-class TypeTrial:
-    """Result of converting the texts of one unit: types, failures, and a failing row by column."""
-
-    types: dict[str, str]
-    failures: dict[str, int]
-    examples: dict[str, BadRow]
-
-
 def infer_types(
     units: list[Unit], names: list[str], config: DataConfig, scratch: ResumableScratch
 ) -> tuple[dict[str, str], list[str]]:
-    """Infer types of text columns in columnar files, as for CSV; return them and warnings.
-
-    The first rows suggest a type, then the conversion of all values is tried.
-    """
-    if not units or not names:
+    """Infer types of text columns in columnar files from all of their values; return them and warnings."""
+    if not names:
         return {}, []
-    first = [unit for unit in units if unit.file == units[0].file]
-    types, warnings = guess_types(*sample_texts(first, names, config), config)
-    guessed = {name: kind for name, kind in types.items() if kind != value_types.TEXT}
-    if not guessed:
-        return {}, warnings
-    tried = list(scratch.map(try_types, ((unit, guessed, config) for unit in units)))
-    rows = sum(unit.rows for unit in units)
-    for name, kind in guessed.items():
-        failures = sum(one.failures.get(name, 0) for one in tried)
-        for one in tried:
-            types[name] = value_types.wider_type(types[name], one.types[name]) or kind
-        if failures > tolerated_share(config) * rows:
-            example = next(one.examples[name] for one in tried if name in one.examples)
-            warnings.append(taken_as_text(example, f"{failures:,} of {rows:,} values", kind))
-            types[name] = value_types.TEXT
-    return types, warnings
+    parts = list(scratch.map(count_unit, ((unit, names, config) for unit in units)))
+    return decide_types({name: total_readings([part[name] for part in parts]) for name in names}, config)
 
 
-def sample_texts(
-    units: list[Unit], names: list[str], config: DataConfig
-) -> tuple[dict[str, pa.Array], str, np.ndarray]:
-    """Return the first rows of a file's ``units`` as texts by column, the file, and the rows' lines.
-
-    The sample is about as large as for CSV.
-    """
-    most = min(SAMPLE_ROWS, MemoryBudget(config.memory).batch_rows(len(names)))
-    parts, rows = [], 0
-    for unit in units:
-        if rows < most:
-            batch = read_first_rows(unit, names, most - rows)
-            parts.append(pa.table({name: batch.column(name).cast(pa.string()) for name in names}))
-            rows += batch.num_rows
-    table = pa.concat_tables(parts)
-    table = table.slice(0, max(1, table.num_rows * SAMPLE_BYTES // max(table.nbytes, SAMPLE_BYTES)))
-    lines = np.concatenate([np.arange(unit.first_line, unit.first_line + unit.rows) for unit in units[: len(parts)]])
-    return {name: table[name].combine_chunks() for name in names}, units[0].file, lines
+def decide_types(found: Mapping[str, Readings], config: DataConfig) -> tuple[dict[str, str], list[str]]:
+    """Return the types of counted columns, and warnings."""
+    types = {name: decide_type(name, each, config, tolerated_share(config)) for name, each in found.items()}
+    warnings = [type_warning(name, kind, found[name], config) for name, kind in types.items()]
+    return types, [warning for warning in warnings if warning]
 
 
-def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
-    """Convert the texts of one unit to the suggested types and count failures; runs in a worker process."""
-    unit, types, config = job
-    number_format = NumberFormat.of(config)
-    read_as, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()
-    for batch, lines in read_unit(unit, list(types), MemoryBudget(config.memory)):
-        for name, kind in types.items():
-            texts = batch.column(name).cast(pa.string())
-            values, failed = number_format.convert(texts, kind)
-            read_as[name] = value_types.wider_type(read_as[name], value_types.column_type(values.type)) or kind
-            rows = np.flatnonzero(failed)
-            if len(rows):
-                failures[name] += len(rows)
-                example = BadRow(unit.file, int(lines[rows[0]]), name, f"not {kind}", texts[rows[0]].as_py())
-                examples.setdefault(name, example)
-    return TypeTrial(read_as, dict(failures), examples)
+def count_unit(job: tuple[Unit, list[str], DataConfig]) -> dict[str, Readings]:
+    """Count what the texts of one unit can be read as; runs in a worker process."""
+    unit, names, config = job
+    number_format, budget = NumberFormat.of(config), MemoryBudget(config.memory)
+    batches = list[dict[str, Readings]]()
+    for batch, lines in read_unit(unit, names, budget):
+        texts = {name: batch.column(name) for name in names}
+        texts |= {name: each.cast(pa.string()) for name, each in texts.items() if not pa.types.is_dictionary(each.type)}
+        batches.append(
+            {name: count_readings(each, number_format, unit.file, name, lines) for name, each in texts.items()}
+        )
+    return {name: total_readings([batch[name] for batch in batches]) for name in names}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.pipeline.export.convert import to_onnx
-from slipstream.pipeline.export.package.raw_columns import TEXT, RawColumns, read_columns
+from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
 from slipstream.pipeline.export.package.raw_model import encoding_model, raw_model
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.source.columns import value_types
@@ -58,11 +58,13 @@ def transforms_and_rows(draw: st.DrawFn) -> tuple[Transform, pa.RecordBatch]:
     kinds = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=5))
     types = {f"c{place}": kind for place, kind in enumerate(kinds)}
     marks = draw(st.sampled_from([MARKS, ["?"], []]))
-    numeric = [part for name, kind in types.items() if kind != TEXT for part in draw(number_inputs(name, kind))]
+    numeric = [
+        part for name, kind in types.items() if kind != value_types.TEXT for part in draw(number_inputs(name, kind))
+    ]
     vocabularies = {
         name: [text for text in draw(st.lists(TEXTS, unique=True, max_size=4)) if text not in marks]
         for name, kind in types.items()
-        if kind == TEXT
+        if kind == value_types.TEXT
     }
     categorical = [CategoricalColumn(name, tuple(texts)) for name, texts in vocabularies.items()]
     transform = Transform(
@@ -72,11 +74,11 @@ def transforms_and_rows(draw: st.DrawFn) -> tuple[Transform, pa.RecordBatch]:
     columns = {}
     for name, kind in types.items():
         values = VALUES[kind]
-        if kind == TEXT and vocabularies[name]:
+        if kind == value_types.TEXT and vocabularies[name]:
             values = values | st.sampled_from(vocabularies[name])
-        if kind != TEXT or marks:
+        if kind != value_types.TEXT or marks:
             values = st.none() | values
-        empty = draw(st.integers(0, rows)) if kind != TEXT or marks else 0
+        empty = draw(st.integers(0, rows)) if kind != value_types.TEXT or marks else 0
         filled = draw(st.lists(values, min_size=rows - empty, max_size=rows - empty))
         columns[name] = pa.array([None] * empty + filled, ARROW[kind])
     return transform, pa.RecordBatch.from_pydict(columns)
@@ -232,14 +234,16 @@ def test_what_a_graph_cannot_start_from_is_said() -> None:
 
 def test_spaces_are_the_callers_to_trim(classifier: Deployed) -> None:
     """Transform trims, the graph cannot: a text with spaces is unknown to it."""
-    name = next(name for name, kind in classifier.columns.types.items() if kind == TEXT)
+    name = next(name for name, kind in classifier.columns.types.items() if kind == value_types.TEXT)
     known = next(column.vocabulary[0] for column in classifier.transform.categorical if column.name == name)
     session = onnxruntime.InferenceSession(encoding_model(classifier.columns, 20).SerializeToString())
     place = [column.name for column in classifier.columns.categories].index(name)
     codes = {}
     for text in (known, f" {known}"):
-        values = {n: np.array([[np.nan]]) for n, kind in classifier.columns.types.items() if kind != TEXT}
-        texts = {n: np.array([[text]], object) for n, kind in classifier.columns.types.items() if kind == TEXT}
+        values = {n: np.array([[np.nan]]) for n, kind in classifier.columns.types.items() if kind != value_types.TEXT}
+        texts = {
+            n: np.array([[text]], object) for n, kind in classifier.columns.types.items() if kind == value_types.TEXT
+        }
         codes[text] = session.run(["categorical"], {**values, **texts})[0][0, place]
     assert codes == {known: 2, f" {known}": 1}
     assert value_types.clean_texts(pa.array([f" {known}"]), []).to_pylist() == [known]

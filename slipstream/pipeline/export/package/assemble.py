@@ -13,7 +13,7 @@ import numpy as np
 from slipstream.pipeline.export.check import OUTPUT, RAW, TENSORS, raw_column, runtime_providers
 from slipstream.pipeline.export.convert import rounding_error
 from slipstream.pipeline.export.package.libraries import ModelProvenance, is_coarse, metadata_entries, with_metadata
-from slipstream.pipeline.export.package.raw_columns import BOOLEAN, TEXT, TIME, RawColumns, read_columns
+from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
 from slipstream.pipeline.export.package.raw_model import encoding_model, raw_model
 from slipstream.pipeline.export.package.samples import ROWS, draw_raw, draw_tensors
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
@@ -31,6 +31,7 @@ from slipstream.shared.artifacts.results.export import (
 )
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.predict import record_inputs
+from slipstream.shared.source.columns.value_types import BOOLEAN, TEXT, TIME, TIMES
 
 if TYPE_CHECKING:
     import onnx
@@ -138,13 +139,18 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
     if schema.get("cuts"):
         column = settings["time"]
         # Cuts in seconds and cuts in numbers cannot be compared.
-        kind = "time" if types.get(column) == "time" else "number"
+        kind = "time" if types.get(column) in TIMES else "number"
         return Holdout("time", {"column": column, "type": kind}, schema["cuts"])
     by = next((name for name in ("group", "id") if settings.get(name)), "content")
     aside = [column["name"] for column in schema["columns"] if column["role"] in ("dropped", "weight")]
     content = sorted(name for name, kind in types.items() if kind != "other" and name not in aside)
-    columns = content if by == "content" else [settings[by]]
+    names = [settings[name] for name in ("group", "id") if settings.get(name)]
+    # Rows without the group or id were split by the next of these.
+    used = 1 + sum(count > 0 for count in schema.get("gaps", []))
+    columns = list(dict.fromkeys([*names[:used], *(content if used > len(names) else [])]))
     shares = {name: settings["split"][name] for name in ("validation", "test", "seed")}
+    if by == "content":  # hashed as values, in any notation
+        types = {name: TIME if kind in TIMES else kind for name, kind in types.items()}
     rules = rules_of(schema, columns, types) if "settings" in schema else {}
     return Holdout(by, {**rules, **shares, "columns": columns}, None)
 
@@ -160,7 +166,7 @@ def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) 
         "missing": sorted(settings["missing"]),
         "decimal": settings["decimal"],
         "thousands": settings["thousands"],
-        "types": {name: types[name] for name in columns if types[name] in ("time", "other")},
+        "types": {name: types[name] for name in columns if types[name] in (*TIMES, "other")},
     }
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Types of raw columns. Texts are strings; all others are float64 with NaN for missing.
-TEXT, TIME, BOOLEAN, INTEGER = "text", "time", "boolean", "integer"
+from slipstream.shared.source.columns.value_types import TIME, TIMES
+
 #: Codes of a categorical input: missing, unseen, and the vocabulary's first text.
 MISSING, UNSEEN, FIRST = 0, 1, 2
 
@@ -34,15 +34,19 @@ class NumericInput:
 
 @dataclass(frozen=True)
 class CategoryInput:
-    """Categorical input: the index of a text in the vocabulary, see ``FIRST``."""
+    """Categorical input: the index of a text in the vocabulary, see ``FIRST``; ``spelling`` is the rule of both."""
 
     name: str
     vocabulary: tuple[str, ...]
+    spelling: str = ""
 
 
 @dataclass(frozen=True)
 class RawColumns:
-    """Encoding of raw columns as the model inputs ``numeric`` and ``categorical``; ``types`` are by name."""
+    """Encoding of raw columns as the model inputs ``numeric`` and ``categorical``; ``types`` are by name.
+
+    Texts are strings; all other columns are float64 with NaN for missing.
+    """
 
     types: dict[str, str]
     missing: tuple[str, ...]
@@ -76,7 +80,8 @@ def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
 def raw_columns(statistics: Mapping[str, Any]) -> RawColumns:
     """Return the columns of a table that become numbers or categories."""
     numbers = tuple(NumericInput(**column) for column in statistics["numeric"])
-    categories = tuple(CategoryInput(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])
+    categories = tuple(CategoryInput(**{**c, "vocabulary": tuple(c["vocabulary"])}) for c in statistics["categorical"])
     used = dict.fromkeys([n.name for n in numbers] + [c.name for c in categories])
     types = {name: statistics["types"][name] for name in used}
+    types |= {name: TIME for name, kind in types.items() if kind in TIMES}
     return RawColumns(types, tuple(statistics["missing"]), numbers, categories)

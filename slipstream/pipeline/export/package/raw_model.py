@@ -16,7 +16,16 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from slipstream.pipeline.export.package.raw_columns import FIRST, MISSING, TEXT, UNSEEN, NumericInput, RawColumns
+from slipstream.pipeline.export.package.raw_columns import (
+    FIRST,
+    MISSING,
+    UNSEEN,
+    CategoryInput,
+    NumericInput,
+    RawColumns,
+)
+from slipstream.shared.source.columns.spelling import BOOLEAN, WHOLE
+from slipstream.shared.source.columns.value_types import TEXT
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
 DAY = 86_400.0
@@ -131,15 +140,21 @@ def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, 
     if columns.numbers:
         tensors["numeric"] = encode_numbers(graph, columns, inputs)
     if columns.categories:
-        codes = [encode_texts(graph, inputs[c.name], c.vocabulary, columns.missing) for c in columns.categories]
+        codes = [encode_texts(graph, inputs[c.name], c, columns.missing) for c in columns.categories]
         joined = graph.add("Concat", *codes, axis=1)
         tensors["categorical"] = graph.add("Cast", joined, to=TensorProto.INT32)
     return tensors
 
 
-def encode_texts(graph: GraphBuilder, texts: str, vocabulary: Sequence[str], missing: Sequence[str]) -> str:
-    """Append the int64 codes of a text column."""
-    codes = {**dict.fromkeys(missing, MISSING), **{text: FIRST + index for index, text in enumerate(vocabulary)}}
+def encode_texts(graph: GraphBuilder, texts: str, category: CategoryInput, missing: Sequence[str]) -> str:
+    """Append the int64 codes of a text column; numbers may have the fraction .0, and booleans a capital."""
+    known = {text: FIRST + index for index, text in enumerate(category.vocabulary)}
+    codes = {**dict.fromkeys(missing, MISSING), **known}
+    for text, code in known.items():
+        if category.spelling == WHOLE:
+            codes[f"{text}.0"] = code
+        elif category.spelling == BOOLEAN:
+            codes[text.title()] = codes[text.upper()] = code
     # LabelEncoder needs at least one entry.
     codes = codes or {"": UNSEEN}
     names, numbers = list(codes), list(codes.values())

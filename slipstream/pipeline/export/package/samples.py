@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from slipstream.pipeline.export.package.raw_columns import (
-    BOOLEAN,
     FIRST,
-    INTEGER,
     MISSING,
-    TEXT,
-    TIME,
     UNSEEN,
     CategoryInput,
     NumericInput,
@@ -25,6 +22,8 @@ from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.scoring import Bins, Distributions
 from slipstream.shared.comparison.stability import fit_numbers, fit_predictions, fit_texts
 from slipstream.shared.models.predict import ModelFunction, predict_records
+from slipstream.shared.source.columns.spelling import respell
+from slipstream.shared.source.columns.value_types import BOOLEAN, INTEGER, TEXT, TIME
 
 ROWS = 16
 #: Fraction of missing values in columns that had any in training.
@@ -145,12 +144,28 @@ def snap_times(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 def undecided_rows(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
     """Return a mask (bool ``[rows]``) of rows with a text that ``columns`` lost and ``other`` may encode."""
-    vocabularies = {category.name: set(category.vocabulary) for category in other.categories}
+    vocabularies = {category.name: category.vocabulary for category in other.categories}
     lost = np.zeros(len(records), bool)
     for index, category in enumerate(columns.categories):
-        if vocabularies.get(category.name, set()) - set(category.vocabulary):
+        if respelled(vocabularies.get(category.name, ()), category.spelling).keys() - set(category.vocabulary):
             lost |= records["categorical"][:, index] == UNSEEN
     return lost
+
+
+def respelled(vocabulary: Sequence[str], rule: str) -> dict[str, str]:
+    """Return the texts of a vocabulary by their spelling under ``rule``."""
+    return dict(zip(respell(pa.array(vocabulary, pa.string()), rule).to_pylist(), vocabulary, strict=True))
+
+
+def as_spelled_by(other: RawColumns, columns: RawColumns, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return decoded ``values`` of ``columns`` with the texts as the vocabularies of ``other`` spell them."""
+    rules = {category.name: category.spelling for category in columns.categories}
+    spelled = dict(values)
+    for category in other.categories:
+        names = respelled(category.vocabulary, rules.get(category.name, ""))
+        texts = [names.get(text, text) for text in values[category.name]]
+        spelled[category.name] = np.array(texts, object)
+    return spelled
 
 
 # The rows are a sample spread evenly over the training split. Numbers are decoded from prepared rows in single

@@ -47,6 +47,8 @@ FEW_CLASSES = 20
 REGRESSION_DTYPE = "float64"
 #: Smallest number of steps of a float type over which values must spread.
 STEPS = 1 << 10
+#: Seconds by which a time must at least differ from all others to be called a mark for "missing".
+DECADE = 3_652 * 86_400.0
 #: Largest number of columns listed in one message.
 SHOWN = 3
 ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
@@ -93,7 +95,9 @@ def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config:
         if roles[name].role == NUMERIC:
             inputs = fit_numeric(name, kind, scanned.column(name), train[name])
             numeric += inputs
-            if kind != value_types.BOOLEAN:
+            if kind in value_types.TIMES:
+                warnings += sentinel_warnings(name, as_array(train[name]))
+            elif kind != value_types.BOOLEAN:
                 warnings += precision_warnings(inputs[0], scanned.column(name).moments[TRAIN], as_array(train[name]))
         elif roles[name].role == CATEGORICAL:
             categorical.append(fit_categorical(name, scanned.column(name)))
@@ -209,7 +213,7 @@ def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
     if config.task != "auto":
         return config.task
     if kind not in value_types.NUMBERS:
-        return "regression" if kind == value_types.TIME else "classification"
+        return "regression" if kind in value_types.TIMES else "classification"
     whole = all(float(name).is_integer() for name in counts)
     return "classification" if whole and len(counts) <= FEW_CLASSES else "regression"
 
@@ -248,7 +252,7 @@ def column_role(
         present = sample.drop_null()
         distinct = len(pc.unique(present))
     if kind == value_types.TEXT:
-        if len(count.texts.of) == 1:
+        if len(count.texts.of) == 1 and count.missing[TRAIN] == 0:
             return ColumnRole(CONSTANT, f"it is {next(iter(count.texts.of))!r} in every training row")
         if len(present) >= ENOUGH and distinct > DISTINCT_SHARE * len(present) and declared != "category":
             return ColumnRole(IDENTIFIER, "nearly every row has another value")
@@ -282,7 +286,7 @@ def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray
     """
     moments = count.moments[TRAIN]
     indicator = count.missing[TRAIN] > 0
-    if kind == value_types.TIME:
+    if kind in value_types.TIMES:
         first = NumericColumn(name, moments.mean, moments.std or 1.0, indicator=indicator)
         return [first, *fit_time_parts(name, as_array(train))]
     numbers = as_array(train)
@@ -326,9 +330,30 @@ def precision_warnings(column: NumericColumn, moments: Moments, train: np.ndarra
     ]
 
 
+def sentinel_warnings(name: str, seconds: np.ndarray) -> list[str]:
+    """Return warnings of the first or last of the times if it is farther from the others than they are apart."""
+    if not len(seconds):
+        return []
+    ends = np.unique([seconds.min(), seconds.max()])
+    rest = seconds[~np.isin(seconds, ends)]
+    if not len(rest):
+        return []
+    low, high = rest.min(), rest.max()
+    return [
+        f"column {name!r}: {day_of(end)} ({np.mean(seconds == end):.2%} of its values) is far from all other times and "
+        "flattens them; if it means missing, add it to data.missing"
+        for end in ends
+        if min(abs(end - low), abs(end - high)) > max(high - low, DECADE)
+    ]
+
+
+def day_of(second: float) -> str:
+    return str(np.datetime64(int(second), "s").astype("datetime64[D]"))
+
+
 def fit_categorical(name: str, count: ColumnCount) -> CategoricalColumn:
     frequent = [text for text, times in count.texts.ranked()[:VOCABULARY] if times >= RARE]
-    return CategoricalColumn(name, tuple(frequent))
+    return CategoricalColumn(name, tuple(frequent), count.spelling)
 
 
 def as_array(column: pa.ChunkedArray) -> np.ndarray:

@@ -19,12 +19,20 @@ from slipstream.pipeline.prepare.fit.moments import (
     TextOccurrences,
     column_moments,
 )
-from slipstream.pipeline.prepare.fit.splits import TRAIN, Cuts, assign_by_time, assign_splits
+from slipstream.pipeline.prepare.fit.row_order import RowOrder
+from slipstream.pipeline.prepare.fit.splits import TRAIN, Cuts, SplitRule
 from slipstream.shared.artifacts.prepared.data import SPLITS
-from slipstream.shared.source.columnar import IDENTITY, Unit, read_unit
+from slipstream.shared.source.columnar import Unit, read_unit
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.identity import combine_hashes, hash_identities, hash_rows, hash_values, row_keys
+from slipstream.shared.source.columns.identity import row_keys
 from slipstream.shared.source.columns.number_formats import NumberFormat, missing_marks, retype_column
+from slipstream.shared.source.columns.spelling import (
+    PATTERNS,
+    narrowest_rule,
+    respell,
+    respell_counts,
+    spelling_rules,
+)
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.memory import MemoryBudget
 from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
@@ -64,9 +72,11 @@ class UnitScan:
         return [name for name, kind in self.types.items() if kind not in (value_types.TEXT, value_types.OTHER)]
 
     @property
-    def content(self) -> list[str]:
-        """Columns whose hash decides the split if there is no id, group or time: all in use except the weight."""
-        return [name for name, kind in self.types.items() if kind != value_types.OTHER and name != self.config.weight]
+    def rule(self) -> SplitRule:
+        content = [
+            name for name, kind in self.types.items() if kind != value_types.OTHER and name != self.config.weight
+        ]
+        return SplitRule(self.config, content, self.cuts)
 
     def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
         """Return the numeric columns of a batch as float64 ``[rows]``, NaN where missing."""
@@ -90,19 +100,29 @@ class ColumnCount:
     moments: list[Moments] = field(default_factory=lambda: [Moments()] * len(SPLITS))
     texts: TextOccurrences = field(default_factory=TextOccurrences)
     prose: bool = False
+    spelling: str = ""
 
 
 @dataclass
 class TextCount:
-    """Missing values of a text column by split, and counts of the texts in its training rows."""
+    """Missing values of a text column by split, and counts of the texts in its training rows.
+
+    ``rules`` are the spelling rules that these texts allow.
+    """
 
     missing: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
     texts: TextOccurrences = field(default_factory=TextOccurrences)
     prose: bool = False
+    rules: list[str] = field(default_factory=lambda: list(PATTERNS))
+
+    @property
+    def spelling(self) -> str:
+        return "" if self.prose else narrowest_rule(self.rules)
 
     def merge(self, other: TextCount) -> None:
         self.missing = [a + b for a, b in zip(self.missing, other.missing, strict=True)]
         self.prose |= other.prose
+        self.rules = [rule for rule in self.rules if rule in other.rules]
         if not self.prose:
             self.texts.add(other.texts.of)
 
@@ -117,6 +137,7 @@ class ScanResult:
 
     numeric: list[str]
     figures: ColumnMoments
+    order: RowOrder
     texts: dict[str, TextCount]
     rows: list[int] = field(default_factory=lambda: [0, 0, 0])
     classes: list[TextOccurrences] = field(
@@ -124,6 +145,8 @@ class ScanResult:
     )
     bad: QuarantinedRows = field(default_factory=QuarantinedRows)
     rejected: list[np.ndarray] = field(default_factory=list)
+    #: Rows without the first column of ``data.identities``, and those without both.
+    gaps: list[int] = field(default_factory=list)
     sample: list[pa.RecordBatch] = field(default_factory=list)
 
     @property
@@ -135,15 +158,19 @@ class ScanResult:
         texts = [name for name, kind in scan.types.items() if kind == value_types.TEXT]
         limit = scan.budget.counted(len(texts))
         figures = ColumnMoments.nothing(len(scan.numeric), len(SPLITS))
-        return cls(scan.numeric, figures, {name: TextCount(texts=TextOccurrences(limit)) for name in texts})
+        counts = {name: TextCount(texts=TextOccurrences(limit)) for name in texts}
+        order = RowOrder.nothing(len(scan.numeric))
+        return cls(scan.numeric, figures, order, counts, gaps=[0] * len(scan.config.identities))
 
     def merge(self, other: ScanResult) -> None:
         self.figures = self.figures.merge(other.figures)
+        self.order = self.order.merge(other.order)
         for name, column in other.texts.items():
             self.texts[name].merge(column)
         for mine, theirs in zip(self.classes, other.classes, strict=True):
             mine.add(theirs.of)
         self.rows = [a + b for a, b in zip(self.rows, other.rows, strict=True)]
+        self.gaps = [a + b for a, b in zip(self.gaps, other.gaps, strict=True)]
         self.bad += other.bad
         self.rejected += other.rejected
         self.sample += other.sample
@@ -153,11 +180,27 @@ class ScanResult:
             moments = self.figures.of(self.numeric.index(name))
             missing = [rows - of_split.count for rows, of_split in zip(self.rows, moments, strict=True)]
             return ColumnCount(missing, moments)
-        texts = self.texts.get(name, TextCount())
-        return ColumnCount(texts.missing, texts=texts.texts, prose=texts.prose)
+        count = self.texts.get(name, TextCount())
+        texts = replace(count.texts, of=respell_counts(count.texts.of, count.spelling))
+        return ColumnCount(count.missing, texts=texts, prose=count.prose, spelling=count.spelling)
+
+    @property
+    def ordered(self) -> list[str]:
+        """Names of the columns of :meth:`.RowOrder.ordered`."""
+        return [name for name, ordered in zip(self.numeric, self.order.ordered(), strict=True) if ordered]
 
     def sample_table(self) -> pa.Table:
-        return pa.Table.from_batches(self.sample)
+        """Return the sample, with categories as their columns spell them."""
+        sample = pa.Table.from_batches(self.sample)
+        columns = {name: sample[name] for name in sample.column_names}
+        columns |= {name: respell(columns[name], count.spelling) for name, count in self.texts.items()}
+        return pa.table(columns)
+
+    def spell_classes(self, rule: str) -> None:
+        """Spell the classes of a text target by ``rule``, or if it is "" by the rule that they allow."""
+        names = pa.array({name for split in self.classes for name in split.of}, pa.string())
+        rule = rule or narrowest_rule(spelling_rules(names))
+        self.classes = [replace(split, of=respell_counts(split.of, rule)) for split in self.classes]
 
 
 @dataclass(frozen=True)
@@ -182,7 +225,8 @@ def read_again(scan: UnitScan, unit: Unit, rejected: np.ndarray) -> Iterator[Spl
     for original, lines in read_unit(unit, list(scan.types), scan.budget):
         batch, _ = as_declared(original, scan)
         here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
-        yield split_rows(batch, unit.first_row + done, splits_of(original, batch, lines, unit, scan), here)
+        splits, _ = scan.rule.assign(original, batch, lines, unit)
+        yield split_rows(batch, unit.first_row + done, splits, here)
         done += batch.num_rows
 
 
@@ -194,35 +238,6 @@ def split_rows(batch: pa.RecordBatch, first_row: int, splits: np.ndarray, reject
         good[rejected] = False
         ordered = ordered[good[ordered]]
     return SplitRows(batch, first_row, splits, ordered)
-
-
-def splits_of(
-    original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: UnitScan
-) -> np.ndarray:
-    """Return the split of every row: by time if there are cuts, else by the hash of group, id or content.
-
-    ``original`` holds the rows as stored, ``batch`` the same rows in their declared types.
-    """
-    config, rows = scan.config, batch.num_rows
-    if scan.cuts:
-        return assign_by_time(value_types.as_numbers(batch.column(config.time)), scan.cuts)
-    if config.identity:
-        return assign_splits(
-            combine_hashes([(config.identity, identities_of(original, lines, unit, scan))], rows), config.split
-        )
-    content = [(name, batch.column(name)) for name in scan.content]
-    return assign_splits(hash_rows(content, rows, NumberFormat.of(config)), config.split)
-
-
-def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: UnitScan) -> np.ndarray:
-    """Return the hashes of the id or group column: stored ones, or computed from the directory's name or the values."""
-    name, number_format = scan.config.identity, NumberFormat.of(scan.config)
-    if name in unit.partition:
-        text = pa.array([unit.partition[name]], pa.string())
-        return np.repeat(hash_values(text, number_format, exact=True), original.num_rows)
-    if IDENTITY in original.schema.names:
-        return original.column(IDENTITY).to_numpy()
-    return hash_identities(original.column(name), number_format, name, unit.file, lines)
 
 
 @dataclass(frozen=True)
@@ -247,7 +262,7 @@ def bad_rows(job: ScanUnitJob, result: ScanResult) -> Iterator[BadRow]:
     for original, lines in read_unit(unit, list(scan.types), scan.budget):
         batch, unreadable = as_declared(original, scan)
         numbers = scan.numbers(batch)
-        splits = splits_of(original, batch, lines, unit, scan)
+        splits, gaps = scan.rule.assign(original, batch, lines, unit)
         reasons = judge_rows(batch, numbers, unreadable, scan)
         rows, figures = measure_rows(batch, numbers, unit.first_row + done, splits, reasons)
         if figures.largest > LARGEST:
@@ -257,7 +272,9 @@ def bad_rows(job: ScanUnitJob, result: ScanResult) -> Iterator[BadRow]:
         yield from set_aside(original, reasons, lines, unit, scan)
         result.rejected.append(done + np.array(sorted(reasons), np.int64))
         count_rows(rows, scan, result)
+        result.gaps = [count + int((gaps[rows.keep] > lacks).sum()) for lacks, count in enumerate(result.gaps)]
         result.figures = result.figures.merge(figures)
+        result.order = result.order.then(list(numbers.values()))
         count_texts(rows, counting, scan, result)
         draw_sample(rows, numbers, scan, drawn)
         done += batch.num_rows
@@ -274,7 +291,7 @@ def as_declared(batch: pa.RecordBatch, scan: UnitScan) -> tuple[pa.RecordBatch, 
     stored = batch.schema.types
     for index, (name, kind) in enumerate(scan.types.items()):
         as_stored = name not in scan.config.types and value_types.column_type(stored[index]) == kind
-        if as_stored and not missing_marks(number_format, kind):
+        if kind == value_types.OTHER or (as_stored and not missing_marks(number_format, kind)):
             continue
         column, failed = retype_column(batch.column(index), kind, number_format)
         batch = batch.set_column(index, name, column)
@@ -376,7 +393,10 @@ def add_dictionary_counts(name: str, counts: CodeOccurrences, scan: UnitScan, re
     if column.prose:
         column.texts = TextOccurrences(column.texts.limit)
     else:
-        column.texts.add(counts.named(names, TRAIN))
+        found = counts.named(names, TRAIN)
+        column.texts.add(found)
+        allowed = spelling_rules(pa.array(found, pa.string())) if column.rules else set()
+        column.rules = [rule for rule in column.rules if rule in allowed]
     rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
     column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
     if name == scan.target:

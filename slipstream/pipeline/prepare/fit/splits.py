@@ -2,15 +2,114 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from slipstream.shared.source.columns.identity import splitmix64
-from slipstream.shared.source.config import SplitConfig
+import numpy as np
+import pyarrow as pa
+
+from slipstream.shared.artifacts.prepared.data import SPLITS
+from slipstream.shared.source.columnar import IDENTITY, Unit
+from slipstream.shared.source.columns import value_types
+from slipstream.shared.source.columns.identity import (
+    MISSING,
+    combine_hashes,
+    hash_identities,
+    hash_rows,
+    hash_values,
+    splitmix64,
+)
+from slipstream.shared.source.columns.number_formats import NumberFormat
+from slipstream.shared.source.config import DataConfig, SplitConfig
 
 #: Times in seconds since 1970 at which the validation and test splits start.
 Cuts = tuple[float, float]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+#: Deviation of a split's share, as a share of the configured one and in standard deviations, from which it is reported.
+FAR, CHANCE = 0.2, 4.0
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """Rule for the splits of a table; ``content`` are the columns whose hash decides if nothing else does."""
+
+    config: DataConfig
+    content: list[str]
+    cuts: Cuts | None
+
+    def assign(
+        self, original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray, unit: Unit
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the split of every row, and how many of ``data.group`` and ``data.id`` it lacks (both ``[rows]``).
+
+        The time decides if there are cuts, else the group, the id or the content: the first that a row has.
+        ``original`` holds the rows as stored, ``batch`` the same rows in their declared types.
+        """
+        config, rows = self.config, batch.num_rows
+        hashes, gaps, left = np.zeros(rows, np.uint64), np.zeros(rows, np.int64), np.arange(rows)
+        if self.cuts:
+            return assign_by_time(value_types.as_numbers(batch.column(config.time)), self.cuts), gaps
+        for name in config.identities:
+            own = self._identities(name, original, lines, unit)[left]
+            hashes[left] = combine_hashes([(name, own)], len(own))
+            left = left[own == MISSING]
+            gaps[left] += 1
+            if not len(left):
+                break
+        if len(left):
+            of_rows = batch if len(left) == rows else batch.take(pa.array(left))
+            content = [(name, of_rows.column(name)) for name in self.content]
+            hashes[left] = hash_rows(content, len(left), NumberFormat.of(config))
+        return assign_splits(hashes, config.split), gaps
+
+    def _identities(self, name: str, original: pa.RecordBatch, lines: np.ndarray, unit: Unit) -> np.ndarray:
+        """Return the hashes of an id or group: stored ones, or of the directory's name or the values."""
+        number_format = NumberFormat.of(self.config)
+        if name in unit.partition:
+            text = pa.array([unit.partition[name]], pa.string())
+            return np.repeat(hash_values(text, number_format, exact=True), original.num_rows)
+        if IDENTITY + name in original.schema.names:
+            return original.column(IDENTITY + name).to_numpy()
+        return hash_identities(original.column(name), number_format, name, unit.file, lines)
+
+    def warnings(self, rows: Sequence[int], gaps: Sequence[int], sample: pa.Table) -> list[str]:
+        """Return warnings of rows without group or id, and of splits with too many or few ``rows``.
+
+        ``gaps`` is :attr:`.ScanResult.gaps`. The number of groups in the ``sample`` tells what chance can cause.
+        """
+        split, total, names = self.config.split, sum(rows), [repr(name) for name in self.config.identities]
+        warnings = [
+            f"data: {count:,} of {total:,} rows have no value in {' and '.join(names[: lacks + 1])}; they are split by "
+            f"{' '.join(names[lacks + 1 :]) or 'their other values'}"
+            for lacks, count in enumerate(gaps)
+            if count
+        ]
+        shares = (1 - split.validation - split.test, split.validation, split.test)
+        wrong = [abs(count / max(total, 1) - share) for count, share in zip(rows, shares, strict=True)]
+        if split.test_from or all(off <= FAR * share for off, share in zip(wrong, shares, strict=True)):
+            return warnings
+        groups = self._groups(sample)
+        return warnings + [
+            f"data.split: {name} has {count / total:.1%} of the rows, but {share:.1%} were asked for: too many rows "
+            "share one value of what decides the split; look for a value that stands for none"
+            for name, count, share, off in zip(SPLITS, rows, shares, wrong, strict=True)
+            if off > max(FAR * share, CHANCE * math.sqrt(share * (1 - share) / groups))
+        ]
+
+    def _groups(self, sample: pa.Table) -> int:
+        """Return the number of different values that decide a split in the sample, at least 1."""
+        if self.cuts:
+            return max(1, len(np.unique(sample[self.config.time].to_numpy())))
+        columns = {name: sample[name].combine_chunks() for name in {*self.content, *self.config.identities}}
+        if any(pa.types.is_null(columns[name].type) for name in self.config.identities):
+            return 1  # the sample has no bytes
+        hashes = hash_rows([(name, columns[name]) for name in self.content], sample.num_rows)
+        for name in reversed(self.config.identities):
+            own = hash_values(columns[name], exact=True)
+            hashes = np.where(own == MISSING, hashes, own)
+        return max(1, len(np.unique(hashes)))
 
 
 def assign_splits(hashes: np.ndarray, config: SplitConfig) -> np.ndarray:

@@ -110,7 +110,7 @@ def times_of(piece: ConvertedBlock, column: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     # Mapping is safe: this process has just written the file, and no other knows it.
     batch = pa.ipc.open_file(pa.memory_map(str(piece.path))).get_batch(0)
-    write_spool(path, batch.select([column if column in piece.types else LINE]))
+    write_spool(path, batch.select([column if column in batch.schema.names else LINE]))
     return path
 
 

@@ -300,8 +300,7 @@ class BackgroundSave:
         """Publish the waiting snapshot, unless a save is in progress on any rank (``busy``).
 
         Called after every ``step``. Raises ``Superseded`` if a later attempt has started, and ``UserError`` if more
-        than :data:`TOLERATED_FAILURES` saves in a row were refused. If the store is unavailable, only a warning is
-        logged now and then.
+        than :data:`TOLERATED_FAILURES` saves in a row were refused.
         """
         if not busy:
             self._take_outcome()

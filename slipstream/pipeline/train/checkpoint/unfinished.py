@@ -88,10 +88,8 @@ class UnfinishedTraining:
 def finished_result(address: str, holder: Holder, *, waited: bool) -> FinishedTraining | None:
     """Return the record of the finished training at ``address``, if ``holder`` may take its result.
 
-    The same code must have finished the training, either in an earlier attempt of the same execution, whose result did
-    not reach Flyte, or while ``holder`` waited. Otherwise the training must start again, because code has changed, or
-    Flyte's cache lost the result or is to be overwritten. Then the record is deleted and None returned, as without a
-    record.
+    The same code must have finished the training, in an earlier attempt of the same execution or
+    while ``holder`` waited. Otherwise the record is deleted and None returned.
     """
     home = CheckpointDirectory(storage_for(address))
     finished = home.finished()

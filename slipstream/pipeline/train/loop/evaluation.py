@@ -35,7 +35,7 @@ def free_bytes(device: torch.device) -> int:
 def fitting_rows(row_bytes: int, free: int, before: int) -> int:
     """Return the number of rows of an evaluation batch with ``row_bytes`` of outputs per row.
 
-    It is a power of two, because free memory varies slightly, and at least :func:`batch_rows` of ``row_bytes``. A
+    It is a power of two and at least :func:`batch_rows` of ``row_bytes``. A
     resumed run keeps its number ``before`` if it fits in ``free`` bytes, so that its sums stay bit-identical.
     """
     least = batch_rows(row_bytes)

@@ -46,8 +46,8 @@ def loss_sum(
     It is computed in float32, or in float64 for float64 outputs. The loss of a row depends on the task:
 
     - Next token: the mean cross-entropy of logits ``[length, tokens]`` and next tokens. If some tokens are not learned,
-      the sum over learned tokens is divided by their mean number in a training row, not by their number in the
-      micro-batch, which would depend on how the batch is divided.
+      the sum over learned tokens is divided by their mean
+      number in a training row.
     - Classification: the cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``.
     - Regression: the squared error of values ``[rows, 1]`` and targets ``[rows]``, in units of the target's variance.
     """

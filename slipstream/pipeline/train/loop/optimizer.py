@@ -136,8 +136,7 @@ class AveragedWeights:
     def update(self, step: int, skip: Tensor) -> None:
         """Update the averages after step number ``step`` (from 0) unless ``skip`` (a float32 scalar) is 1.
 
-        If the host knows that ``skip`` is 1, the averages are not accessed. A checkpoint may still be copying them: the
-        wait for the copy belongs to the optimiser's step, which is skipped.
+        If the host knows that ``skip`` is 1, the averages are not accessed.
         """
         share = 1 - min(self._decay, (1 + step) / (EARLY + step))
         averages = [local_tensor(average) for average in self.weights.values()]

@@ -307,8 +307,7 @@ class TrainLoop:
         """Collect all results, and add the pending points to the history.
 
         A point is the mean loss since the previous point; it is omitted if all steps were skipped. Many points are
-        summed over the ranks in one exchange, which takes as long as a small step. The sums are in rank order, so the
-        number of points per exchange does not change them.
+        summed over the ranks in one exchange, which takes as long as a small step.
         """
         self._collect_results()
         state = self._state

@@ -128,7 +128,7 @@ def legal_numbers(share: int, parallel: ParallelConfig, least_rows: int = 1) -> 
     """Return the possible counts for a batch of ``share`` rows, one per micro-batch size.
 
     Every micro-batch has at least ``least_rows`` rows. Counts start from the smallest that the layout allows, and are
-    multiples of the pipeline's size. If the batch is too small, only that smallest count is returned.
+    multiples of the pipeline's size.
     """
     rounds = parallel.pipeline
     fewest = rounds * parallel.stages_per_rank

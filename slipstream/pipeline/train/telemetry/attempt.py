@@ -133,7 +133,7 @@ def overhead_seconds(
     row of tokens is halved in length. The result is 0 if it is within the noise of repeated passes, or if it cannot be
     measured: too little memory, a row that cannot be halved, or halves too small for batch statistics.
 
-    Time is the device's; on a CPU it is this thread's CPU time, as other processes may run. The model is restored.
+    The model is restored.
     """
 
     def seconds(batch: Sequence[Tensor]) -> float:

@@ -42,7 +42,7 @@ def samples_uploaded(
     """Upload this pod's samples during the block and at its end, on the pod's first rank.
 
     Samples since the start of the attempt in ``record`` are read from ``sampled`` (None disables uploads). Time lost to
-    lowered clock rates is stored in ``times``. Errors do not fail the training.
+    lowered clock rates is stored in ``times``.
     """
     if sampled is None or os.environ.get("LOCAL_RANK") != "0":
         yield

@@ -9,8 +9,8 @@ values may have equal ones. Rules:
 * Other text hashes by its UTF-8 bytes (XXH3-64) in normal form NFKC without surrounding spaces.
 * All missing values have one hash, including NaN and the marks of ``data.missing``.
 
-``ROW_HASH`` is the version of these rules, stored in prepared data and exported models. Hashes of different versions
-are not comparable.
+``ROW_HASH`` is the version of these rules and of the columns that decide a row's split, stored in prepared data and
+exported models. Splits of different versions are not comparable.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.number_formats import FALSE, TRUE, NumberFormat
 
-ROW_HASH = 2
+ROW_HASH = 3
 MISSING = np.uint64(0x9E3779B97F4A7C15)
 #: Magnitude from which a float type cannot represent every whole number.
 INEXACT = {pa.float32().id: 2.0**24, pa.float64().id: 2.0**53}
 NOT_A_NUMBER = r"(?i)^[+-]?nan$"
-#: Like :data:`.value_types.TIMELIKE` but without words such as "now", whose time differs between runs.
-TIME = r"^(\+?\d{4}|-\d)"
+TIME = r"^\d{4}"
+#: Pattern that the marks for "missing" contain that may be numbers, booleans or times.
+READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false)$"
 PLAIN = NumberFormat()
 
 
@@ -79,7 +80,7 @@ def is_binary(kind: pa.DataType) -> bool:
 def readable_marks(number_format: NumberFormat, exact: bool) -> np.ndarray:
     """Return the hashes of the marks for "missing" that numbers, booleans or times can equal, such as "-999"."""
     marks = pa.array(number_format.missing, pa.string())
-    hashes = hash_texts(marks.filter(pa.array(value_types.may_be_read(marks))), number_format, exact)
+    hashes = hash_texts(marks.filter(pc.match_substring_regex(marks, READABLE)), number_format, exact)
     return hashes[hashes != MISSING]
 
 

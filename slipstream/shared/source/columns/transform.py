@@ -21,6 +21,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import splitmix64
 from slipstream.shared.source.columns.number_formats import NumberFormat
+from slipstream.shared.source.columns.spelling import respell, rule_of
 
 #: Codes of missing and of unseen texts, and the first code of the vocabulary.
 MISSING, UNSEEN, FIRST = 0, 1, 2
@@ -65,10 +66,14 @@ class NumericColumn:
 
 @dataclass(frozen=True)
 class CategoricalColumn:
-    """Text column as int32 codes: 0 missing, 1 unseen or rare, then ``vocabulary`` in order."""
+    """Text column as int32 codes: 0 missing, 1 unseen or rare, then ``vocabulary`` in order.
+
+    ``spelling`` is the rule of :mod:`.spelling` for the vocabulary and all texts.
+    """
 
     name: str
     vocabulary: tuple[str, ...]
+    spelling: str = ""
 
     @property
     def cardinality(self) -> int:
@@ -86,7 +91,7 @@ class CategoricalColumn:
 
     def _table(self, dictionary: pa.Array, missing: list[str]) -> np.ndarray:
         """Return the code of every text of a dictionary, and last the code of missing texts."""
-        distinct = value_types.clean_texts(dictionary.cast(pa.string()), missing)
+        distinct = respell(value_types.clean_texts(dictionary.cast(pa.string()), missing), self.spelling)
         indices = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
         codes = pc.fill_null(pc.add(indices, FIRST), UNSEEN)
         codes = pc.if_else(distinct.is_valid(), codes, MISSING).to_numpy(zero_copy_only=False).astype(np.int32)
@@ -205,7 +210,8 @@ class Transform:
         if self.task == "regression":
             return value_types.as_numbers(column).astype(self.target_dtype)
         if self.types[self.target] == value_types.TEXT:
-            return (CategoricalColumn(self.target, self.classes).encode(column, self.missing) - FIRST).astype(np.int32)
+            categories = CategoricalColumn(self.target, self.classes, rule_of(self.classes))
+            return (categories.encode(column, self.missing) - FIRST).astype(np.int32)
         distinct = column.dictionary_encode()
         numbers = {name: number for number, name in enumerate(self.classes)}
         table = np.array([numbers[name] for name in value_types.class_labels(distinct.dictionary)], np.int32)
@@ -231,7 +237,9 @@ class Transform:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Transform:
         numeric = tuple(NumericColumn(**column) for column in data["numeric"])
-        categorical = tuple(CategoricalColumn(c["name"], tuple(c["vocabulary"])) for c in data["categorical"])
+        categorical = tuple(
+            CategoricalColumn(**{**c, "vocabulary": tuple(c["vocabulary"])}) for c in data["categorical"]
+        )
         names = {name: tuple(data[name]) for name in ("classes", "documents")}
         return cls(**{**data, "numeric": numeric, "categorical": categorical, **names})
 

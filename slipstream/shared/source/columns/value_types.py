@@ -10,7 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream.shared.source.columns import times
+
 INTEGER, NUMBER, BOOLEAN, TIME, TEXT, OTHER = "integer", "number", "boolean", "time", "text", "other"
+#: Times in text whose date may have the year last; other texts are read as ``TIME``.
+DAY_FIRST, MONTH_FIRST = "day-first date", "month-first date"
+TIMES = (TIME, DAY_FIRST, MONTH_FIRST)
 NUMBERS = (INTEGER, NUMBER)
 #: Type of a column without values (Arrow's null); the column's type in other files takes precedence.
 NOTHING = "nothing"
@@ -18,15 +23,11 @@ ARROW = {
     INTEGER: pa.int64(),
     NUMBER: pa.float64(),
     BOOLEAN: pa.bool_(),
-    TIME: pa.timestamp("us", tz="UTC"),
+    **dict.fromkeys(TIMES, times.MICROSECONDS),
     TEXT: pa.string(),
 }
 
 
-#: Pattern that every text readable as a number, boolean or time contains.
-READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false|now|today)$"
-#: Start of every text that pandas reads as an ISO 8601 time: a year, possibly negative, or a word such as now.
-TIMELIKE = r"(?i)^(\+?\d{4}|-\d|(now|today)$)"
 #: Largest number of texts that are parsed one by one if Arrow cannot read them all as numbers.
 LOOKED_AT = 32
 
@@ -138,42 +139,6 @@ def clean_texts(texts: pa.Array, missing: list[str]) -> pa.Array:
     return pc.if_else(marked, pa.scalar(None, trimmed.type), trimmed)
 
 
-def guess_type(texts: pa.Array, missing: list[str], tolerance: float) -> str:
-    """Return the narrowest type that can hold all values except for at most the share ``tolerance``."""
-    present = clean_texts(texts, missing).drop_null()
-    if len(present) == 0:
-        return NUMBER
-    # 007 is a code, not the number 7.
-    if pc.any(pc.match_substring_regex(present, r"^[+-]?0\d")).as_py():
-        return TEXT
-    # Each distinct text is tried once.
-    texts, counts = pc.value_counts(present).flatten()
-    most, times = tolerance * len(present), counts.to_numpy()
-    if times[~may_be_read(texts)].sum() > most:
-        return TEXT
-    for kind in (INTEGER, BOOLEAN, TIME):
-        read, failed = convert_texts(texts, kind, missing)
-        if times[failed].sum() <= most:
-            return column_type(read.type)
-    return TEXT
-
-
-def may_be_read(texts: pa.Array) -> np.ndarray:
-    """Return which texts may be numbers, booleans or times (bool ``[rows]``), by a fast, inexact check."""
-    return pc.match_substring_regex(texts, READABLE).to_numpy(zero_copy_only=False)
-
-
-def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
-    """Return which values of a text column are not numbers (bool ``[rows]``); ``None`` unless most are numbers."""
-    cleaned = clean_texts(texts, missing)
-    present = cleaned.drop_null()
-    if 2 * np.count_nonzero(~may_be_read(present)) >= len(present):
-        return None
-    coded = cleaned.dictionary_encode()
-    failed = np.append(convert_texts(coded.dictionary, NUMBER, missing)[1], False)[dictionary_codes(coded)]
-    return failed if 2 * np.count_nonzero(failed) < len(present) else None
-
-
 def convert_texts(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:
     """Return texts as ``kind``, and which values cannot be converted (bool ``[rows]``); these are null.
 
@@ -192,18 +157,46 @@ def convert_texts(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Ar
     if read is not None:
         return read, none
     values = one_by_one(cleaned, kind)
-    present = cleaned.is_valid().to_numpy(zero_copy_only=False)
-    return values, present & ~values.is_valid().to_numpy(zero_copy_only=False)
+    failed = pc.and_(cleaned.is_valid(), values.is_null())
+    if kind == INTEGER:
+        # Large integers keep their digits next to unreadable values.
+        values = cast_texts(pc.if_else(failed, None, cleaned), INTEGER)
+    return values, failed.to_numpy(zero_copy_only=False)
 
 
 def cast_texts(texts: pa.Array, kind: str) -> pa.Array | None:
     """Return all texts as ``kind``, integers as numbers if necessary; ``None`` if any text cannot be read."""
+    if kind in TIMES:
+        read = times.parse_times(texts, None if kind == TIME else kind == DAY_FIRST)
+        return read if read.null_count == texts.null_count else None
     for target in (INTEGER, NUMBER) if kind == INTEGER else (kind,):
         try:
-            return texts.cast(ARROW[target])
+            read = texts.cast(ARROW[target])
         except pa.ArrowInvalid:
             continue
+        if target != INTEGER or is_decimal(read, texts):
+            return read
     return None
+
+
+def is_decimal(values: pa.Array, texts: pa.Array) -> bool:
+    """Return False if Arrow has read some of the ``texts`` as hexadecimal integers, such as 0x1F."""
+    return characters_of(values) == pc.sum(pc.binary_length(texts)).as_py() or not pc.any(
+        pc.match_substring(texts, "x", ignore_case=True)
+    )
+
+
+def characters_of(integers: pa.Array) -> int | None:
+    """Return the number of characters of the integers if they are written without leading zeros; None without any."""
+    low, high = pc.min_max(integers).as_py().values()
+    if low is None:
+        return None
+    numbers = integers.drop_null().to_numpy()
+    sizes, most = (np.abs(numbers), max(-low, high)) if low < 0 else (numbers, high)
+    signs = np.count_nonzero(numbers < 0) if low < 0 else 0
+    steps = [10**digits for digits in range(1, len(str(most)))]
+    longer = (len(numbers) if low >= step else np.count_nonzero(sizes >= step) for step in steps)
+    return len(numbers) + int(signs) + sum(map(int, longer))
 
 
 @cache
@@ -217,14 +210,8 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
     if kind == BOOLEAN:
         values = {"true": True, "false": False}
         return pa.array([values.get(str(text).lower()) for text in cleaned.to_pylist()], pa.bool_())
-    if kind == TIME:
-        if not pc.any(pc.match_substring_regex(cleaned, TIMELIKE)).as_py():
-            return pa.nulls(len(cleaned), ARROW[TIME])
-        import pandas as pd  # seldom needed, and slow to import
-
-        read = pd.to_datetime(cleaned.to_pandas(), format="ISO8601", utc=True, errors="coerce")
-        # Truncated nanoseconds are not an error.
-        return pa.array(read).cast(ARROW[TIME], safe=False)
+    if kind in TIMES:
+        return times.parse_times(cleaned, None if kind == TIME else kind == DAY_FIRST)
     return as_far_as_read(cleaned)
 
 

@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -42,8 +43,8 @@ NEVER_CLOSES = "a quote opens here and never closes"
 class TextBlock:
     """Complete records of one file in UTF-8; ``first_line`` counts from 1.
 
-    ``content`` is None if the bytes are in a local file at ``offset``. The process that parses them then reads them
-    itself, which is several times faster than receiving them.
+    ``content`` is None if the bytes are in a local file at ``offset``. The
+    parsing process then reads them itself, which is faster.
 
     A block with a ``fault`` holds the start of one line that is not a record; ``fault`` is the reason.
     """
@@ -176,6 +177,29 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
             rest = b"" if stream.plain else whole[end:]
             # The text after a faulty line may already be a block or more.
             more = len(rest) < block_bytes
+
+
+def sample_blocks(file: SourceFile, config: DataConfig, head_bytes: int, place_bytes: int) -> Iterator[TextBlock]:
+    """Yield blocks from the start, the middle and the end of a file, or its start if it must be decoded.
+
+    The last two start after a line break, which may be inside a value.
+    """
+    head = next(read_blocks(file, config, head_bytes), None)
+    if head is None:
+        return
+    yield head
+    if file.compression is not None or codecs.lookup(config.encoding).name != "utf-8":
+        return
+    with file.open() as source:
+        for offset in ((file.size - place_bytes) // 2, file.size - place_bytes):
+            if offset < head.offset + head.size:
+                continue
+            source.seek(offset)
+            data = source.read(place_bytes)
+            lines = data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
+            with suppress(UnicodeDecodeError):  # reported with its line when all rows are read
+                lines.decode()
+                yield TextBlock(file.uri, 1, offset, len(lines), lines)
 
 
 def beyond_line(stream: Utf8Stream, data: bytes, block_bytes: int) -> bytes:

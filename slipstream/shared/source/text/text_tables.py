@@ -1,10 +1,11 @@
-"""Text tables (CSV, JSON Lines), converted to Arrow block by block, with types inferred from the first rows."""
+"""Text tables (CSV, JSON Lines), converted to Arrow block by block.
+
+A sample suggests the types. All values decide them: a column that a block cannot hold in its final type is read again.
+"""
 
 from __future__ import annotations
 
-import csv
 import heapq
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
@@ -20,24 +21,37 @@ from slipstream.shared.logs import logger
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.identity import hash_identities
-from slipstream.shared.source.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerated_share
+from slipstream.shared.source.columns.identity import MISSING, hash_identities
+from slipstream.shared.source.columns.number_formats import DECLARED, NumberFormat
+from slipstream.shared.source.columns.readings import (
+    Readings,
+    count_readings,
+    decide_type,
+    is_counted,
+    read_as,
+    tolerated_share,
+    total_readings,
+)
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
 from slipstream.shared.source.resolved import ResolvedSource
-from slipstream.shared.source.tables import Partitions, check_columns, check_names, find_partitions
+from slipstream.shared.source.tables import (
+    Partitions,
+    check_columns,
+    check_names,
+    decide_types,
+    find_indices,
+    find_partitions,
+)
 from slipstream.shared.source.text import csv_blocks, json_lines
-from slipstream.shared.source.text.csv_blocks import ParsedBlock, TextBlock, csv_reader, read_blocks, read_header
+from slipstream.shared.source.text.csv_blocks import ParsedBlock, TextBlock, read_blocks, read_header
+from slipstream.shared.source.text.delimiters import detect_delimiter
 
-#: Bytes read to infer types (from the first CSV file or every JSON file), and to detect the delimiter (from every
-#: file).
+#: Bytes that suggest types at the start of the first CSV file or every JSON file; bytes of every other place of the
+#: sample, and largest number of files in it.
 SAMPLE_BYTES = 1 << 20
-DELIMITER_BYTES = 64 << 10
-USUAL_DELIMITER = ","
-OTHER_DELIMITERS = (";", "\t", "|")
-#: Number of records, or all if there are fewer, that a delimiter must cut into equally many fields.
-AGREEING = 20
+PLACE_BYTES, SAMPLE_FILES = 64 << 10, 16
 #: Smallest number of bytes of a row: a character and a line break.
 SHORTEST_ROW = 2
 #: Number of bad values that are converted to Python at once.
@@ -59,7 +73,7 @@ class TextJob:
 
 @dataclass(frozen=True)
 class ConvertedBlock:
-    """Converted block: its rows in ``path``, number of records, types and bad rows.
+    """Converted block: its rows in ``path``, number of records, readings of counted columns, and bad rows.
 
     ``others`` are columns that the plan lacks, with inferred types.
     """
@@ -68,7 +82,7 @@ class ConvertedBlock:
     path: Path
     rows: int
     read: int
-    types: dict[str, str]
+    readings: dict[str, Readings]
     bad: QuarantinedRows
     #: Bytes of the file that the block covers.
     size: int
@@ -93,6 +107,7 @@ class TextPlan:
     config: DataConfig
     partitions: Partitions = Partitions()
     target: str = ""
+    indices: list[str] = field(default_factory=list)
 
 
 def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
@@ -108,12 +123,13 @@ def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
 
 def within_limit(pieces: Iterable[ConvertedBlock], plan: TextPlan) -> Iterator[ConvertedBlock]:
     """Yield the pieces; raise ``UserError`` once too many rows are bad whatever the remaining bytes hold."""
-    # Rows that do not fit a guessed type do not count, as another plan may read them.
+    # Rows that do not fit an inferred type do not count, as another plan may read them.
     config, known = plan.config, all(file.compression is None for file in plan.files)
+    declared = [name for name in config.types if not is_counted(name, config)]
     left, read, certain = sum(file.size for file in plan.files), 0, QuarantinedRows()
     for piece in pieces:
         yield piece
-        reasons = [each for each in piece.bad.reasons if each.first.column in ("", *config.types)]
+        reasons = [each for each in piece.bad.reasons if each.first.column in ("", *declared)]
         certain += QuarantinedRows(reasons)
         left, read = left - piece.size, read + piece.read
         if known and left > 0 and config.encoding == "utf-8":
@@ -121,44 +137,64 @@ def within_limit(pieces: Iterable[ConvertedBlock], plan: TextPlan) -> Iterator[C
 
 
 def plan_text(source: ResolvedSource) -> TextPlan:
-    """Return a plan with the names in the headers and types inferred from the first rows.
+    """Return a plan with the names in the headers and types inferred from a sample.
 
     Raises ``UserError`` if CSV files have different columns.
     """
-    plan = (plan_json if source.format == "json" else plan_csv)(list(source.files), source.config)
+    plan = (plan_json if source.format == "json" else plan_csv)(source)
     return replace(plan, partitions=find_partitions(source), target=source.target)
 
 
-def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
+def plan_csv(source: ResolvedSource) -> TextPlan:
+    files, config = list(source.files), source.config
     delimiter, detected = detect_delimiter(files, config)
     for warning in detected:
         logger("prepare").info(warning)
     config = replace(config, delimiter=delimiter)
     headers = [text_names(file, config) for file in files]
+    indices = list(dict.fromkeys(name for names in headers for name in find_indices(names, source)))
     for file, names in zip(files, headers, strict=True):
         check_names(names, file)
-        check_columns(headers[0], names, file, files[0], config.drop)
-    sample = next(read_blocks(files[0], config, SAMPLE_BYTES))
-    types, warnings = guess_columns(
-        csv_blocks.parse_csv_block(sample, headers[0], config, config.header), headers[0], config
-    )
-    others = {name: value_types.OTHER for names in headers for name in names if name not in types}
-    return TextPlan(files, headers, types | others, detected + warnings, config)
+        check_columns(headers[0], names, file, files[0], [*config.drop, *indices])
+    config = replace(config, drop=[*config.drop, *indices])
+    names_of = dict(zip(files, headers, strict=True))
+    parsed = [
+        csv_blocks.parse_csv_block(block, names_of[file], config, config.header and not block.offset)
+        for file in sampled_files(files)
+        for block in csv_blocks.sample_blocks(file, config, head_bytes(file, files), PLACE_BYTES)
+    ]
+    types = guess_columns(parsed, list(dict.fromkeys(name for names in headers for name in names)), config)
+    return TextPlan(files, headers, types, detected, config, indices=indices)
 
 
-def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
+def sampled_files(files: list[SourceFile]) -> list[SourceFile]:
+    """Return the first file, the last, and at most 14 that are evenly distributed between them."""
+    filled = [file for file in files if file.size]
+    places = np.linspace(0, len(filled) - 1, min(SAMPLE_FILES, len(filled))).round().astype(int)
+    return [filled[place] for place in places]
+
+
+def head_bytes(file: SourceFile, files: list[SourceFile]) -> int:
+    return SAMPLE_BYTES if file == files[0] else PLACE_BYTES
+
+
+def plan_json(source: ResolvedSource) -> TextPlan:
     """Plan from the first lines of every file; a key that a line or file lacks is a missing value."""
+    files, config = list(source.files), source.config
     if config.columns or not config.header:
         raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so remove both")
     config = replace(config, quote="", escape="")  # no quotes span lines
-    types: dict[str, str] = {}
-    warnings: list[str] = []
+    sampled = {file.uri for file in sampled_files(files)}
+    parsed = []
     for file in files:
-        sample = json_lines.first_lines(file, config, SAMPLE_BYTES)
-        new = [name for name in sample.table.column_names if name not in types]
-        of_file, of_file_warnings = guess_columns(sample, new, config)
-        types, warnings = types | of_file, warnings + of_file_warnings
-    return TextPlan(files, [list(types)] * len(files), types, warnings, config)
+        parsed.append(json_lines.first_lines(file, config, head_bytes(file, files)))
+        if file.uri in sampled:
+            blocks = csv_blocks.sample_blocks(file, config, head_bytes(file, files), PLACE_BYTES)
+            parsed += [json_lines.parse_json_block(block, [], config) for block in islice(blocks, 1, None)]
+    names = list(dict.fromkeys(name for each in parsed for name in each.table.column_names))
+    indices = find_indices(names, source)
+    config = replace(config, drop=[*config.drop, *indices])
+    return TextPlan(files, [names] * len(files), guess_columns(parsed, names, config), [], config, indices=indices)
 
 
 def parse_block(job: TextJob) -> ParsedBlock:
@@ -167,33 +203,49 @@ def parse_block(job: TextJob) -> ParsedBlock:
     return csv_blocks.parse_csv_block(job.block, job.names, job.config, job.has_header)
 
 
-def guess_columns(parsed: ParsedBlock, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
-    """Infer the types of the columns ``names`` of a parsed block by :func:`.number_formats.guess_types`."""
-    texts = {name: parsed.table[name].combine_chunks() for name in names if name not in parsed.nested}
-    types, warnings = guess_types(texts, parsed.file, parsed.lines, config)
-    return {name: types.get(name, value_types.OTHER) for name in names}, warnings
+def guess_columns(parsed: list[ParsedBlock], names: list[str], config: DataConfig) -> dict[str, str]:
+    """Return the types of the columns ``names``: declared, or inferred from parsed blocks.
+
+    Dropped columns are not read.
+    """
+    types = {}
+    for name in names:
+        declared = DECLARED.get(config.types.get(name, ""), value_types.OTHER)
+        types[name] = guess_type(name, parsed, config) if is_counted(name, config) else declared
+    return types
+
+
+def guess_type(name: str, parsed: list[ParsedBlock], config: DataConfig) -> str:
+    number_format = NumberFormat.of(config)
+    found = [
+        replace(count_readings(in_one(block.table[name]), number_format), nested=name in block.nested)
+        for block in parsed
+        if name in block.table.column_names
+    ]
+    try:
+        return decide_type(name, total_readings(found), config, tolerated_share(config))
+    except UserError:
+        return value_types.TEXT  # other rows may tell the order of a declared date
+
+
+def decide_pieces(pieces: list[ConvertedBlock], plan: TextPlan) -> tuple[dict[str, str], list[str]]:
+    """Return the types of the counted columns by all values, and warnings."""
+    names = [name for name in plan.types if is_counted(name, plan.config)]
+    found = {name: total_readings([p.readings[name] for p in pieces if name in p.readings]) for name in names}
+    return decide_types(found, plan.config)
 
 
 def revise_plan(pieces: list[ConvertedBlock], plan: TextPlan) -> TextPlan | None:
-    """Return a plan with unexpected columns added and wrongly guessed columns as text, or ``None`` if ``plan`` fits."""
+    """Return a plan with unexpected columns, or with other types that all values decide; ``None`` if ``plan`` fits."""
     others = {name: kind for piece in reversed(pieces) for name, kind in piece.others.items()}
     if others:
         return replace(plan, names=[[*names, *others] for names in plan.names], types=plan.types | others)
-    read = sum(piece.read for piece in pieces)
-    reasons = QuarantinedRows.joined([piece.bad for piece in pieces]).reasons
-    failures = Counter[str]()
-    for each in reasons:
-        failures[each.first.column] += each.rows
-    most, declared = tolerated_share(plan.config) * read, plan.config.types
-    mixed = [name for name, count in failures.items() if name and count > most and name not in declared]
-    if not mixed:
-        return None
-    warnings = list(plan.warnings)
-    for name in mixed:
-        example = next(each.first for each in reasons if each.first.column == name)
-        warnings.append(taken_as_text(example, f"{failures[name]:,} of {read:,} values", plan.types[name]))
-    types = plan.types | dict.fromkeys(mixed, value_types.TEXT)
-    return replace(plan, types=types, warnings=warnings)
+    types, _ = decide_pieces(pieces, plan)
+    # Text can be converted later, and integers become numbers.
+    fitting = {(value_types.INTEGER, value_types.NUMBER), *((value_types.TEXT, kind) for kind in types.values())}
+    wrong = {name: kind for name, kind in types.items() if plan.types[name] != kind}
+    wrong = {name: kind for name, kind in wrong.items() if (plan.types[name], kind) not in fitting}
+    return replace(plan, types=plan.types | wrong) if wrong else None
 
 
 def text_table_input(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput:
@@ -203,11 +255,10 @@ def text_table_input(pieces: list[ConvertedBlock], plan: TextPlan) -> TableInput
         for piece, first in zip(pieces, first_rows, strict=False)
         if piece.rows
     ]
-    types = plan.types
-    for piece in pieces:
-        types = {name: value_types.wider_type(kind, piece.types[name]) or kind for name, kind in types.items()}
+    decided, warnings = decide_pieces(pieces, plan)
+    types = plan.partitions.beside(plan.types | decided)
     bad = QuarantinedRows.joined([piece.bad for piece in pieces])
-    return TableInput(units, plan.partitions.beside(types), sum(piece.read for piece in pieces), bad, plan.warnings)
+    return TableInput(units, types, sum(piece.read for piece in pieces), bad, plan.warnings + warnings, plan.indices)
 
 
 def text_names(file: SourceFile, config: DataConfig) -> list[str]:
@@ -240,15 +291,19 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
     parsed = parse_block(job)
     number_format = NumberFormat.of(job.config)
     arrays: dict[str, pa.Array] = {}
+    readings: dict[str, Readings] = {}
     bad: list[Iterable[BadRow]] = [sorted(parsed.bad, key=line_of)]
     keep = np.ones(parsed.table.num_rows, bool)
     for name, column in zip(job.names, parsed.table.columns, strict=False):
-        if job.types[name] == value_types.OTHER:
+        kind, texts = job.types[name], in_one(column)
+        if kind == value_types.OTHER:
             arrays[name] = pa.nulls(len(column), pa.binary())
-            continue
-        texts = in_one(column)
-        arrays[name], failed = number_format.convert(texts, job.types[name])
-        if name == job.target and job.types[name] == value_types.TEXT:
+            failed = np.zeros(len(column), bool)
+        else:
+            arrays[name], failed = number_format.convert(texts, kind)
+        if is_counted(name, job.config):
+            readings[name] = readings_of(name, arrays[name], failed, texts, parsed, job)
+        if name == job.target and kind == value_types.TEXT:
             arrays[name] = with_marks(arrays[name], texts)
         if not failed.any():
             continue
@@ -263,11 +318,23 @@ def make_columnar(job: TextJob) -> ConvertedBlock:
     if not keep.all():
         batch = batch.filter(pa.array(keep))
     write_spool(job.path, batch)
-    types = job.types | {name: value_types.column_type(array.type) for name, array in arrays.items()}
-    others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
+    others = guess_columns([parsed], parsed.table.column_names[len(job.names) :], job.config)
     aside = QuarantinedRows.spooled(heapq.merge(*bad, key=line_of), job.path.with_suffix(".bad"))
     size = job.block.size
-    return ConvertedBlock(job.block.file, job.path, batch.num_rows, parsed.read, types, aside, size, others)
+    return ConvertedBlock(job.block.file, job.path, batch.num_rows, parsed.read, readings, aside, size, others)
+
+
+def readings_of(
+    name: str, column: pa.Array, failed: np.ndarray, texts: pa.Array, parsed: ParsedBlock, job: TextJob
+) -> Readings:
+    """Return the readings of the ``texts`` of a column that were converted to ``column`` unless they ``failed``."""
+    kind, nested = job.types[name], name in parsed.nested
+    if nested or kind == value_types.OTHER:
+        return Readings(nested=True)
+    if not failed.any() and (found := read_as(column, texts, kind)):
+        return found
+    coded = column if kind == value_types.TEXT else texts
+    return count_readings(coded, NumberFormat.of(job.config), parsed.file, name, parsed.lines)
 
 
 def line_of(row: BadRow) -> int:
@@ -294,70 +361,13 @@ def in_one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def identities(parsed: ParsedBlock, job: TextJob) -> dict[str, pa.Array]:
-    """Return the column of hashes of ``data.group`` or ``data.id`` in a dictionary; empty if the file lacks it."""
-    name = job.config.identity
-    if name not in job.names:
-        return {}
-    texts, number_format = in_one(parsed.table[name]), NumberFormat.of(job.config)
-    hashes = hash_identities(texts, number_format, name, job.block.file, parsed.lines)
-    return {IDENTITY: pa.array(hashes)}
-
-
-# Delimiters
-
-
-def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, list[str]]:
-    """Return the delimiter of all files, with a warning if it is neither a comma nor implied by the file names.
-
-    Raise ``UserError`` if the files disagree.
-    """
-    if config.delimiter:
-        return config.delimiter, []
-    delimiters = {file.uri: delimiter_of(file, config) for file in files}
-    first, mark = next(iter(delimiters.items()))
-    other = next((uri for uri, delimiter in delimiters.items() if delimiter != mark), None)
-    if other:
-        raise UserError(
-            f"{other}: its fields are separated by {delimiters[other]!r}, but by {mark!r} in {first}; expected one "
-            "delimiter in all files; set data.delimiter if the detected one is wrong"
-        )
-    if mark == USUAL_DELIMITER or all(map(has_tabs, files)):
-        return mark, []
-    where = first if len(files) == 1 else f"{first} and {len(files) - 1:,} more"
-    return mark, [f"delimiter {mark!r} detected in {where}: if it is wrong, set data.delimiter"]
-
-
-def delimiter_of(file: SourceFile, config: DataConfig) -> str:
-    """Return the delimiter of a file: a tab for ``.tsv``, else usually a comma.
-
-    Another mark is returned if the first line has no comma, and only this mark cuts all of the first records, header
-    included, into equally many fields.
-    """
-    taken = (config.quote, config.escape)
-    if has_tabs(file) and "\t" not in taken:
-        return "\t"
-    block = next(read_blocks(file, config, DELIMITER_BYTES), None)
-    if block is None or block.fault:
-        return USUAL_DELIMITER
-    if any(len(record) > 1 for record in first_records(block.data, USUAL_DELIMITER, config)[:1]):
-        return USUAL_DELIMITER
-    fitting = [mark for mark in OTHER_DELIMITERS if mark not in taken and cuts_alike(block.data, mark, config)]
-    return fitting[0] if len(fitting) == 1 else USUAL_DELIMITER
-
-
-def has_tabs(file: SourceFile) -> bool:
-    return ".tsv" in [suffix.lower() for suffix in Path(file.name).suffixes[-2:]]
-
-
-def cuts_alike(data: bytes, mark: str, config: DataConfig) -> bool:
-    widths = {len(record) for record in first_records(data, mark, config)}
-    return len(widths) == 1 and widths.pop() > 1
-
-
-def first_records(data: bytes, mark: str, config: DataConfig) -> list[list[str]]:
-    """Return the first non-empty records, cut by ``mark``; none if they cannot be parsed."""
-    reader = csv_reader(data.decode(), replace(config, delimiter=mark))
-    try:
-        return list(islice(filter(None, reader), AGREEING))
-    except csv.Error:
-        return []
+    """Return columns with the hashes of ``data.group`` and, if rows lack it, of ``data.id``; those in the file."""
+    hashes: dict[str, pa.Array] = {}
+    for name in job.config.identities:
+        if name in job.names:
+            texts, number_format = in_one(parsed.table[name]), NumberFormat.of(job.config)
+            own = hash_identities(texts, number_format, name, job.block.file, parsed.lines)
+            hashes[IDENTITY + name] = pa.array(own)
+            if not (own == MISSING).any():
+                break
+    return hashes
