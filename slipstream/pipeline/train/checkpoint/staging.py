@@ -36,7 +36,7 @@ def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
     """Return the writing rank of each unsharded tensor, given the keys of all ranks.
 
     Tensors are assigned from the fewest holders and the largest size on, each to the rank with the fewest bytes so far,
-    so that all ranks write about the same number of bytes. Sharded tensors are written by all ranks that hold shards.
+    so that all ranks write about the same number of bytes.
     """
     holders: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}

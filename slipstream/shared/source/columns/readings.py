@@ -107,7 +107,7 @@ def read_as(values: pa.Array, texts: pa.Array, kind: str) -> Readings | None:
 def count_readings(
     texts: pa.Array, number_format: NumberFormat, file: str = "", column: str = "", lines: np.ndarray | None = None
 ) -> Readings:
-    """Count the values of a text column by class; ``lines`` are their lines in ``file``."""
+    """Count the values of a text column by class; ``lines`` are lines in ``file``."""
     if plain_texts := count_plain(texts, number_format):
         return plain_texts
     coded = value_types.with_dictionary(texts)
@@ -146,7 +146,7 @@ def count_readings(
 def count_plain(texts: pa.Array, number_format: NumberFormat) -> Readings | None:
     """Return the readings of texts without spaces and marks for "missing" that are all numbers or all times, or None.
 
-    This saves looking at every text.
+    Faster than looking at every text.
     """
     if pa.types.is_dictionary(texts.type) or number_format.separated or not len(texts):
         return None

@@ -1,6 +1,6 @@
 """Dates and times in text: ISO 8601, BigQuery's form, and dates whose day or month comes first.
 
-Every text is parsed by itself and without a clock, so words such as "now" are not times.
+Every text is parsed by itself, without a clock: "now" is not a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TIMELIKE = r"^\d{4}|^\d{1,2}[-/.]\d{1,2}[-/.]\d{4}"
 def parse_iso(texts: pa.Array) -> pa.Array:
     """Return texts as times in microseconds (UTC unless they name a zone), null where they are not ISO 8601.
 
-    Years have four digits, from 0001 on. A suffix `` UTC`` is a zone, as BigQuery writes it.
+    Years have four digits. BigQuery's suffix `` UTC`` is a zone.
     """
     zoned = pc.all(pc.ends_with(texts, " UTC")).as_py()
     for kind in (NAIVE, MICROSECONDS):
