@@ -32,7 +32,7 @@ def test_the_prepared_data_the_card_and_what_is_in_them(pyflyte_run: Run, tmp_pa
     for words in (
         "shop.csv → bought",
         "300 rows read, 298 kept, 2 quarantined",
-        "1 row: not number in column 'number' (first in shop.csv, line 102)",
+        "1 row: not integer in column 'number' (first in shop.csv, line 102)",
         "1 row: the target is missing in column 'bought' (first in shop.csv, line 202)",
         "2 numeric, 1 categorical, 1 target",
         f"Card runs/{run.name}/card.html",

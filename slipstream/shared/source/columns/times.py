@@ -80,9 +80,9 @@ def zone_seconds(zone: str | None) -> int | None:
     """Return the offset of a zone such as Z, UTC, +01, +0100 or -01:30, in seconds; 0 for ""; None if it is none."""
     if zone is None:
         return None
-    digits = zone.replace(":", "")[1:]
-    if not digits.isdigit():
+    if zone in ("", "Z", "UTC"):
         return 0
+    digits = zone.replace(":", "")[1:]
     hours, minutes = int(digits[:2]), int(digits[2:] or 0)
     return (3600 * hours + 60 * minutes) * (-1 if zone[0] == "-" else 1) if hours < 24 and minutes < 60 else None
 
