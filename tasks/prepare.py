@@ -106,16 +106,16 @@ def open_dataset(dataset: StructuredDataset, target: str, config: RunConfig) -> 
 
     If its type declares columns, as ``StructuredDataset[kwtypes(...)]`` does, the configuration drops all others.
     """
-    from slipstream.shared.source.datasets import parquet_address, undeclared_columns
+    from slipstream.shared.source.datasets import list_parquet, undeclared_columns
 
     written = dataset.literal
     assert written is not None, "flytekit hands a dataset over with its literal"
     kind = written.metadata.structured_dataset_type
-    address = parquet_address(written.uri, kind.format)
+    listing = list_parquet(written.uri, kind.format)
     if declared := [column.name for column in kind.columns or []]:
-        others = undeclared_columns(address, declared, target, config.data)
+        others = undeclared_columns(listing, declared, target, config.data)
         config = replace(config, data=replace(config.data, drop=list(dict.fromkeys([*config.data.drop, *others]))))
-    return OpenedDataset(address, config)
+    return OpenedDataset(listing.address, config)
 
 
 @task(**stage_metadata("prepare", besides=("listing",)))

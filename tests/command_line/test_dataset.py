@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
-from slipstream.shared.source.datasets import parquet_address, undeclared_columns
+from slipstream.shared.source.datasets import list_parquet, undeclared_columns
 from tests.support import REPOSITORY
 from tests.support.command_line import Run, one_message, run_process
 from tests.support.wording import refuses
@@ -115,32 +115,32 @@ def test_a_file_is_handed_over_on_the_command_line(pyflyte_run: Run, tmp_path: P
 
 def test_only_parquet_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
     table().to_parquet(tmp_path / "00000")
-    assert parquet_address(str(tmp_path), "parquet") == str(tmp_path)
-    assert parquet_address(str(tmp_path), "") == str(tmp_path)
+    assert list_parquet(str(tmp_path), "parquet").address == str(tmp_path)
+    assert list_parquet(str(tmp_path), "").address == str(tmp_path)
     table().to_feather(tmp_path / "more.parquet")
     with pytest.raises(UserError, match="not Parquet but arrow"):
-        parquet_address(str(tmp_path), "parquet")
+        list_parquet(str(tmp_path), "parquet")
     (tmp_path / "more.parquet").write_bytes(b"x,y\n")
     with pytest.raises(UserError, match="not Parquet but "):
-        parquet_address(str(tmp_path), "")
+        list_parquet(str(tmp_path), "")
     with pytest.raises(UserError, match="not Parquet but avro"):
-        parquet_address(str(tmp_path), "avro")
+        list_parquet(str(tmp_path), "avro")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="/empty"):
-        parquet_address(str(tmp_path / "empty"), "parquet")
+        list_parquet(str(tmp_path / "empty"), "parquet")
 
 
 def test_a_type_with_columns_names_all_that_are_used(tmp_path: Path) -> None:
     (tmp_path / "t/year=2020").mkdir(parents=True)
     table().to_parquet(tmp_path / "t/year=2020/0.parquet")
-    address = str(tmp_path / "t")
-    assert undeclared_columns(address, ["y", "x"], "y", DataConfig()) == ["c", "year"]
-    assert undeclared_columns(address, ["year", "x", "y"], "y", DataConfig(group="year")) == ["c"]
-    assert undeclared_columns(address, ["x", "y", "c", "year"], "", DataConfig()) == []
+    listing = list_parquet(str(tmp_path / "t"), "")
+    assert undeclared_columns(listing, ["y", "x"], "y", DataConfig()) == ["c", "year"]
+    assert undeclared_columns(listing, ["year", "x", "y"], "y", DataConfig(group="year")) == ["c"]
+    assert undeclared_columns(listing, ["x", "y", "c", "year"], "", DataConfig()) == []
     with refuses(UserError, match="^dataset: "):
-        undeclared_columns(address, ["x", "y", "month"], "y", DataConfig())
+        undeclared_columns(listing, ["x", "y", "month"], "y", DataConfig())
     with refuses(UserError, match="^target: "):
-        undeclared_columns(address, ["x", "c"], "y", DataConfig())
+        undeclared_columns(listing, ["x", "c"], "y", DataConfig())
     for setting in ("id", "group", "time", "weight"):
         with refuses(UserError, match=f"^data.{setting}: "):
-            undeclared_columns(address, ["x", "y"], "y", DataConfig.from_dict({setting: "year"}))
+            undeclared_columns(listing, ["x", "y"], "y", DataConfig.from_dict({setting: "year"}))

@@ -17,12 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.prepare.resolve import resolve_source
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns.number_formats import NumberFormat
 from slipstream.shared.source.columns.readings import count_readings, total_readings
 from slipstream.shared.source.columns.transform import Transform
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import list_source
+from slipstream.shared.source.text.text_tables import plan_text
 
 ROWS = 1000
 FORMATS = ("csv", "parquet", "jsonl", "arrow")
@@ -58,10 +61,10 @@ def columns_of(data: PreparedData) -> dict[str, tuple[str, str]]:
     return {each["name"]: (each["type"], each["role"]) for each in data.artifact.read_json("schema.json")["columns"]}
 
 
-def outcome(data: PreparedData) -> tuple[object, ...]:
-    """What must not depend on the order of rows, files or formats."""
+def outcome(data: PreparedData) -> tuple[dict[str, tuple[str, str]], Any]:
+    """What must not depend on the order of rows, files or formats: types with roles, and all else."""
     transform = Transform.from_json(data.artifact.read_json("statistics.json"))
-    return columns_of(data), data.card["rows"], transform.types, transform.categorical
+    return columns_of(data), (data.card["rows"], transform.types, transform.categorical)
 
 
 def warnings_of(data: PreparedData, column: str) -> list[str]:
@@ -194,8 +197,8 @@ def test_sentinel_dates_beyond_nanoseconds_are_read_and_named(tmp_path: Path) ->
     column = next(each for each in data.card["columns"] if each["name"] == "t")
     assert column["max"] == np.datetime64("9999-12-31", "s").astype(float)
     (warning,) = warnings_of(data, "t")
-    share = float(re.search(r"9999-12-31 \((.*?)%", warning)[1])  # type: ignore[index]
-    assert 8 < share < 12 and "data.missing" in warning
+    found = re.search(r"9999-12-31 \((.*?)%", warning)
+    assert found and 8 < float(found[1]) < 12 and "data.missing" in warning
     frames = [pd.DataFrame({"t": pd.Series(moments).astype(str).to_numpy(), "a": np.arange(ROWS) % 7, "y": target()})]
     csv = prepare_frames(tmp_path, frames, missing=["", "9999-12-31"])
     settings = DataConfig.from_dict({"missing": ["", "9999-12-31"]})
@@ -255,7 +258,7 @@ CASES: dict[str, Callable[[pd.DataFrame], Frames]] = {
 def test_types_do_not_depend_on_order_files_or_format(tmp_path: Path, case: str, suffix: str) -> None:
     whole = messy(ROWS, 3)
     expected = outcome(prepare_frames(tmp_path, [whole], "csv", "whole"))
-    kinds = {name: kind for name, (kind, _) in expected[0].items()}  # type: ignore[attr-defined]
+    kinds = {name: kind for name, (kind, _) in expected[0].items()}
     assert kinds == {
         "few": "number", "codes": "text", "mixed": "text", "flags": "boolean", "days": "day-first date", "y": "text",
     }  # fmt: skip
@@ -294,6 +297,12 @@ def test_large_integers_keep_their_digits_next_to_unreadable_values() -> None:
     texts = pa.array([str(2**53 + 1), "x"])
     values, failed = NumberFormat().convert(texts, "integer")
     assert values.to_pylist() == [2**53 + 1, None] and failed.tolist() == [False, True]
+
+
+def test_the_header_after_a_byte_order_mark_is_no_value(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfa,y\n" + b"1,2\n" * 20)
+    source = resolve_source(list_source(str(tmp_path / "t.csv")), "y", DataConfig(), "")
+    assert plan_text(source).types == {"a": "integer", "y": "integer"}
 
 
 def test_readings_add_up_to_those_of_the_whole() -> None:

@@ -240,9 +240,10 @@ def test_average_and_clipping_move_the_fewest_bytes(known: bool, monkeypatch: py
     """An average reads both weights and writes one; a clipped step takes no pass over the gradients of its own."""
     monkeypatch.setattr("slipstream.pipeline.train.loop.optimizer.known_to_host", lambda tensor: known)
     state = state_of(nn.Linear(5, 3000), TrainingConfig(ema=0.5))
-    assert state.averaged is not None
+    averaged = state.averaged
+    assert averaged is not None
     weights = sum(p.numel() for p in state.parameters)
-    moved = counted(lambda: state.averaged.update(3, torch.zeros(()))).moved  # type: ignore[union-attr]
+    moved = counted(lambda: averaged.update(3, torch.zeros(()))).moved
     assert 12 * weights <= moved < 12.1 * weights
     train_step(state, TrainingConfig(), ALONE, "fp32", batch_of(12), 9)  # makes the optimiser's state
     clipped, plain = (

@@ -102,8 +102,9 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
     if base is None:
         check_values(scanned, bad, scan.target, scan.config)
     quarantine.check_limit(bad, table.read, limit)
-    fitted = base.fitted(scanned) if base else fit_columns(scanned, scan.types, scan.target, scan.config)
-    warnings = scan.rule.warnings(scanned.rows, scanned.gaps, scanned.sample_table())
+    sample = scanned.sample_table()
+    fitted = base.fitted(scanned) if base else fit_columns(scanned, sample, scan.types, scan.target, scan.config)
+    warnings = scan.rule.warnings(scanned.rows, scanned.gaps, sample)
     return FittedTable(opened, scanned, replace(fitted, warnings=[*fitted.warnings, *warnings]))
 
 
@@ -198,7 +199,9 @@ def write_table(
 
 
 def index_warnings(names: list[str]) -> list[str]:
-    return [f"{listed(names)}: dropped as an index without a name; to keep it as a column, rename it"][: len(names)]
+    if not names:
+        return []
+    return [f"{listed(names)}: dropped as an index without a name; to keep it as a column, rename it"]
 
 
 def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:

@@ -71,12 +71,13 @@ class FittedColumns:
     warnings: list[str]
 
 
-def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
-    """Assign roles and fit the transformation.
+def fit_columns(
+    scanned: ScanResult, sample: pa.Table, types: dict[str, str], target: str, config: DataConfig
+) -> FittedColumns:
+    """Assign roles and fit the transformation; ``sample`` is that of ``scanned``.
 
     Raise ``UserError`` for a target that cannot be learned, or if no column is usable.
     """
-    sample = scanned.sample_table()
     task, classes, warnings = judge_target(scanned, types, target, config)
     aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME, config.weight: WEIGHT}
     aside.pop("", None)
@@ -85,22 +86,23 @@ def fit_columns(scanned: ScanResult, types: dict[str, str], target: str, config:
     categorical: list[CategoricalColumn] = []
     train = sample.filter(pc.equal(sample[SPLIT], TRAIN))
     for name, kind in types.items():
+        count = scanned.column(name)
         roles[name] = (
             ColumnRole(TARGET)
             if name == target
             else ColumnRole(aside[name])
             if name in aside
-            else column_role(name, kind, scanned.column(name), sample[name], scanned, config.types.get(name))
+            else column_role(name, kind, count, sample[name], scanned, config.types.get(name))
         )
         if roles[name].role == NUMERIC:
-            inputs = fit_numeric(name, kind, scanned.column(name), train[name])
+            inputs = fit_numeric(name, kind, count, train[name])
             numeric += inputs
             if kind in value_types.TIMES:
                 warnings += sentinel_warnings(name, as_array(train[name]))
             elif kind != value_types.BOOLEAN:
-                warnings += precision_warnings(inputs[0], scanned.column(name).moments[TRAIN], as_array(train[name]))
+                warnings += precision_warnings(inputs[0], count.moments[TRAIN], as_array(train[name]))
         elif roles[name].role == CATEGORICAL:
-            categorical.append(fit_categorical(name, scanned.column(name)))
+            categorical.append(fit_categorical(name, count))
         elif roles[name].why:
             warnings.append(f"column {name!r} is not used: {roles[name].why}")
     documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)

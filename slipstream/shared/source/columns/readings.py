@@ -7,7 +7,7 @@ the order of rows, files or machines.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -67,24 +67,21 @@ class Readings:
     def year_last(self) -> int:
         return self.day_first + self.month_first + self.either
 
-    def __add__(self, more: Readings) -> Readings:
-        counts = {name: getattr(self, name) + getattr(more, name) for name in COUNTS}
-        return Readings(
-            **counts,
-            zero=self.zero or more.zero,
-            narrow=min(each.narrow for each in (self, more) if each.whole) if counts["whole"] else 0,
-            wide=max(self.wide, more.wide),
-            nested=self.nested or more.nested,
-            others=tuple(dict.fromkeys(self.others + more.others))[:EXAMPLES],
-            other=self.other or more.other,
-        )
-
 
 COUNTS = ("present", "whole", "fraction", "boolean", "times", "day_first", "month_first", "either", "zeros")
 
 
 def total_readings(parts: list[Readings]) -> Readings:
-    return reduce(Readings.__add__, parts, Readings())
+    counts = {name: sum(getattr(part, name) for part in parts) for name in COUNTS}
+    return Readings(
+        **counts,
+        zero=next((part.zero for part in parts if part.zero), ""),
+        narrow=min((part.narrow for part in parts if part.whole), default=0),
+        wide=max((part.wide for part in parts), default=0),
+        nested=any(part.nested for part in parts),
+        others=tuple(islice(dict.fromkeys(text for part in parts for text in part.others), EXAMPLES)),
+        other=next((part.other for part in parts if part.other), None),
+    )
 
 
 def read_as(values: pa.Array, texts: pa.Array, kind: str) -> Readings | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -11,17 +12,17 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.quarantine import BadRow
-from slipstream.shared.source.text.csv_blocks import ParsedBlock, TextBlock, parse_faulty_block, read_blocks
+from slipstream.shared.source.text.csv_blocks import ParsedBlock, TextBlock, parse_faulty_block
 
 RAW_CHARACTERS = 200
 
 
-def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> ParsedBlock:
-    """Return the rows at the start of a file; raise ``UserError`` if no object has a value."""
-    block = next(read_blocks(file, config, sample_bytes), TextBlock(file.uri, 1, 0, 0, b""))
-    parsed = parse_json_block(block, [], config)
-    if not parsed.table.num_columns:
-        why = f" (line {parsed.bad[0].line:,}: {parsed.bad[0].reason})" if parsed.bad else ""
+def parse_sample(file: SourceFile, blocks: Iterable[TextBlock], config: DataConfig) -> list[ParsedBlock]:
+    """Parse blocks, the first from the start of a file; raise ``UserError`` if no object there has a value."""
+    parsed = [parse_json_block(block, [], config) for block in blocks]
+    if not parsed or not parsed[0].table.num_columns:
+        bad = parsed[0].bad if parsed else []
+        why = f" (line {bad[0].line:,}: {bad[0].reason})" if bad else ""
         raise UserError(f"{file.uri}: holds no JSON object with a value{why}; expected one object on each line")
     return parsed
 

@@ -159,9 +159,9 @@ def plan_csv(source: ResolvedSource) -> TextPlan:
     config = replace(config, drop=[*config.drop, *indices])
     names_of = dict(zip(files, headers, strict=True))
     parsed = [
-        csv_blocks.parse_csv_block(block, names_of[file], config, config.header and not block.offset)
+        csv_blocks.parse_csv_block(block, names_of[file], config, config.header and place == 0)
         for file in sampled_files(files)
-        for block in csv_blocks.sample_blocks(file, config, head_bytes(file, files), PLACE_BYTES)
+        for place, block in enumerate(csv_blocks.sample_blocks(file, config, head_bytes(file, files), PLACE_BYTES))
     ]
     types = guess_columns(parsed, list(dict.fromkeys(name for names in headers for name in names)), config)
     return TextPlan(files, headers, types, detected, config, indices=indices)
@@ -179,7 +179,7 @@ def head_bytes(file: SourceFile, files: list[SourceFile]) -> int:
 
 
 def plan_json(source: ResolvedSource) -> TextPlan:
-    """Plan from the first lines of every file; a key that a line or file lacks is a missing value."""
+    """Plan from the first lines of every file and the sample; a key that a line or file lacks is a missing value."""
     files, config = list(source.files), source.config
     if config.columns or not config.header:
         raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so remove both")
@@ -187,10 +187,9 @@ def plan_json(source: ResolvedSource) -> TextPlan:
     sampled = {file.uri for file in sampled_files(files)}
     parsed = []
     for file in files:
-        parsed.append(json_lines.first_lines(file, config, head_bytes(file, files)))
-        if file.uri in sampled:
-            blocks = csv_blocks.sample_blocks(file, config, head_bytes(file, files), PLACE_BYTES)
-            parsed += [json_lines.parse_json_block(block, [], config) for block in islice(blocks, 1, None)]
+        blocks = csv_blocks.sample_blocks(file, config, head_bytes(file, files), PLACE_BYTES)
+        blocks = blocks if file.uri in sampled else islice(blocks, 1)
+        parsed += json_lines.parse_sample(file, blocks, config)
     names = list(dict.fromkeys(name for each in parsed for name in each.table.column_names))
     indices = find_indices(names, source)
     config = replace(config, drop=[*config.drop, *indices])
