@@ -1,8 +1,8 @@
 """Immutable records of a sweep, each written once under a unique number.
 
-A trial has a record of its settings, then reports at rungs, then its end. Every record contains a digest of its
-content. A truncated or changed record is ignored and blocks no later one. If a trial has several ends or reports for a
-rung, the first counts, so a worker that was thought dead cannot change its successor's records.
+A trial has a record of settings, then reports at rungs, then its end. Every record contains a digest of its content. A
+truncated or changed record is ignored and blocks no later one. If a trial has several ends or reports for a rung, the
+first counts, so a worker thought dead cannot change its successor's records.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Checkpoint directory of one training: its attempts, and the checkpoints that may be restored.
 
-Two attempts may be alive at once. An attempt may be in its grace period, or on a machine that the cluster has given up,
-while its successor runs. Or two executions run the same training. Stores have no locks, but they can create an object
-only if it is absent, and a listing contains all earlier objects. The protocol uses these two operations:
+Two attempts may be alive at once. One may be in its grace period, or on a machine that the cluster has given up, while
+its successor runs. Or two executions run the same training. Stores have no locks, but they can create an object only if
+it is absent, and a listing contains all earlier objects. The protocol uses these two operations:
 
-1. An attempt *announces* a save, then looks for claims of later attempts, and starts the save only if there is none. In
-   the same way it announces its shutdown, and may then start its last save even after a successor's claim.
+1. An attempt *announces* a save, then looks for claims of later attempts, and starts the save only if there is none. It
+   likewise announces its shutdown, and may then start its last save even after a successor's claim.
 2. A successor *claims* the next number, then looks for announcements, and waits for the announced saves. So it learns
    of every save that starts before its claim, and no other starts afterwards.
-3. It then *inherits*: it records which checkpoints are complete. From then on no other checkpoints of earlier
-   attempts count. So a checkpoint that an attempt completes after its successor has restored is never restored.
+3. It then *inherits*: it records which checkpoints are complete. From then on no other checkpoints of earlier attempts
+   count, so one that an attempt completes later is never restored.
 """
 
 from __future__ import annotations

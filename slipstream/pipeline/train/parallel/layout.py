@@ -185,8 +185,8 @@ class ParallelModel(ABC):
 
         Forward passes run in the context ``forward()``. ``loss_of(outputs, first row)`` returns the loss of a
         micro-batch, scaled so that the mean gradient over all data-parallel processes is the batch's gradient. It is
-        called where the outputs are: on the last stage of a pipeline. The resulting gradients are complete, and equal
-        on all processes that hold the same part.
+        called on the last stage of a pipeline. The resulting gradients are complete, and equal on all holders of a
+        part.
         """
 
     @abstractmethod
