@@ -227,9 +227,9 @@ def distributed(
 ) -> Distributed:
     """Return the task configuration for a stage that runs in a process group, placed by the current profile.
 
-    ``fetch`` downloads the inputs to a pod; ``check`` checks them there before any process starts. ``returns`` converts
+    ``fetch`` downloads the inputs to a pod, where ``check`` checks them before any process starts. ``returns`` converts
     the result to the task's output. ``unfinished`` handles checkpoints. With ``starts_processes`` the workers only
-    start other processes and wait for them; on one machine the agent does so itself. ``watch`` renders a live deck.
+    start other processes and wait; on one machine the agent does so. ``watch`` renders a live deck.
     """
     profile = current_profile()
     placement = profile.placement(stage)

@@ -75,8 +75,8 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
     """Run a pod's work in the block and write a note if memory is nearly full.
 
     ``progress`` returns the checkpoint from which a later attempt would resume. Raises ``UserError`` before the work if
-    earlier attempts were killed with the same limit and progress. If the store is unavailable, the note is lost and the
-    work continues.
+    earlier attempts were killed with the same limit and progress. Without the store the note is lost and the work
+    continues.
     """
     limit, attempt = memory_limit(), int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0"))
     if limit is None:

@@ -1,6 +1,6 @@
 """Worker of a sweep, whose slots train one trial after another until none is left.
 
-Any number of workers share a store and communicate only through it. A slot first resumes abandoned trials from their
+Any number of workers communicate only through a shared store. A slot first resumes abandoned trials from their
 checkpoints, and starts a new trial only if there are none.
 """
 

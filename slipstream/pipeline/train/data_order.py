@@ -60,9 +60,8 @@ def random_permutation(length: int, seed: int, epoch: int, purpose: int) -> np.n
 class StoredBlocks:
     """Storage layout of a split: files ("segments") of blocks of ``block_rows`` rows.
 
-    ``segments`` holds the row count of every file. Rows and blocks are numbered consecutively through all files; a
-    file's last block may be short. ``shuffled`` holds the row count of every group of files that were shuffled
-    together, by default of every file.
+    ``segments`` holds the row count of every file. Rows and blocks are numbered through all files; a file's last block
+    may be short. ``shuffled`` holds the row count of every group of files shuffled together, by default of every file.
     """
 
     def __init__(self, segments: tuple[int, ...], block_rows: int, shuffled: tuple[int, ...] = ()) -> None:

@@ -1,7 +1,7 @@
 """Child processes that start fast and end with their parent.
 
-Otherwise workers survive if their parent is killed, and continue to write during the next attempt: workers of torch
-elastic do not detect the parent's death, and workers of a process pool keep each other's pipes open.
+Otherwise workers survive a killed parent, and write during the next attempt: workers of torch elastic do not detect the
+parent's death, and workers of a process pool keep each other's pipes open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fork server that preloads libraries for child processes: torch and flytekit alone take 4 s.
 
-The first child starts the server, which imports all libraries once; later children start in 10 ms. The server does no
-work, so it has no threads and has used no GPU, and forking it is safe.
+The first child starts the server, which imports all libraries once; later children start in 10 ms. The server has no
+threads and has used no GPU, so forking it is safe.
 """
 
 from __future__ import annotations

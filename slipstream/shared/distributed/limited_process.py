@@ -1,7 +1,7 @@
 """Child process with limits on CPU time and memory, for a library that reads untrusted files.
 
-On such a file a library may panic, crash, hang or exhaust memory. In a child, all these become an exception in the
-parent, and the library's output is dropped. Calls and results are pickled only between a process and its own child.
+On such a file a library may panic, crash, hang or exhaust memory. A child's failure is an exception in the parent, and
+its output is dropped. Calls and results are pickled only between a process and its own child.
 """
 
 from __future__ import annotations

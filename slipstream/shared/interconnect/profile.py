@@ -1,7 +1,7 @@
 """Network profile: measured speed of collectives between the processes of a group (``profile.json``).
 
-A profile keeps the times of all iterations. Percentiles, bandwidths and intervals are computed from them, so that two
-profiles can be compared by any statistic. Sizes and bandwidths follow nccl-tests (doc/PERFORMANCE.md).
+A profile keeps the times of all iterations, so that profiles can be compared by any statistic. Sizes and bandwidths
+follow nccl-tests (doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations

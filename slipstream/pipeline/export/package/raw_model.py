@@ -1,8 +1,8 @@
 """``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
 
-The graph first applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and in the same order
-of operations, and then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times
-as float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
+The graph applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and the same order of
+operations, then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times as
+float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
 
     With ``classes`` the outputs are ``label`` (text) and ``probabilities`` (float32 ``[batch, classes]``), otherwise
     ``value`` (``[batch, 1]``, of the type in ``model``). Inputs have the columns' names and order; a number is appended
-    to a name that is also an output.
+    to an output's name.
     """
     inner = onnx.compose.add_prefix(model, "model/")
     outer = GraphBuilder(

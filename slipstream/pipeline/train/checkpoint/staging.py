@@ -95,8 +95,8 @@ def stage_copies(
 ) -> Callable[[], None]:
     """Start copying ``tensors`` into ``buffers``, and return a function that completes it in any thread.
 
-    The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any of these has changed since
-    this call. All other tensors are copied at once.
+    The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any has changed since this
+    call. All others are copied at once.
     """
     later = {name: local_tensor(tensor).detach() for name, tensor in tensors.items() if name in deferred}
     versions = {name: tensor._version for name, tensor in later.items()}

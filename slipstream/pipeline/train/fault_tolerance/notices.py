@@ -1,7 +1,7 @@
 """Preemption notices from cloud metadata servers and from SIGTERM.
 
-A thread polls the metadata server and a signal handler receives SIGTERM; both only store a notice and its deadline. All
-ranks decide together, between two steps, how to react (:mod:`slipstream.pipeline.train.fault_tolerance.consensus`).
+A thread polls the metadata server and a signal handler receives SIGTERM; both only store the deadline. All ranks decide
+together, between two steps, how to react (:mod:`slipstream.pipeline.train.fault_tolerance.consensus`).
 
 Sources: AWS spot ``instance-action`` and rebalance recommendation over IMDSv2 (docs.aws.amazon.com, "Spot Instance
 interruption notices"), GCP ``instance/preempted`` (cloud.google.com, "Spot VMs"), Azure scheduled events
@@ -180,7 +180,7 @@ class NoticeWatcher:
     """Watcher for preemption notices, in a background thread.
 
     It polls the first of the metadata ``servers`` that answers. Unless ``grace_s`` is None, SIGTERM counts as a notice
-    with that many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main
+    with that many seconds left: Kubernetes sends it before it kills a pod. Use as a context manager, from the main
     thread.
     """
 

@@ -1,7 +1,7 @@
 """Memory trace of one training step on fake tensors: bytes between steps, and peak, of a process.
 
 The model is built without memory, divided by the training's own code in a fake process group, and run by the training's
-own step. The second step is measured, because the first creates the optimiser state.
+own step. The second step is measured: the first creates the optimiser state.
 """
 
 from __future__ import annotations

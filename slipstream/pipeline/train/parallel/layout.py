@@ -1,7 +1,7 @@
 """Device mesh of all processes, and this process's coordinates.
 
 The dimensions are ``pipeline``, ``replicate``, ``shard`` and ``tensor``, in this order. Tensor parallelism sends the
-most data, so its processes are neighbouring ranks; pipeline stages are furthest apart.
+most data, so its processes are neighbours; pipeline stages are furthest apart.
 """
 
 from __future__ import annotations

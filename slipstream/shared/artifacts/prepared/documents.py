@@ -1,7 +1,7 @@
 """Sample of complete, unchanged documents, stored with prepared language.
 
-Models are measured on held-out documents, and baselines are trained on training documents. Rows of tokens cannot
-restore the text: they cut documents, and a tokenizer may lose bytes.
+Models are measured on held-out documents, baselines trained on training documents. Rows of tokens cannot restore the
+text: they cut documents, and a tokenizer may lose bytes.
 """
 
 from __future__ import annotations
