@@ -180,8 +180,8 @@ def retry_until_done(put: Callable[[], object], seconds: float) -> bool:
 def outlive_sigterm() -> None:
     """Ignore SIGTERM from now on.
 
-    The upload of the result either ends within the grace period or is lost. This replaces torch elastic's handler,
-    which raises an exception even after the process group has ended.
+    The result's upload ends within the grace period or is lost. This replaces torch elastic's handler, which raises
+    even after the process group has ended.
     """
     if threading.current_thread() is threading.main_thread():
         # SIG_IGN, as Python removes handler functions before the process ends.

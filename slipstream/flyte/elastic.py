@@ -195,8 +195,8 @@ class UnfinishedStage(Protocol):
     def deliver(self, home: str, holder: Holder, inputs: TaskInputs) -> Callable[[str], None]:
         """Keep the lease on ``home`` after the workers have finished.
 
-        Returns a function to call with the result's address once Flyte can find it there; the function records the
-        result and releases the lease.
+        Returns a function to call with the result's address once Flyte can find it; it records the result and releases
+        the lease.
         """
 
 

@@ -149,8 +149,8 @@ def addresses_in(value: object) -> Iterator[str]:
 def importable(module: str) -> Iterator[None]:
     """Keep the directory of a module's top package on ``sys.path`` in the block.
 
-    pyflyte removes the project's root after importing a workflow. Worker processes start later, inherit the path and
-    import the tasks again.
+    pyflyte removes the project's root after importing a workflow. Workers start later, inherit the path and import the
+    tasks again.
     """
     root = str(Path(sys.modules[module.partition(".")[0]].__file__ or "").parents[1])
     added = root not in sys.path

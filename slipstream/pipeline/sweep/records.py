@@ -148,7 +148,7 @@ def record_digest(tree: object) -> str:
 def encode_record(record: Record) -> bytes:
     """Return a record's bytes for :func:`decode_sweep_record`, unique by a nonce.
 
-    Otherwise two concurrent writers of equal records would both find their own bytes and conclude that they were first.
+    Otherwise two concurrent writers of equal records would both conclude that they were first.
     """
     kind = next(name for name, each in KINDS.items() if each is type(record))
     body = {"kind": kind, "record": to_tree(record), "nonce": uuid.uuid4().hex}

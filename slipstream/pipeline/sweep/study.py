@@ -63,7 +63,7 @@ def stops_at_rung(
 ) -> bool:
     """Return True if the trial ``now``, one of ``trials``, stops at this report.
 
-    The unchanged configuration never stops, because the best trial is compared with it in the end.
+    The unchanged configuration never stops, because the best trial is compared with it.
     """
     if sweep.pruning == "none" or not now.values or not places:
         return False

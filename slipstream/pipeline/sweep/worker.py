@@ -106,7 +106,7 @@ class SweepWorker:
         """Train trials until none is left.
 
         Raises ``UserError`` if the first trials all fail, ``Preempted`` if this machine is preempted, or
-        ``StorageUnavailable``. In the last two cases, other workers or the next attempt continue the trials.
+        ``StorageUnavailable``. In the last two cases, others continue the trials.
         """
         sweep = self._search.config.sweep
         if sweep.minutes:

@@ -52,8 +52,8 @@ class DeviceClock:
 class CudaClock(DeviceClock):
     """Clock of a GPU's current stream.
 
-    Wait for marks in about the order of their creation. Each time is measured from the last mark waited for, because
-    CUDA events measure long intervals less exactly.
+    Wait for marks in about the order of their creation. Times are measured from the last mark waited for: CUDA events
+    measure long intervals less exactly.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -51,8 +51,8 @@ def run_identity(
 ) -> dict[str, object]:
     """Return the values that must equal a checkpoint's to resume it.
 
-    They determine the result, or are the applied tuning. The number of micro-batches, the checkpoint interval and the
-    code are not part. A base and initial adapters count by their digests. In a store the digest follows the store's
+    They are all that determines the result, and the applied tuning, but not the number of micro-batches, the checkpoint
+    interval or the code. A base and initial adapters count by their digests. In a store the digest follows the store's
     metadata, so a copy may count as another base.
     """
     code = model_code(model)

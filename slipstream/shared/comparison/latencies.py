@@ -166,8 +166,8 @@ def screen_speedups(
 ) -> dict[str, list[float]]:
     """Return quick estimates of each variant's speedup over the reference, one per round of short turns.
 
-    At least one round is run, and none starts after ``deadline`` (``time.perf_counter``). They suffice to drop clearly
-    slower variants, but not to name the fastest.
+    At least one round is run, and none starts after ``deadline`` (``time.perf_counter``). The estimates suffice to drop
+    clearly slower variants, but not to name the fastest.
     """
     order, names = np.random.default_rng(0), list(runs)
     inputs, speedups = workload.inputs(batch), {name: list[float]() for name in names}

@@ -27,8 +27,8 @@ def end_with_torch_elastic() -> None:
 def end_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when its parent dies; does nothing except on Linux.
 
-    ``parent`` is the expected parent's process id (default: the current parent). If that process is already dead, this
-    process ends at once.
+    ``parent`` is the expected parent's process id (default: the current parent). If it is already dead, this process
+    ends at once.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -69,8 +69,7 @@ class SpawnedChild:
 class LimitedProcess(Generic[T]):
     """Child process that holds the object ``make(*arguments)`` and calls functions on it.
 
-    It starts with the first call, and again with the next call after it was lost. It ends with this object or the
-    parent.
+    It starts with the first call, and again after it was lost. It ends with this object or the parent.
     """
 
     def __init__(self, make: Callable[..., T], *arguments: object) -> None:

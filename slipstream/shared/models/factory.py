@@ -68,7 +68,7 @@ class ResultBytes(TorchDispatchMode):
 def batch_rows(row_bytes: int, room: int = BATCH_BYTES) -> int:
     """Return the rows of an evaluation batch for ``row_bytes`` per row and ``room`` bytes in all.
 
-    With the default ``room`` the result does not depend on the machine, so all machines compute the same bits.
+    With the default ``room`` all machines compute the same bits.
     """
     return max(1, min(MOST_ROWS, room // max(1, row_bytes)))
 

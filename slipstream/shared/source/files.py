@@ -166,7 +166,7 @@ class Listing:
 def files_unchanged(files: Iterable[SourceFile]) -> Iterator[None]:
     """Check after the block that no file has changed since listing; raise ``UserError`` for the first that has.
 
-    This error replaces any exception from the block, which the change may have caused.
+    It replaces any exception from the block, which the change may have caused.
     """
     try:
         yield

@@ -203,7 +203,7 @@ def out_of_space(error: Exception) -> bool:
 def disk_time(directory: Path) -> float:
     """Return the time in seconds since 1970 by the disk's clock, which may be another machine's.
 
-    For a read-only directory, where nothing can be deleted, it is this machine's time.
+    For a read-only directory, it is this machine's time.
     """
     try:
         with tempfile.TemporaryFile(dir=directory) as file:

@@ -29,8 +29,8 @@ NEVER = -40.0
 class ServiceTimes:
     """Distribution of service times, without waiting.
 
-    ``times`` ascend, with their ``shares`` of the requests. Mean and squared coefficient of variation are separate,
-    because they may come from more times.
+    ``times`` ascend, with their ``shares`` of the requests. Mean and squared coefficient of variation may come from
+    more times.
     """
 
     times: tuple[float, ...]

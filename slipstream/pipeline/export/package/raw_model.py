@@ -68,7 +68,7 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
 
     With ``classes`` the outputs are ``label`` (text) and ``probabilities`` (float32 ``[batch, classes]``), otherwise
     ``value`` (``[batch, 1]``, of the type in ``model``). Inputs have the columns' names and order; a number is appended
-    to an output's name.
+    to a name that is also an output.
     """
     inner = onnx.compose.add_prefix(model, "model/")
     outer = GraphBuilder(

@@ -284,8 +284,7 @@ class CheckpointDirectory:
     def sweep(self) -> None:
         """Delete all but the finish record, the last claim and the last list of inherited checkpoints.
 
-        Attempt numbers are never reused. So superseded attempts that still run stay superseded, and their writes never
-        count.
+        Attempt numbers are never reused, so running superseded attempts stay superseded.
         """
         keys = self.storage.list()
         kept = {FINISHED, claim_key(newest_attempt(keys)), inherited_key(newest_attempt(keys, INHERITED))}

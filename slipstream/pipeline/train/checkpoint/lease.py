@@ -385,7 +385,7 @@ def wait_for_announced(home: CheckpointDirectory, attempt: int, seconds: float) 
     """Wait until the predecessor of ``attempt`` has finished its last save.
 
     ``attempt`` has claimed the directory. The save was announced, or may follow a preemption notice. Waits at most
-    ``seconds``, and only while heartbeats continue.
+    ``seconds``, while heartbeats continue.
     """
     watch, deadline, told = LeaseObserver(home), time.monotonic() + seconds, False
     while (seen := watch.look(before=attempt)) and time.monotonic() < deadline:

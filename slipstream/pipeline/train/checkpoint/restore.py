@@ -273,8 +273,7 @@ def newest_usable(
 ) -> tuple[CheckpointDirectory, CheckpointName, Mapping[str, Any]] | None:
     """Return the newest checkpoint that ``holder`` may resume from, with its run section; None if there is none.
 
-    ``resume`` is the setting ``training.resume``, ``version`` a code version. Errors are left to the later restore to
-    report.
+    ``resume`` is the setting ``training.resume``, ``version`` a code version. The later restore reports errors.
     """
     policy, home = (
         ResumePolicy({}, holder=holder, resume=resume, version=version),

@@ -1,7 +1,7 @@
 """Preemption notices from cloud metadata servers and from SIGTERM.
 
-A thread polls the metadata server and a signal handler receives SIGTERM; both only store the deadline. All ranks decide
-together, between two steps, how to react (:mod:`slipstream.pipeline.train.fault_tolerance.consensus`).
+A thread polls the metadata server and a signal handler receives SIGTERM; both only store a notice and its deadline. All
+ranks decide together, between two steps, how to react (:mod:`slipstream.pipeline.train.fault_tolerance.consensus`).
 
 Sources: AWS spot ``instance-action`` and rebalance recommendation over IMDSv2 (docs.aws.amazon.com, "Spot Instance
 interruption notices"), GCP ``instance/preempted`` (cloud.google.com, "Spot VMs"), Azure scheduled events

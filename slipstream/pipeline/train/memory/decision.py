@@ -1,7 +1,7 @@
 """Choice of the micro-batch count for an attempt, from settings or checkpoint directory.
 
 ``accumulation.json`` in the checkpoint directory holds the count for later attempts. It is written by rank 0 to resolve
-"auto", and by a rank that ran out of memory. It applies to the same model and data, processes, layout and memory.
+"auto", and by a rank that ran out of memory. It applies to the same model, data, processes, layout and memory.
 """
 
 from __future__ import annotations

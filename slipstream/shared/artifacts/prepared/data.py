@@ -272,7 +272,7 @@ class PreparedData:
     def sample(self, name: str, most: int) -> np.ndarray:
         """Return ``most`` records of a split, or all if there are fewer, as a structured array ``[rows]``.
 
-        Only some blocks are read, evenly spaced in the split; the records are evenly spaced in these blocks.
+        Only some blocks are read, evenly spaced in the split, as are the records in these.
         """
         blocks = self.blocks(name)
         if not blocks:

@@ -325,7 +325,7 @@ class SampleRows:
     """Description of ``samples.npz``, sample inputs with the model's outputs.
 
     ``real`` is True for test rows, False for rows generated from schema and vocabularies. ``tolerance`` is the largest
-    allowed difference to the stored outputs on another machine.
+    allowed difference on another machine.
     """
 
     real: bool

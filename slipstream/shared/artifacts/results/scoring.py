@@ -135,7 +135,7 @@ class Bins:
     """Histogram of a column or of the predictions.
 
     ``counts`` starts with missing values. For numbers, the bins below, between and above ``edges`` follow; for texts,
-    one count per entry of ``texts`` and one for all other texts.
+    one count per entry of ``texts`` and one for all others.
     """
 
     edges: list[float]
