@@ -45,7 +45,7 @@ def shared_address(name: str) -> str:
 def this_attempt() -> Holder:
     """Return this attempt as the holder of a checkpoint directory.
 
-    Flyte gives all local runs the same name, so every local run counts as a separate execution.
+    Flyte gives local runs one name, so each counts as a separate execution.
     """
     if runs_locally():
         return Holder(f"local-{uuid.uuid4().hex[:12]}")

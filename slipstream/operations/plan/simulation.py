@@ -121,8 +121,8 @@ DRAWS = 5000
 class TrainingPace:
     """Pace of an undisturbed training.
 
-    ``hours`` of steps; seconds between saves, from snapshot to publication, and from an attempt's end to the next
-    attempt's first step.
+    ``hours`` of steps; seconds between saves, from snapshot to publication, and from an attempt's end to the next one's
+    first step.
     """
 
     hours: float = 24.0

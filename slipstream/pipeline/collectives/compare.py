@@ -144,8 +144,8 @@ def compare_case(
 def by_kind(before: int, now: int) -> float:
     """Return the probability that old and new launches differ in placement alone.
 
-    All ``before`` launches are then placed one way and all ``now`` another, and both ways have the most adverse
-    frequencies. Interim tests do not raise it: this happens at the first or never.
+    All ``before`` launches are then placed one way and all ``now`` another, both with the most adverse frequencies.
+    Interim tests do not raise it: this happens at the first or never.
     """
     return (before / (before + now)) ** before * (now / (before + now)) ** now
 

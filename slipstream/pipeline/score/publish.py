@@ -318,7 +318,7 @@ def score_data(
 def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[ScoredPart]:
     """Score the portions of a plan and store their parts.
 
-    By default the number of processes follows from the amount of data; every session has one thread.
+    By default the number of processes follows from the data; sessions have one thread.
     """
     if not plan.portions:
         return []

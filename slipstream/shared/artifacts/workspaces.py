@@ -1,8 +1,8 @@
 """Workspaces: hidden directories for unfinished work, removed by other processes when their owner has died.
 
-The owner locks a file next to the directory; the system releases the lock when the process ends. Containers that share
-a disk have separate process ids. The lock is taken before the directory is created, so a workspace in use is always
-locked.
+The owner locks a file next to the directory; the system releases the lock when the process ends. Process ids would not
+do: containers that share a disk have separate ids. The lock is taken before the directory is created, so a workspace in
+use is always locked.
 
 Not every disk shares locks between machines (NFS with local locks, a directory of a virtual machine's host). So
 workspaces of another running system are removed only after :data:`FORSAKEN_S`. On a disk without locks none is removed.

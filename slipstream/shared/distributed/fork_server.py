@@ -100,7 +100,7 @@ def start_process(target: Callable[..., object], arguments: tuple[object, ...]) 
 class ForkedCall:
     """Function that runs in a forked process with the caller's environment and standard streams.
 
-    Otherwise the child would inherit those that the server had at its start.
+    Otherwise it would inherit those of the server's start.
     """
 
     def __init__(self, target: Callable[..., object]) -> None:

@@ -90,7 +90,7 @@ class Measurement:
         return sum(len(launch.seconds) for launch in self.launches)
 
     def percentile(self, percent: float) -> float | None:
-        """Return a percentile of the iterations in seconds, with equal weight of all launches.
+        """Return a percentile of the iterations in seconds; launches have equal weight.
 
         None if fewer than ``BEYOND`` iterations lie beyond it, except for the median.
         """

@@ -127,7 +127,7 @@ class UntrustedFactory(UserError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Contents of ``model.json``: all that a model is built from except its weights.
+    """Contents of ``model.json``: all of a model except its weights.
 
     ``config`` is that of the training. In an opened model its factory was compared with the user's configuration.
     """

@@ -195,7 +195,7 @@ class LocalStorage:
 def out_of_space(error: Exception) -> bool:
     """Return True if a disk or quota is full.
 
-    Libraries in other languages (Rust, ONNX Runtime) and writers of many files report this only in the message.
+    Libraries (Rust, ONNX Runtime) and writers of many files report this only in the message.
     """
     return getattr(error, "errno", None) in FULL or any(os.strerror(code) in str(error) for code in FULL)
 

@@ -355,7 +355,7 @@ class S3Storage:
             raise not_deleted(self.base, len(codes), len(names), why)
 
     def _delete(self, names: Sequence[str]) -> Sequence[str]:
-        """Delete objects by one request; return the error codes of objects that were refused.
+        """Delete objects by one request; return the error codes of refused objects.
 
         The answer lists refused objects although its status is 200. Transient refusals are retried.
         """

@@ -98,7 +98,7 @@ def search_path() -> str:
 def stop_sampler(sampler: subprocess.Popen[bytes]) -> None:
     """Stop the sampler; kill it after a timeout.
 
-    A sampler that a driver blocks in the kernel is not waited for; it ends when the driver call returns.
+    A sampler blocked in the kernel is not waited for; it ends when the driver call returns.
     """
     sampler.terminate()
     try:

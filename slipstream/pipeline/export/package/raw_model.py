@@ -166,7 +166,7 @@ def encode_texts(graph: GraphBuilder, texts: str, category: CategoryInput, missi
 def encode_numbers(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> str:
     """Append the float32 ``[batch, F]`` of all numeric inputs.
 
-    Inputs with the same function are computed together, so the number of nodes does not grow with F.
+    Inputs with one function are computed together, so the number of nodes does not grow with F.
     """
     places = {name: index for index, name in enumerate(columns.numeric)}
     raw = graph.add("Concat", *(inputs[name] for name in columns.numeric), axis=1)

@@ -1,6 +1,6 @@
 """Search for the finalists by estimated quality and speed on validation rows.
 
-The test split is not read here: it is used once, for the finalists (:mod:`slipstream.pipeline.export.engine`).
+The test split is used once, for the finalists (:mod:`slipstream.pipeline.export.engine`).
 """
 
 from __future__ import annotations

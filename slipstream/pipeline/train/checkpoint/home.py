@@ -9,7 +9,7 @@ it is absent, and a listing contains all earlier objects. The protocol uses thes
 2. A successor *claims* the next number, then looks for announcements, and waits for the announced saves. So it learns
    of every save that starts before its claim, and no other starts afterwards.
 3. It then *inherits*: it records which checkpoints are complete. From then on no other checkpoints of earlier attempts
-   count, so one that an attempt completes later is never restored.
+   count, so a checkpoint that one of these completes later is never restored.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Retention:
 def complete_checkpoints(keys: Iterable[str]) -> list[CheckpointName]:
     """Return the checkpoints that have a manifest among a store's ``keys``, newest first.
 
-    A manifest without other files does not count: it was written after the checkpoint had been deleted.
+    A manifest without other files does not count: it was written after the checkpoint's deletion.
     """
     files: dict[str, set[str]] = {}
     for key in keys:
@@ -263,7 +263,7 @@ class CheckpointDirectory:
     # End of the training
 
     def finish(self, holder: Holder, artifact: str, code: str) -> None:
-        """Record the address of the trained model, and delete all files that are not needed any more.
+        """Record the address of the trained model, and delete all unneeded files.
 
         Does nothing if another attempt has taken over the directory.
         """

@@ -160,7 +160,7 @@ def exchanging_nothing(step: TracedStep) -> Iterator[None]:
 class PendingSend:
     """Handle of a pipeline's send that keeps the tensor alive, as an actual send does.
 
-    An interleaved schedule waits for its sends at the end of the step.
+    An interleaved schedule waits for sends at the step's end.
     """
 
     def __init__(self, tensor: Tensor) -> None:

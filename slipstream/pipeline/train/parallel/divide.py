@@ -1,6 +1,6 @@
 """Model divided by a layout: its parts on this process, passes, and gradient norm.
 
-Torch's ``clip_grad_norm_`` clips every pipeline stage separately, and cannot combine tensors of different meshes.
+Torch's ``clip_grad_norm_`` clips pipeline stages separately, and cannot combine tensors of different meshes.
 """
 
 from __future__ import annotations
