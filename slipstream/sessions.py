@@ -1,12 +1,11 @@
 """Plugin of flytekit: the type of settings for clients, and the end of open HTTP sessions in pods.
 
-flytekit imports this module wherever it is itself imported, as declared in ``pyproject.toml``. So a client knows the
-type of this project's settings without a workflow: ``pyflyte run remote-launchplan``, or ``FlyteRemote``.
+flytekit, when imported, imports this module, as declared in ``pyproject.toml``. So clients know the type of settings
+without a workflow: ``pyflyte run remote-launchplan``, or ``FlyteRemote``.
 
-flytekit opens sessions of s3fs, gcsfs and adlfs in its own event loop, where nothing closes them. At the end of a pod
+flytekit opens sessions of s3fs, gcsfs and adlfs in its own event loop, where nothing closes them. As a pod ends,
 aiohttp then prints "Unclosed client session", in two lines that Flyte shows as the reason of a failure. This includes
-the process that unpacks registered code and then starts the task's process, and that loads nothing else of this
-project.
+the process that unpacks registered code and starts the task's, and that loads nothing else of this project.
 """
 
 from __future__ import annotations

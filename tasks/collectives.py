@@ -34,7 +34,7 @@ def worker_parents() -> Distributed:
 def rendezvous_timeout(inputs: TaskInputs) -> float:
     """Return the rendezvous timeout of the benchmark's pods in seconds.
 
-    It is limited, as a main job does not need its benchmark, but may be waiting for the benchmark's nodes.
+    It is limited, as a main job does not need its benchmark, but may wait for its nodes.
     """
     config: CollectivesConfig | RunConfig = inputs["config"]
     return (config.collectives if isinstance(config, RunConfig) else config).timeout

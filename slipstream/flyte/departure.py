@@ -2,16 +2,16 @@
 
 For the training operator (1.8, 1.9), a job with an elastic policy succeeds as soon as any pod exits with 0, and fails
 as soon as any exits otherwise. In both cases it then ends the running pods: SIGTERM, and SIGKILL after the grace
-period. So a finished pod waits until the pod of rank 0 has uploaded the result. A pod that failed because it lost its
-peers waits for a peer that may know and record the cause.
+period. So a finished pod waits until rank 0 has uploaded the result. A pod that lost its peers waits for a peer that
+may record the cause.
 
-All pods share the attempt's output prefix, where Flyte reads the result once the job has succeeded. Flyte prefers an
-error to outputs: ``error.pb`` or, with distributed error aggregation, the earliest ``error*.pb``.
+All pods share the attempt's output prefix, where Flyte reads the result. Flyte prefers an error to outputs:
+``error.pb`` or, with distributed error aggregation, the earliest ``error*.pb``.
 
-With flytekit alone, every pod overwrites ``error.pb`` or adds a file. Whether the attempt is retried then depends on
-which is read, "peer lost" or the "out of memory" that caused it. Here only one ``error.pb`` is written, with or without
-aggregation. A pod writes a consequence ("peer lost") only if no error exists yet, by a conditional write. A cause ("out
-of memory") replaces a consequence.
+With flytekit alone, every pod overwrites ``error.pb`` or adds a file. A retry then depends on which is read, "peer
+lost" or its cause "out of memory". Here only one ``error.pb`` is written, with or without aggregation. A pod writes a
+consequence ("peer lost") only if no error exists yet, by a conditional write. A cause ("out of memory") replaces a
+consequence.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def retry_until_done(put: Callable[[], object], seconds: float) -> bool:
 def outlive_sigterm() -> None:
     """Ignore SIGTERM from now on.
 
-    The upload of the result either ends within the grace period or is lost. This replaces torch elastic's handler,
-    which raises an exception even after the process group has ended.
+    The result's upload ends within the grace period or is lost. This replaces torch elastic's handler, which raises
+    even after the process group has ended.
     """
     if threading.current_thread() is threading.main_thread():
         # SIG_IGN, as Python removes handler functions before the process ends.

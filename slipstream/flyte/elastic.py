@@ -1,13 +1,13 @@
 """Elastic task for production runs, based on flytekit's plugin.
 
-- Flyte creates the pods at registration; the task reads its profile again in the pod. A pod whose shape differs from
-  its profile is refused; the plugin would silently train with fewer processes.
+- Flyte creates the pods at registration; the task reads its profile again in the pod. A pod of another shape is
+  refused; the plugin would silently train with fewer processes.
 - The agent (the parent process) checks the store, downloads the inputs once and publishes the result. The workers get a
   :class:`Workspace` and only compute.
 - If all workers agree on a user's mistake, they *return* it and the agent raises it once, so torch logs no tracebacks.
 - The pods of a job shut down together with one result (:mod:`slipstream.flyte.departure`).
-- A preemption with a notice uses the same retry budget as one without. For a single pod this is the platform's, whose
-  last attempt runs on demand. For a job it is the task's own ``retries``, with which it stays on spot
+- Preemptions with and without a notice use the same retry budget. For a single pod this is the platform's, whose last
+  attempt runs on demand. For a job it is the task's own ``retries``, with which it stays on spot
   (:mod:`slipstream.shared.profiles.profile`).
 """
 
@@ -195,8 +195,8 @@ class UnfinishedStage(Protocol):
     def deliver(self, home: str, holder: Holder, inputs: TaskInputs) -> Callable[[str], None]:
         """Keep the lease on ``home`` after the workers have finished.
 
-        Returns a function to call with the result's address once Flyte can find it there; the function records the
-        result and releases the lease.
+        Returns a function to call with the result's address once Flyte can find it; it records the result and releases
+        the lease.
         """
 
 
@@ -227,9 +227,9 @@ def distributed(
 ) -> Distributed:
     """Return the task configuration for a stage that runs in a process group, placed by the current profile.
 
-    ``fetch`` downloads the inputs to a pod; ``check`` checks them there before any process starts. ``returns`` converts
+    ``fetch`` downloads the inputs to a pod, where ``check`` checks them before any process starts. ``returns`` converts
     the result to the task's output. ``unfinished`` handles checkpoints. With ``starts_processes`` the workers only
-    start other processes and wait for them; on one machine the agent does so itself. ``watch`` renders a live deck.
+    start other processes and wait; on one machine the agent does so. ``watch`` renders a live deck.
     """
     profile = current_profile()
     placement = profile.placement(stage)
@@ -444,8 +444,8 @@ class DistributedTask(PytorchElasticFunctionTask):
     def _run_workers(self, workspace: Workspace, inputs: TaskInputs) -> Any:
         """Run a process group; rerun it with smaller micro-batches if a step ran out of memory.
 
-        Only a single machine or pod reruns. A rerun uses no retry, since a single pod may have none. If the same number
-        of micro-batches fails twice, the attempt ends.
+        Only a single machine or pod reruns. This uses no retry, since a pod may have none. If the same number of
+        micro-batches fails twice, the attempt ends.
         """
         ran_out = set[int]()
         while True:

@@ -2,10 +2,9 @@
 
 A failure is recoverable if another attempt can help: the machine was preempted, a signal killed a worker, a peer was
 lost, a store was unavailable, or a step ran out of memory and micro-batches can be smaller. A user's mistake, a
-non-finite loss, other lack of memory and bugs are not recoverable: a retry would fail again. If failures cause each
-other, an unrecoverable one is the *cause*, and a recoverable one may be its *consequence*. torch elastic tells the
-agent only of the first failure, which may be either. So every worker writes a report of its end, and the agent
-uses the worst.
+non-finite loss, other lack of memory and bugs are not recoverable: a retry would fail again. An unrecoverable failure
+is the *cause*; a recoverable one may be its *consequence*. torch elastic tells the agent only of the first failure,
+which may be either. So every worker reports its end, and the agent uses the worst.
 """
 
 from __future__ import annotations

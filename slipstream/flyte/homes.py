@@ -17,7 +17,7 @@ def checkpoint_address(stage: str, inputs: Mapping[str, object], placement: Plac
     """Return the address of a stage's checkpoint directory, the same for every attempt, recovery and relaunch.
 
     ``inputs`` are all inputs that decide the result; artifacts among them must be on this machine. The code version is
-    not part of the address: unfinished work resumes after a change of the code, which is logged.
+    not part of it: work resumes after a change of code, which is logged.
     """
     key = content_key(stage, "", describe_inputs(inputs))
     if runs_locally():
@@ -45,7 +45,7 @@ def shared_address(name: str) -> str:
 def this_attempt() -> Holder:
     """Return this attempt as the holder of a checkpoint directory.
 
-    Flyte gives all local runs the same name, so every local run counts as a separate execution.
+    Flyte gives local runs one name, so each counts as a separate execution.
     """
     if runs_locally():
         return Holder(f"local-{uuid.uuid4().hex[:12]}")

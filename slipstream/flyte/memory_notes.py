@@ -1,13 +1,12 @@
 """Notes of an attempt's memory use for the next attempt, since an attempt may be killed without a message.
 
-With cgroup v2, Kubernetes has the kernel kill all processes of a container at once, so none is left to report the kill
-(:mod:`slipstream.shared.machine.limits` needs one). Flyte sees ``OOMKilled`` and retries with the same memory.
-So a pod whose memory is nearly full writes a note next to its node's output, and removes it when it ends in any other
-way. After two notes in a row, with the same memory limit and without progress in between, the next attempt refuses to
-start.
+With cgroup v2, Kubernetes has the kernel kill all processes of a container at once, so none is left to report it
+(:mod:`slipstream.shared.machine.limits` needs one). Flyte sees ``OOMKilled`` and retries with the same memory. So a pod
+whose memory is nearly full writes a note next to its node's output, and removes it when it ends in any other way. After
+two notes in a row, with one memory limit and without progress, the next attempt refuses to start.
 
 If the kernel kills only one process, the task can raise an error, but Flyte ignores it for a single pod and retries. So
-that attempt writes its message as a note, and the next one raises it.
+that attempt notes its message, and the next raises it.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
     """Run a pod's work in the block and write a note if memory is nearly full.
 
     ``progress`` returns the checkpoint from which a later attempt would resume. Raises ``UserError`` before the work if
-    earlier attempts were killed with the same limit and progress. If the store is unavailable, the note is lost and the
-    work continues.
+    earlier attempts were killed with the same limit and progress. Without the store the note is lost and the work
+    continues.
     """
     limit, attempt = memory_limit(), int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0"))
     if limit is None:

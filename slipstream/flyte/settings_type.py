@@ -4,8 +4,8 @@ Clients encode a dataclass differently. ``pyflyte`` and ``FlyteRemote`` send Mes
 send a protobuf Struct, in which every number is a float. flytekit's own transformer for dataclasses ignores unknown
 keys, rounds floats to integers, and rebuilds a class without defaults from the type of a registered interface.
 
-Settings of any type, such as ``model.arguments``, are JSON text inside of a literal, so that no client changes their
-numbers. A user may write them as a mapping in a Struct; :mod:`slipstream.flyte.open_settings` converts those.
+Settings of any type, such as ``model.arguments``, are JSON text inside a literal, so no client changes their numbers. A
+user may write them as a mapping in a Struct; :mod:`slipstream.flyte.open_settings` converts those.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ def addresses_in(value: object) -> Iterator[str]:
 def importable(module: str) -> Iterator[None]:
     """Keep the directory of a module's top package on ``sys.path`` in the block.
 
-    pyflyte removes the project's root after importing a workflow. Worker processes start later, inherit the path and
-    import the tasks again.
+    pyflyte removes the project's root after importing a workflow. Workers start later, inherit the path and import the
+    tasks again.
     """
     root = str(Path(sys.modules[module.partition(".")[0]].__file__ or "").parents[1])
     added = root not in sys.path
@@ -228,9 +228,9 @@ def result_key(stage: str, inputs: Mapping[str, object]) -> str:
 def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, str], object]) -> Made:
     """Make the stage's artifact, or reuse it.
 
-    ``make(directory, key)`` writes the artifact into the new ``directory``. For a stage that searches for earlier
-    results itself, ``make`` returns True if it found one. Locally the result is stored under a key of inputs and code.
-    In a pod Flyte caches and uploads it.
+    ``make(directory, key)`` writes the artifact into the new ``directory``. If a stage searches for earlier results,
+    ``make`` returns True if it found one. Locally the result is stored under a key of inputs and code; in a pod Flyte
+    caches it.
     """
     key = result_key(stage, inputs)
     started = time.perf_counter()

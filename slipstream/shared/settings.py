@@ -1,9 +1,9 @@
 """Settings: frozen pydantic dataclasses whose errors are one line that names the setting.
 
 All entry points apply the same checks: :meth:`Settings.from_json` and :meth:`Settings.from_dict` for a user's text, the
-constructor for Python callers, launch plans and Flyte's decoder. They are dataclasses rather than pydantic models
-because flytekit's command line requires ``from_json``; a model's errors would reach the user as tracebacks, and
-flytekit would accept ``"3"`` for an ``int``.
+constructor for Python callers, launch plans and Flyte's decoder. They are dataclasses because flytekit's command line
+requires ``from_json``; a pydantic model's errors would reach the user as tracebacks, and flytekit would accept ``"3"``
+for an ``int``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files of untrusted directories: bases, tokenizers, packages, artifacts and registries that others made.
 
-Their author may replace a file by a symbolic link, to a file of the user or to a device, at any time. So a file is
-opened first, and then the real path of its descriptor is compared with the directory's. The directory itself may be
-reached through links, because the user named it.
+Their author may replace a file by a symbolic link to a user's file or a device at any time. So a file is opened before
+the real path of its descriptor is compared with the directory's. The directory itself may be reached through links: the
+user named it.
 
 This module needs only the standard library, as ``slipstream check`` does.
 """

@@ -1,7 +1,6 @@
 """Checks of manifests beyond schemas: conflicts with the profile, and settings with known surprises.
 
-Manifests may come from anywhere, not only from ``slipstream manifests``. Missing or malformed parts are skipped, as
-Kubernetes' schemas report them.
+Manifests may come from anywhere. Missing or malformed parts are skipped, as Kubernetes' schemas report them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Propeller's configuration on the cluster, and its limit on failed rounds per execution.
 
 Both of Flyte's charts mount ConfigMaps as one directory. Propeller merges the files there that match ``--config``, in
-order of their names. Names of deployments and ConfigMaps depend on the release, but container names are fixed. So the
-deployment with a propeller container determines the ConfigMaps to read.
+order of their names. Only container names do not depend on the release. So the deployment with a propeller container
+determines the ConfigMaps to read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Simulation of trainings on preemptible capacity: hours, billed hours, interruptions.
 
-For every training, the times until a preemption and the waits for a new pod are drawn; the rest follows from them. To
-Flyte, a single pod's preemption is a system failure, and after the third the next attempt runs on demand; preemption of
-a PyTorchJob's pods costs a retry and never leads to on-demand capacity (:mod:`slipstream.shared.profiles.profile`).
+The times until a preemption and the waits for a new pod are drawn for every training. To Flyte, a single pod's
+preemption is a system failure, and after the third the next attempt runs on demand; preemption of a PyTorchJob's pods
+costs a retry and never leads to on-demand capacity (:mod:`slipstream.shared.profiles.profile`).
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ DRAWS = 5000
 class TrainingPace:
     """Pace of an undisturbed training.
 
-    ``hours`` of steps; seconds between saves, from snapshot to publication, and from an attempt's end to the next
-    attempt's first step.
+    ``hours`` of steps; seconds between saves, from snapshot to publication, and from an attempt's end to the next one's
+    first step.
     """
 
     hours: float = 24.0

@@ -14,7 +14,7 @@ Figures = dict[str, float]
 def in_turns(contenders: Mapping[str, Callable[[], Figures]], turns: int) -> dict[str, list[Figures]]:
     """Run every contender once per turn and return its figures by turn.
 
-    Every turn has a random order, so that no contender always follows the same one.
+    The order is random, so that no contender always follows the same one.
     """
     found: dict[str, list[Figures]] = {name: [] for name in contenders}
     draw = random.Random(0)

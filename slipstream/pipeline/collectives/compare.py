@@ -1,16 +1,16 @@
 """Comparison of the interconnect with earlier profiles of the same fingerprint.
 
-Launches are added until the result is significant or the time is over. Every interim test may raise a false alarm, so
-the k-th test gets 1 / (k (k + 1)) of the error level; these shares sum to 1 (alpha spending; Lan and DeMets, "Discrete
+Launches are added until the result is significant or the time is over. Every interim test may raise a false alarm. So
+the k-th gets 1 / (k (k + 1)) of the error level; these shares sum to 1 (alpha spending; Lan and DeMets, "Discrete
 Sequential Boundaries for Clinical Trials", Biometrika 70, 1983).
 
-Times vary between launches and between profiles of different days. A change is tested against both variances, measured
-within and between profiles. With few profiles, a known variance between profiles is used instead. The answer is "as
-before" only if the interval excludes a slow-down of 30 %; otherwise it is "can't tell" (not significant), with the
-slow-down that could have been missed.
+Times vary between launches and between profiles of different days. A change is tested against both variances; with few
+profiles, a known variance between profiles replaces the measured one. The answer is "as before" only if the interval
+excludes a slow-down of 30 %; otherwise it is "can't tell" (not significant), with the slow-down that could have been
+missed.
 
-A launch may be slow or fast only because of where the system placed its processes. With few launches, all earlier ones
-may be placed well and all new ones badly, by chance. So "slower" requires enough launches to make that improbable
+A launch may be slow or fast only because of where its processes were placed. By chance, all of a few earlier launches
+may be placed well and all new ones badly. So "slower" requires enough launches to make that improbable
 (:func:`by_kind`).
 """
 
@@ -144,8 +144,8 @@ def compare_case(
 def by_kind(before: int, now: int) -> float:
     """Return the probability that old and new launches differ in placement alone.
 
-    It is the chance that all ``before`` launches are placed one way and all ``now`` another, if both ways have the most
-    adverse frequencies. Further interim tests do not raise it, as this happens at the first test or never.
+    All ``before`` launches are then placed one way and all ``now`` another, both with the most adverse frequencies.
+    Interim tests do not raise it: this happens at the first or never.
     """
     return (before / (before + now)) ** before * (now / (before + now)) ** now
 
@@ -177,7 +177,7 @@ MOST = 30
 def compare_with_history(workers: WorkerGroup, config: CollectivesConfig, directory: Path) -> None:
     """Measure a profile and compare it with the history; all processes of ``workers`` call this.
 
-    While the answer is "can't tell", launches beyond ``collectives.launches`` are added, for at most
+    While the answer is "can't tell", launches are added beyond ``collectives.launches``, for at most
     ``collectives.compare_seconds``. The answer is written above the profile's table. Files and errors are those of
     :func:`~slipstream.pipeline.collectives.engine.benchmark_interconnect`.
     """

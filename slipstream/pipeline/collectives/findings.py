@@ -1,7 +1,7 @@
 """Findings in a profile: slow ranks, slow links, low bandwidth.
 
 A rank is slow if all its pairs are slow; a link is slow if only one pair is; a straggler lacks processor time. Only a
-factor of two in every launch is reported, because pairs on a busy machine differ by tens of percent without a fault.
+factor of two in every launch is reported: on a busy machine, pairs differ by tens of percent without a fault.
 
 The largest all_reduce is graded against the bandwidth of the interconnect. For gloo over Ethernet that is the
 interface's rate less Ethernet, IP and TCP headers. For GPUs in a node it is a published figure, valid for messages of
@@ -44,8 +44,8 @@ def slow_pairs(pairs: Sequence[Measurement]) -> dict[tuple[int, int], float]:
     """Return the slow pairs and how many times as long they take.
 
     A pair is slow if it takes at least ``FACTOR`` times the median of the fastest half of all pairs, in every launch.
-    The other half is ignored because one slow rank in four slows half of all pairs. A pair's fastest iteration counts:
-    a slow link slows all iterations, a delayed process only some.
+    The other half is ignored: one slow rank in four slows half of all pairs. A pair's fastest iteration counts: a slow
+    link slows all iterations, a delayed process only some.
     """
     if len(pairs) < 3:
         return {}

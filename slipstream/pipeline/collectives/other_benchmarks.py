@@ -1,7 +1,7 @@
 """Comparison with installed nccl-tests, rccl-tests and OSU micro-benchmarks on the same machine.
 
-They measure the same operations with independent code. A large difference means that one of the two measurements was
-disturbed or used another transport.
+They measure the same operations with independent code. A large difference means that one measurement was disturbed or
+used another transport.
 """
 
 from __future__ import annotations

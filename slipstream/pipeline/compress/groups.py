@@ -1,8 +1,8 @@
 """Groups of a model's units that have to be removed together.
 
 Torch-Pruning (Fang et al. 2023, "DepGraph: Towards Any Structural Pruning") traces which outputs and inputs of layers
-are the same unit. A group is pruned only if permuting its units in all layers does not change the model's outputs, and
-if all its layers can be pruned.
+are the same unit. A group is pruned only if permuting its units in all layers does not change the outputs, and all its
+layers can be pruned.
 """
 
 from __future__ import annotations

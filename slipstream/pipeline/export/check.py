@@ -75,7 +75,7 @@ def check_package(directory: Path, key: Path | None = None) -> list[str]:
 def errors_as_bad_package(path: Path) -> Iterator[None]:
     """Raise ``BadPackage`` if the block cannot read ``path`` or finds unexpected content.
 
-    A correct digest does not exclude this: another version may have written the package.
+    Despite a correct digest, another version may have written the package.
     """
     try:
         yield

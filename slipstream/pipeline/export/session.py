@@ -35,7 +35,7 @@ ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 def default_threads(count: int) -> Iterator[None]:
     """Limit sessions created in the block to ``count`` threads, unless they set a number.
 
-    ONNX Runtime's quantisation tool accepts no session options, and would use one thread per core.
+    ONNX Runtime's quantisation tool accepts no session options; it would use one thread per core.
     """
     import onnxruntime
 

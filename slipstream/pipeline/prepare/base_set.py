@@ -365,7 +365,7 @@ class BaseSet:
     def continued(self, card: DataCard, sample: pa.Table) -> DataCard:
         """Extend the data card of the new files to all files.
 
-        Rows and classes are summed. Columns describe the new files and their drift from the data of the original fit.
+        Rows and classes are summed. Columns describe the new files and their drift from the original fit's data.
         """
         reference = {column["name"]: column for column in self.reference["columns"]}
         inputs = [column.name for column in card.columns if column.name in self.transform.columns]

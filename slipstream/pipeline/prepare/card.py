@@ -1,7 +1,7 @@
 """Data card (``card.json``): statistics of the data, and warnings of leaks, drift and duplicates.
 
-Leaks, drift, duplicates and quantiles come from a sample. Up to ``memory.SAMPLE_ROWS`` rows it is the whole table, so
-they are exact. For larger tables the card states the rank error of quantiles.
+Leaks, drift, duplicates and quantiles come from a sample, and are exact up to ``memory.SAMPLE_ROWS`` rows. For larger
+tables the card states the rank error of quantiles.
 """
 
 from __future__ import annotations

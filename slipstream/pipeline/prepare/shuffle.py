@@ -1,9 +1,8 @@
 """Global shuffle: an external merge sort of the rows by random keys.
 
 The key of a row depends only on its number (:func:`slipstream.shared.source.columns.identity.row_keys`), so the order
-depends neither on the number of processes nor on memory. Every unit is written as runs, sorted by key within each
-batch. A part of a split is an equal range of keys. Parts are merged independently, each in smaller ranges that fit
-memory.
+depends neither on the number of processes nor on memory. Units are written as runs, sorted by key within each batch. A
+part of a split is an equal range of keys. Parts are merged independently, in smaller ranges that fit memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Registry: exported models by version, in a directory or under a store's prefix, and their promotions.
 
 ``versions/<version>/`` holds a package, its manifest written last. ``promoted/<number>.json`` are the promotions. Each
-is written once, and only if its number is free. The highest is the model in service, and the others are the history. A
-killed run leaves the promoted model unchanged; if two runs promote at once, one gets the number.
+is written once, and only if its number is free, so one of two concurrent runs gets it. The highest is the model in
+service, the others are the history. A killed run leaves the promoted model unchanged.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ UNBALANCED = 0.5
 class AgainstBaseline:
     """Difference between the model's metric and the baseline's, as text.
 
-    ``shown`` is 1 if the model is significantly better, -1 if it is significantly worse, else 0.
+    ``shown`` is 1 if the model is significantly better, -1 if significantly worse, else 0.
     """
 
     words: str

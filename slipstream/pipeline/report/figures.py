@@ -92,8 +92,7 @@ def schedule_figures(cron: str, kickoff: datetime, ended: datetime) -> ScheduleF
 def skipped_runs(cron: str, kickoff: datetime, ended: datetime) -> list[datetime]:
     """Return the times after ``kickoff`` at which ``cron`` fired until the run ended.
 
-    Flyte silently skips these times because the run is active. So the run can name them when it ends, without state
-    between runs.
+    Flyte silently skips these times. The run can name them when it ends, without state between runs.
     """
     return list(takewhile(lambda time: time <= utc(ended), times_after(cron, utc(kickoff))))
 

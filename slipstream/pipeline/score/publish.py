@@ -1,8 +1,8 @@
 """Publication of scored tables: parts, then manifest, then a create-only pointer.
 
 ``tables/<key>/`` holds parts and manifest, under names with their digests. ``published/<key>.json`` publishes the
-table; its files are written again only if they are lost. If other bytes replace them, ``published/<key>-2.json`` does;
-the highest number counts. Files of killed runs are removed by the next run of the key.
+table; its files are written again only if they are lost. For other bytes, ``published/<key>-2.json`` does; the highest
+number counts. The key's next run removes files of killed runs.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def score_data(
 def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[ScoredPart]:
     """Score the portions of a plan and store their parts.
 
-    By default the number of processes follows from the amount of data; every session has one thread.
+    By default the number of processes follows from the data; sessions have one thread.
     """
     if not plan.portions:
         return []

@@ -1,8 +1,8 @@
 """Immutable records of a sweep, each written once under a unique number.
 
-A trial has a record of its settings, then reports at rungs, then its end. Every record contains a digest of its
-content. A truncated or changed record is ignored and blocks no later one. If a trial has several ends or reports for a
-rung, the first counts, so a worker that was thought dead cannot change its successor's records.
+A trial has a record of settings, then reports at rungs, then its end. Every record contains a digest of its content. A
+truncated or changed record is ignored and blocks no later one. If a trial has several ends or reports for a rung, the
+first counts, so a worker thought dead cannot change its successor's records.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def record_digest(tree: object) -> str:
 def encode_record(record: Record) -> bytes:
     """Return a record's bytes for :func:`decode_sweep_record`, unique by a nonce.
 
-    Otherwise two concurrent writers of equal records would both find their own bytes and conclude that they were first.
+    Otherwise two concurrent writers of equal records would both conclude that they were first.
     """
     kind = next(name for name, each in KINDS.items() if each is type(record))
     body = {"kind": kind, "record": to_tree(record), "nonce": uuid.uuid4().hex}

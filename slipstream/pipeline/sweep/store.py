@@ -3,8 +3,7 @@
 ``records/sweep/`` holds the identity of the sweep and the starts of executions; ``records/0007/`` the records of trial
 7. A record (:mod:`slipstream.pipeline.sweep.records`) is created under the next free number if absent, so workers need
 neither a server nor a lock. ``trials/0007/`` has ``claims/`` and ``leases/``, which limit trial 7 to one worker at a
-time, and ``checkpoints/`` of its training until it ends. The trial of the unchanged configuration also has its
-``model/``.
+time, and ``checkpoints/`` of its training until it ends. The unchanged configuration's trial also has ``model/``.
 
 Anyone with write access to the store may write records. So a trial counts only if its settings can be drawn from the
 space (:func:`~slipstream.pipeline.sweep.records.assemble_trials`).

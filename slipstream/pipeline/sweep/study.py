@@ -1,8 +1,8 @@
 """Optuna's decisions from the records: next settings, pruning, and importance.
 
-Every call builds an in-memory study from the records. No Optuna state is kept, so equal records give equal answers.
-Sampling: Bergstra and others, "Algorithms for Hyper-Parameter Optimization" (NeurIPS 2011), with running trials counted
-as bad ones ("constant liar": Ginsbourger and others 2010). Pruning: Li and others, "A System for Massively Parallel
+Every call builds an in-memory study, and no Optuna state is kept, so equal records give equal answers. Sampling:
+Bergstra and others, "Algorithms for Hyper-Parameter Optimization" (NeurIPS 2011), with running trials counted as bad
+ones ("constant liar": Ginsbourger and others 2010). Pruning: Li and others, "A System for Massively Parallel
 Hyperparameter Tuning" (MLSys 2020), in the variant that stops trials instead of pausing them.
 """
 
@@ -63,7 +63,7 @@ def stops_at_rung(
 ) -> bool:
     """Return True if the trial ``now``, one of ``trials``, stops at this report.
 
-    The unchanged configuration never stops, because the best trial is compared with it in the end.
+    The unchanged configuration never stops, because the best trial is compared with it.
     """
     if sweep.pruning == "none" or not now.values or not places:
         return False

@@ -1,6 +1,6 @@
 """Worker of a sweep, whose slots train one trial after another until none is left.
 
-Any number of workers share a store and communicate only through it. A slot first resumes abandoned trials from their
+Any number of workers communicate only through a shared store. A slot first resumes abandoned trials from their
 checkpoints, and starts a new trial only if there are none.
 """
 
@@ -106,7 +106,7 @@ class SweepWorker:
         """Train trials until none is left.
 
         Raises ``UserError`` if the first trials all fail, ``Preempted`` if this machine is preempted, or
-        ``StorageUnavailable``. In the last two cases, other workers or the next attempt continue the trials.
+        ``StorageUnavailable``. In the last two cases, others continue the trials.
         """
         sweep = self._search.config.sweep
         if sweep.minutes:

@@ -1,8 +1,8 @@
 """Tuner results applied to a training (``training.network_profile``).
 
-Libraries read their environment variables once, before the process group exists. So the hardware is inspected first,
-through a temporary gloo group. A resumed run keeps its checkpoint's tuning, which is part of its identity, even if the
-tuner has newer results.
+Libraries read environment variables once, before the process group exists. So a temporary gloo group first inspects the
+hardware. A resumed run keeps its checkpoint's tuning, which is part of its identity, even if the tuner has newer
+results.
 """
 
 from __future__ import annotations

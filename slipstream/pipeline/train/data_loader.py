@@ -366,7 +366,7 @@ def make_buffers(
 ) -> list[HostBuffer]:
     """Return the buffers of one iterator, for at most ``most`` batches of ``rows`` records each.
 
-    With ``streamed`` rows a buffer holds one batch, because a late batch would delay earlier batches of its buffer.
+    With ``streamed`` rows a buffer holds one batch, because a late one would delay earlier ones.
     """
     batches = 1 if streamed else min(BUFFER_BATCHES, BUFFER_BYTES // max(1, rows * signature.record.itemsize))
     if most is not None:

@@ -1,12 +1,11 @@
 """Order of the training rows: a pure function of seed, epoch and consumed samples, for any number of processes.
 
 A global batch is an ordered list of G rows; rank r of W reads rows ``floor(rG/W)`` to ``floor((r+1)G/W)`` of it. So the
-number of consumed samples is the only state of the loader. Sizes need not be divisible, every row occurs exactly once
-per epoch, and the last batch of an epoch may be short.
+number of consumed samples is the only state of the loader. Every row occurs once per epoch; sizes need not be
+divisible, so an epoch's last batch may be short.
 
 Rows are stored shuffled within each segment (which may be several files), so any block is a random sample of its
-segment. An epoch can therefore read block by block, which suits disk and cache, and its batches are still as mixed as
-random ones.
+segment. So an epoch can read block by block, which suits disk and cache, with batches as mixed as random ones.
 """
 
 from __future__ import annotations
@@ -61,9 +60,8 @@ def random_permutation(length: int, seed: int, epoch: int, purpose: int) -> np.n
 class StoredBlocks:
     """Storage layout of a split: files ("segments") of blocks of ``block_rows`` rows.
 
-    ``segments`` holds the row count of every file. Rows and blocks are numbered consecutively through all files; a
-    file's last block may be short. ``shuffled`` holds the row count of every group of files that were shuffled
-    together, by default of every file.
+    ``segments`` holds the row count of every file. Rows and blocks are numbered through all files; a file's last block
+    may be short. ``shuffled`` holds the row count of every group of files shuffled together, by default of every file.
     """
 
     def __init__(self, segments: tuple[int, ...], block_rows: int, shuffled: tuple[int, ...] = ()) -> None:

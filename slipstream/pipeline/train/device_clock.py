@@ -52,8 +52,8 @@ class DeviceClock:
 class CudaClock(DeviceClock):
     """Clock of a GPU's current stream.
 
-    Wait for marks in about the order of their creation. Each time is measured from the last mark waited for, because
-    CUDA events measure long intervals less exactly.
+    Wait for marks in about the order of their creation. Times are measured from the last mark waited for: CUDA events
+    measure long intervals less exactly.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -103,8 +103,8 @@ def device_clock(device: torch.device) -> DeviceClock:
 def same_gpu() -> Callable[[], None]:
     """Return a function that selects this thread's GPU in a new thread, which must call it first.
 
-    The current device of a new thread is GPU 0, whichever GPU its process uses. Creating a stream on GPU 0 would create
-    a CUDA context there: half a GiB for every rank of the machine. Does nothing if this process uses no GPU.
+    The current device of a new thread is GPU 0. Creating a stream there would create a CUDA context of half a GiB for
+    every rank of the machine. Does nothing if this process uses no GPU.
     """
     if not torch.cuda.is_initialized():
         return lambda: None

@@ -1,12 +1,12 @@
 """Identity of a training: the values that must equal a checkpoint's to resume it.
 
 It covers data, model, settings, the user's model code, the base, the order of the samples and :data:`STEP_VERSION`. It
-has no code version, so a training resumes after code edits. The digests of all modules are stored separately, so that
-logs can name changed modules.
+has no code version, so a training resumes after code edits. Module digests are stored separately, so that logs can name
+changed modules.
 
-If its conditions are equal too, a resumed run ends with the same bits as an uninterrupted run. Otherwise the samples
-and their order are the same, but numbers differ by rounding, or by more if a layer depends on how a batch is divided
-among processes.
+If its conditions are equal too, a resumed run ends with the same bits as an uninterrupted run. Otherwise samples and
+order are the same, but numbers differ by rounding, or more if a layer depends on how a batch is divided among
+processes.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def run_identity(
 ) -> dict[str, object]:
     """Return the values that must equal a checkpoint's to resume it.
 
-    They are everything that determines the result, and the applied tuning, but not the number of micro-batches, the
-    checkpoint interval or the code. A base and initial adapters count by their digests. In a
-    store the digest follows the store's metadata, so a copy may count as another base.
+    They are all that determines the result, and the applied tuning, but not the number of micro-batches, the checkpoint
+    interval or the code. A base and initial adapters count by their digests. In a store the digest follows the store's
+    metadata, so a copy may count as another base.
     """
     code = model_code(model)
     return {

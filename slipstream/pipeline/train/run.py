@@ -114,8 +114,8 @@ def run_attempt(request: TrainingRequest) -> None:
 class Trainer:
     """One attempt at a training, in seven steps.
 
-    A step takes only what the step before returned, so they cannot be taken in another order. All ranks take all steps.
-    Before the first step of the training, a user error of any rank is raised on all as ``AgreedUserError``.
+    A step takes only the result of the step before, which fixes their order. All ranks take all steps. Before the first
+    step of the training, a user error of any rank is raised on all as ``AgreedUserError``.
     """
 
     request: TrainingRequest

@@ -1,6 +1,6 @@
 """Live training progress, which rank 0 writes to a file for the parent process to display.
 
-A background thread of rank 0 writes the current state of the loop. It cannot fail a training or delay a step.
+A background thread writes the loop's state. It cannot fail a training or delay a step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Artifacts: directories with a manifest that lists the size and the digests of every file.
 
 All inputs and outputs of stages are artifacts. The manifest is written last, so a directory without one is unfinished.
-It holds the size and SHA-256 of every file, computed while writing, and the XXH3-128 of every block of a file. Reads
-verify XXH3, which is as fast as memory, unlike SHA-256. The manifest's SHA-256 is the artifact's fingerprint. Manifests
-hold no timestamps, so equal work has equal fingerprints.
+It holds every file's size and SHA-256, computed while writing, and every block's XXH3-128. Reads verify XXH3, which is
+as fast as memory, unlike SHA-256. The manifest's SHA-256 is the artifact's fingerprint. Manifests hold no timestamps,
+so equal work has equal fingerprints.
 
 The fingerprint also depends on ``made_by``, which includes the code version. Keys and identities therefore use
 :attr:`Artifact.content`: the names and digests of the files that decide the result.

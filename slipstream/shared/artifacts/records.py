@@ -39,7 +39,7 @@ T = TypeVar("T")
 def record_adapter(kind: Any, extra: Extra = "forbid") -> TypeAdapter[tuple[Any]]:
     """Return the pydantic adapter of a 1-tuple of ``kind``.
 
-    pydantic takes no configuration for a standard dataclass, but passes on the configuration of a tuple that holds it.
+    pydantic takes no configuration for a standard dataclass, but passes on that of a tuple around it.
     """
     from pydantic import ConfigDict, TypeAdapter
 

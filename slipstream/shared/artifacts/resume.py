@@ -1,13 +1,12 @@
 """Records of finished work on disk, from which an interrupted prepare resumes.
 
-A unit of work is a function call. Its result is stored in a record, which is trusted only if it is intact: it starts
-with its own SHA-256, appears by a rename, and holds a digest of every file that the unit wrote. So no write order or
-fsync is needed; work damaged by a crash of the machine is repeated. Records hold a value of the function's
-annotated return type instead of a pickle, so a writer to the directory cannot run code here.
+A unit of work is a function call. Its record is trusted only if intact: it starts with its own SHA-256, appears by a
+rename, and holds a digest of every file that the unit wrote. So no write order or fsync is needed; work damaged by a
+crash of the machine is repeated. Records hold a value of the function's annotated return type instead of a pickle, so a
+writer to the directory cannot run code here.
 
-Units are identified only by function name and number. A directory therefore belongs to one input, configuration and
-code version. :meth:`ResumableScratch.bind` ties it to the input, because a file may have had other content when a
-killed run read it.
+Units are identified by function name and number, so a directory belongs to one input, configuration and code version.
+:meth:`ResumableScratch.bind` ties it to the input, because a file may have had other content when a killed run read it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Versions of a stage's code and libraries, part of Flyte's cache version and of the local store's key.
 
-A stage's code is the import closure of its engine: its modules and all modules of this project that they import,
-directly or indirectly, at the top of a file or inside a function. The sources are read, not imported. A module counts
-by the digest of its syntax tree (:mod:`slipstream.shared.artifacts.syntax`), so comments, docstrings and formatting do
-not change versions. Data files that a module reads count by their bytes.
+A stage's code is the import closure of its engine: its modules and all that they import from this project, directly or
+indirectly, also inside functions. Sources are read, not imported. A module counts by the digest of its syntax tree
+(:mod:`slipstream.shared.artifacts.syntax`), so comments, docstrings and formatting do not change versions. Data files
+that a module reads count by their bytes.
 
 The closure ends at the modules of :data:`SEAMS`, which do not affect results.
 

@@ -1,8 +1,8 @@
 """Workspaces: hidden directories for unfinished work, removed by other processes when their owner has died.
 
 The owner locks a file next to the directory; the system releases the lock when the process ends. Process ids would not
-do, since containers that share a disk have separate ids. The lock is taken before the directory is created, so a
-workspace in use is always locked.
+do: containers that share a disk have separate ids. The lock is taken before the directory is created, so a workspace in
+use is always locked.
 
 Not every disk shares locks between machines (NFS with local locks, a directory of a virtual machine's host). So
 workspaces of another running system are removed only after :data:`FORSAKEN_S`. On a disk without locks none is removed.
@@ -150,10 +150,10 @@ class ArtifactStore:
 
     @contextmanager
     def turn(self, stage: str, key: str) -> Iterator[bool]:
-        """Lock an entry, so that only one process at a time works in its directory of unfinished work.
+        """Lock an entry, so that only one process at a time works on it.
 
-        Yields True if this process waited for another, which may have made the entry. On a disk without locks nothing
-        waits: two processes may make the same entry, and one of the results is published.
+        Yields True if this process waited for another, which may have made the entry. On a disk without locks, two
+        processes may make the same entry; one of the results is published.
         """
         unfinished, lock = self.checkpoints(stage, key), file_lock(self.root / stage / f"{key}.lock")
         unfinished.parent.mkdir(parents=True, exist_ok=True)

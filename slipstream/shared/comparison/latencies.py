@@ -167,7 +167,7 @@ def screen_speedups(
     """Return quick estimates of each variant's speedup over the reference, one per round of short turns.
 
     At least one round is run, and none starts after ``deadline`` (``time.perf_counter``). The estimates suffice to drop
-    variants that are clearly slower, but not to name the fastest.
+    clearly slower variants, but not to name the fastest.
     """
     order, names = np.random.default_rng(0), list(runs)
     inputs, speedups = workload.inputs(batch), {name: list[float]() for name in names}
@@ -217,9 +217,8 @@ def percentile_estimate(sorted_ms: np.ndarray, share: float) -> Estimate | None:
 def speedup_estimate(logarithms: Sequence[np.ndarray]) -> Estimate:
     """Return the speedup from the log ratios of paired turns, one array per load of the model.
 
-    Two loads of one file differ by some percent for their lifetime, so rounds with the same load are not independent.
-    Each load gives one value, the median of its rounds. Student's distribution of the values' mean gives a 95 % limit
-    on each side.
+    Two loads of one file differ by some percent, so rounds with one load are not independent. Each load gives one
+    value, the median of its rounds. Student's distribution of their mean gives a 95 % limit on each side.
     """
     from scipy.stats import t
 

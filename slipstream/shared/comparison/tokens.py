@@ -1,6 +1,6 @@
 """Loss of token accuracy of a variant against FP32, with confidence limits from paired rows of tokens.
 
-Rows are independent, the tokens within a row are not. So each row gives one value, its share of lost tokens. Student's
+Rows are independent, tokens within a row are not. So each row gives one value, its share of lost tokens. Student's
 distribution of their mean gives the limits (the cluster-robust interval; Cameron and Miller, "A Practitioner's Guide to
 Cluster-Robust Inference", 2015, section II), corrected for rows that lose much more than most
 (:mod:`slipstream.shared.comparison.skewed_mean`).

@@ -1,7 +1,7 @@
 """Child processes that start fast and end with their parent.
 
-Otherwise workers survive if their parent is killed, and continue to write during the next attempt: workers of torch
-elastic do not detect the parent's death, and workers of a process pool keep each other's pipes open.
+Otherwise workers survive a killed parent, and write during the next attempt: workers of torch elastic do not detect the
+parent's death, and workers of a process pool keep each other's pipes open.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def end_with_torch_elastic() -> None:
 def end_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when its parent dies; does nothing except on Linux.
 
-    ``parent`` is the expected parent's process id (default: the current parent). If that process is already dead, this
-    process ends at once.
+    ``parent`` is the expected parent's process id (default: the current parent). If it is already dead, this process
+    ends at once.
     """
     if not sys.platform.startswith("linux"):
         return

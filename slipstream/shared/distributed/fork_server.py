@@ -1,7 +1,7 @@
 """Fork server that preloads libraries for child processes: torch and flytekit alone take 4 s.
 
-The first child starts the server, which imports all libraries once; later children start in 10 ms. The server does no
-work, so it has no threads and has used no GPU, and forking it is safe.
+The first child starts the server, which imports all libraries once; later children start in 10 ms. The server has no
+threads and has used no GPU, so forking it is safe.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def start_process(target: Callable[..., object], arguments: tuple[object, ...]) 
 class ForkedCall:
     """Function that runs in a forked process with the caller's environment and standard streams.
 
-    Otherwise the child would inherit those that the server had at its start.
+    Otherwise it would inherit those of the server's start.
     """
 
     def __init__(self, target: Callable[..., object]) -> None:

@@ -1,7 +1,7 @@
 """Child process with limits on CPU time and memory, for a library that reads untrusted files.
 
-On such a file a library may panic, crash, hang or exhaust memory. In a child, all these become an exception in the
-parent, and the library's output is dropped. Calls and results are pickled only between a process and its own child.
+On such a file a library may panic, crash, hang or exhaust memory. A child's failure is an exception in the parent, and
+its output is dropped. Calls and results are pickled only between a process and its own child.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class SpawnedChild:
 class LimitedProcess(Generic[T]):
     """Child process that holds the object ``make(*arguments)`` and calls functions on it.
 
-    It starts with the first call, and again with the next call after it was lost. It ends with this object or the
-    parent.
+    It starts with the first call, and again after it was lost. It ends with this object or the parent.
     """
 
     def __init__(self, make: Callable[..., T], *arguments: object) -> None:

@@ -94,7 +94,7 @@ def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
 class WorkerPool:
     """Pool of ``count`` processes that live until :meth:`close`; if ``count`` is 1, this process works.
 
-    They start at once and import ``module`` (full name), which defines the functions to call.
+    They start at once and import ``module`` (full name), which defines the functions.
     """
 
     def __init__(self, count: int, module: str = __name__) -> None:

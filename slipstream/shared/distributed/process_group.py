@@ -46,7 +46,7 @@ def names_while_connecting() -> AbstractContextManager[None]:
     """Look up host names on this machine only, if all processes run on it; for use while connecting.
 
     With several machines this does nothing: connecting may take minutes, and the preemption watcher must resolve its
-    server's name meanwhile.
+    server's name.
     """
     return names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_are_here() else nullcontext()
 
@@ -123,8 +123,8 @@ def destroy_process_group() -> None:
 class Peers:
     """Rank of this process, and a gloo group for one thread of every rank; ``group`` is None for a single process.
 
-    Every thread needs a separate group: on a shared group, collectives of a background thread and of the training loop
-    could be matched with each other, and both threads would deadlock.
+    Every thread needs its own group: on a shared one, collectives of a background thread and of the training loop could
+    be matched, and both would deadlock.
     """
 
     rank: int

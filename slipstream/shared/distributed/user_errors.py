@@ -141,8 +141,8 @@ def leave_after_rank_0(
 
     Rank 0, which may host the store, shuts down last: it waits up to ``timeout`` for all other ranks.
 
-    If rank 0 passes a message ``refused``, because its work was refused, all ranks raise ``AgreedUserError`` with it.
-    Raises ``torch.distributed.DistError`` if the store, or on rank 0 another rank, is lost.
+    If rank 0 passes a message ``refused``, all ranks raise ``AgreedUserError`` with it. Raises
+    ``torch.distributed.DistError`` if the store, or on rank 0 another rank, is lost.
     """
     if rank == 0:
         store.set(DONE, refused)

@@ -1,7 +1,7 @@
 """Network profile: measured speed of collectives between the processes of a group (``profile.json``).
 
-A profile keeps the times of all iterations. Percentiles, bandwidths and intervals are computed from them, so that two
-profiles can be compared by any statistic. Sizes and bandwidths follow nccl-tests (doc/PERFORMANCE.md).
+A profile keeps the times of all iterations, so that profiles can be compared by any statistic. Sizes and bandwidths
+follow nccl-tests (doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Measurement:
         return sum(len(launch.seconds) for launch in self.launches)
 
     def percentile(self, percent: float) -> float | None:
-        """Return a percentile of the iterations in seconds, with equal weight of all launches.
+        """Return a percentile of the iterations in seconds; launches have equal weight.
 
         None if fewer than ``BEYOND`` iterations lie beyond it, except for the median.
         """

@@ -1,7 +1,7 @@
 """Access to the tokenizers library, which only this module imports.
 
-A ``tokenizer.json`` is untrusted, and some make the library panic, hang or exhaust memory. So untrusted files are
-parsed and used in a child process with limits (:class:`TokenizerProcess`).
+Some ``tokenizer.json`` make the library panic, hang or exhaust memory. So untrusted files are used in a child process
+with limits (:class:`TokenizerProcess`).
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class TemplateFailed(Exception):
 class TemplateStopped(UserError):
     """Error for a template that exceeded a limit or used a forbidden feature.
 
-    ``file`` and ``line`` locate the row, if any. Exceeding a limit may depend on the machine, so this error ends the
-    work instead of skipping the row.
+    ``file`` and ``line`` locate the row, if any. Limits may depend on the machine, so this error ends the work instead
+    of skipping the row.
     """
 
     def __init__(self, reason: str, tokenizer: str = "", file: str = "", line: int = 0) -> None:

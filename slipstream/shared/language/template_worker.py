@@ -1,8 +1,8 @@
 """Worker process that compiles and renders chat templates as transformers does.
 
-A template is untrusted code. It runs in Jinja2's sandbox, in a process with a memory limit, which does nothing else and
-may be killed. Unlike in transformers, results never depend on the day or on chance: ``strftime_now`` formats a given
-date; ``random``, ``lipsum`` and texts with an object's address are refused.
+A template is untrusted code. It runs in Jinja2's sandbox, in a process of its own with a memory limit, which may be
+killed. Unlike in transformers, results never depend on the day or on chance: ``strftime_now`` formats a given date;
+``random``, ``lipsum`` and texts with an object's address are refused.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def serve_templates(connection: Connection, parent: int) -> None:
 
     A request is a JSON object with one key: "template" (the arguments of :class:`SandboxedTemplate`), "prompt"
     (messages) or "conversations" (a list of :class:`TemplateInput`). A reply is a JSON list of a state and a result or
-    reason. A first reply is sent before any request, once the libraries are imported.
+    reason. A first reply is sent once the libraries are imported.
     """
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which ends this process.

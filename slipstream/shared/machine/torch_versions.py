@@ -1,6 +1,6 @@
 """Supported torch versions, and all differences between them that affect this project.
 
-A difference is detected by the newer name, not by the version, because vendors' builds may have it earlier.
+A difference is detected by the newer name, as vendors' builds may have it earlier.
 """
 
 from __future__ import annotations

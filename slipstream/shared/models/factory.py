@@ -68,7 +68,7 @@ class ResultBytes(TorchDispatchMode):
 def batch_rows(row_bytes: int, room: int = BATCH_BYTES) -> int:
     """Return the rows of an evaluation batch for ``row_bytes`` per row and ``room`` bytes in all.
 
-    With the default ``room`` the result does not depend on the machine, so all machines compute the same bits.
+    With the default ``room`` all machines compute the same bits.
     """
     return max(1, min(MOST_ROWS, room // max(1, row_bytes)))
 
@@ -154,7 +154,7 @@ def build_model(
 ) -> Predictor:
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
-    A model that states the standard deviations of its parameters (``initial_std``, see
+    A model that states its parameters' standard deviations (``initial_std``, see
     :mod:`slipstream.shared.models.initial.drawn`) is built and run on the meta device and filled afterwards, maybe from
     its base, opened as ``origin``. With ``empty`` it stays there, so that every device can fill its own slices. With
     ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
@@ -319,7 +319,7 @@ def import_factory(name: str) -> Callable[..., object]:
 
     Importing and calling it runs code: ``name`` must come from the user's own configuration, even if a stored
     :class:`~slipstream.shared.models.trained.Architecture` has it, too. Raises ``UserError`` unless it is a function or
-    a model class that the named module itself defines, so that a reader of that module sees what is called.
+    a model class that the named module itself defines, so that its reader sees what is called.
     """
     module_name, _, attribute = name.partition(":")
     expected = "a function that returns a torch.nn.Module, or a class of them"

@@ -1,9 +1,8 @@
 """Modules on which a user's model factory depends, found without running any of them.
 
-They are the factory's module and all direct and indirect imports, at the top of a file or inside a function, with the
-``__init__`` of their packages. Installed packages count by version, and only if the user's own modules import them;
-Python and this project are versioned elsewhere. Dependencies without an import in the source stay unknown: data files,
-and modules whose names are computed.
+They are the factory's module and all direct and indirect imports, also inside functions, with the ``__init__`` of their
+packages. Installed packages count by version, and only if the user's own modules import them; Python and this project
+are versioned elsewhere. Dependencies without an import stay unknown: data files, and modules with computed names.
 """
 
 from __future__ import annotations

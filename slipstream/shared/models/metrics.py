@@ -1,7 +1,7 @@
 """Metrics and exact limits of proportions: pure functions of predictions and targets, computed in float64.
 
-Evaluation and export use the same functions, so that their figures are comparable. scikit-learn is only imported where
-a curve or a rank statistic is needed.
+Evaluation and export share them, so that figures are comparable. scikit-learn is only imported for a curve or a rank
+statistic.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class ParallelPlan:
     """Parallel plan of a model, returned by its method ``plan()``.
 
     A block is a unit of sharding, and a pipeline is cut between blocks. The first pipeline stage takes the model's
-    input, every other stage hidden states. Every stage but the last returns hidden states, sent as bf16 if training
-    computes in bf16.
+    input, every other stage hidden states. Every stage but the last returns hidden states, in bf16 if training computes
+    in bf16.
     """
 
     #: Names of the model's blocks (repeated modules) in the order of execution.
@@ -58,8 +58,8 @@ def block_names(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the model's blocks.
 
     Without a plan they are the outermost modules of the repeated class that holds most parameters; empty if no class
-    repeats. A class is excluded if most of its modules are inside another repeated class, as linear layers are inside a
-    decoder's layers.
+    repeats. A class is excluded if most of its modules are inside another repeated class, as linear layers are in a
+    decoder's.
     """
     if plan := model_plan(model):
         return plan.blocks

@@ -1,7 +1,7 @@
 """Structured pruning: removal of units from a model, and the retained units of every module.
 
 A unit is one of a layer's outputs: a neuron or a channel. Removing it shrinks the tensors of its layer, of the
-normalisation after the layer, and of every layer that takes the unit as an input.
+normalisation after it, and of every layer that takes it as an input.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from slipstream.shared.models.config import DEEPEST
 class PeriodicEmbedding(nn.Module):
     """Periodic embedding of numbers: sines and cosines of learned frequencies and a linear layer per column (PLR).
 
-    Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps to fit functions that change abruptly along a column,
-    as trees do (Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning").
+    Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps to fit abrupt changes along a column, as trees do
+    (Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning").
     """
 
     def __init__(self, features: int, frequencies: int = 16, width: int = 8, scale: float = 0.3) -> None:

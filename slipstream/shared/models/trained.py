@@ -4,8 +4,8 @@ It holds ``best.safetensors`` and ``last.safetensors`` (all weights, or only ada
 (:class:`Architecture`), of a fine-tuned model ``base/`` with its base's settings, and, once trained, ``history.json``
 and ``attempt.json`` (:mod:`slipstream.shared.artifacts.results.training`).
 
-``model.json`` may name an untrusted factory, because anyone may have made the artifact. The factory is imported and
-called only if the user's own configuration names it, too; see :meth:`TrainedModel.open`.
+Anyone may have made the artifact, so a factory in ``model.json`` is imported and called only if the user's own
+configuration names it, too; see :meth:`TrainedModel.open`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class UntrustedFactory(UserError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Contents of ``model.json``: all that a model is built from except its weights.
+    """Contents of ``model.json``: all of a model except its weights.
 
     ``config`` is that of the training. In an opened model its factory was compared with the user's configuration.
     """

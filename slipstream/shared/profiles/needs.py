@@ -33,8 +33,8 @@ def asked_by(placement: Placement) -> Amounts:
 def at_once(stages: Mapping[str, Placement]) -> Amounts:
     """Return the maximum that one main job requests at a time, by resource.
 
-    This is the largest stage's request plus the largest request of stages outside process groups, as export runs in
-    parallel to the collectives benchmark.
+    This is the largest stage's request plus the largest outside process groups, as export runs in parallel to the
+    collectives benchmark.
     """
     grouped = {name for name in stages if STAGES[name].distributed or STAGES[name].trains_alone}
     largest = largest_requests(stages.values())

@@ -1,13 +1,13 @@
 """Hardware profiles: the requests of every stage to the cluster, as data.
 
-A profile is a TOML file. The table ``[default]`` applies to every stage. ``[distributed]`` overrides it for the process
-groups (train and collectives) and, on one node, for the trials of a sweep. ``[stages.<stage>]`` overrides both for one
-stage. ``extends`` names another profile, which these tables override. Mappings (environment, labels) are merged by key,
-lists are replaced. ``[plan]`` is never inherited.
+A profile is a TOML file. ``[default]`` applies to every stage. ``[distributed]`` overrides it for the process groups
+(train and collectives) and, on one node, for the trials of a sweep. ``[stages.<stage>]`` overrides both for one stage.
+``extends`` names another profile, which these tables override. Mappings (environment, labels) are merged by key, lists
+are replaced. ``[plan]`` is never inherited.
 
 ``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) selects a profile when the workflow is packaged
-or registered. Flyte imports the workflow again inside the pod and takes the shape of the process group from that
-import, so the resolved profile is passed in every task's environment, where it takes precedence.
+or registered. Flyte imports the workflow again inside the pod and takes the process group's shape from it, so the
+resolved profile is passed in every task's environment, where it takes precedence.
 """
 
 from __future__ import annotations
@@ -207,9 +207,9 @@ ENOUGH = 0.99
 def retries_for(preemptions_per_day: float, hours: float, pods: int) -> int:
     """Return the user retries that outlast the preemptions of a stage.
 
-    ``preemptions_per_day`` is the preemption rate of one pod, ``hours`` the time of the stage over all its attempts,
-    ``pods`` the number of pods of its job. A preempted pod ends the attempt of all pods. Preemptions are modelled as a
-    Poisson process; the result is the 99 % quantile of their number. It is 0 for a single pod.
+    ``preemptions_per_day`` is the rate of one pod, ``hours`` the time of the stage over all attempts, ``pods`` the
+    number of pods of its job. A preempted pod ends the attempt of all pods. Preemptions are modelled as a Poisson
+    process; the result is the 99 % quantile of their number. It is 0 for a single pod.
     """
     if pods == 1:
         return 0

@@ -130,8 +130,8 @@ def open_parquet(
 class ArrowFile:
     """Open Arrow file with one unit per record batch and the methods of :class:`ParquetFile`.
 
-    Batches are read, not memory-mapped: access to a mapped page beyond the end of a truncated file kills the process
-    with SIGBUS. Only requested columns are read.
+    Batches are read, not memory-mapped: a mapped page beyond the end of a truncated file kills the process with SIGBUS.
+    Only requested columns are read.
     """
 
     def __init__(self, source: SourceFile) -> None:

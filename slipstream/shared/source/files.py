@@ -1,7 +1,7 @@
 """Files of the raw data (a file, directory, glob or prefix in a store), listed once per run.
 
-Fingerprint and reads must see the same files, so a run lists its source once and passes the listing on. Every file has
-a version: a file that changes after listing is an error, and a new file is not part of the run.
+Fingerprint and reads must see the same files, so a run lists its source once. A file whose version changes after
+listing is an error, and a new file is not part of the run.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".b
 class SourceFile:
     """One listed file of raw data.
 
-    ``uri`` is a local path or an address in a store. ``version`` changes with the bytes: the ETag or generation of an
-    object, modification time and inode of a local file. If it is "", any version is accepted.
+    ``uri`` is a local path or store address. ``version`` changes with the bytes: the ETag or generation of an object,
+    modification time and inode of a local file. If it is "", any version is accepted.
     """
 
     uri: str
@@ -166,7 +166,7 @@ class Listing:
 def files_unchanged(files: Iterable[SourceFile]) -> Iterator[None]:
     """Check after the block that no file has changed since listing; raise ``UserError`` for the first that has.
 
-    This error replaces any exception from the block, which the change may have caused.
+    It replaces any exception from the block, which the change may have caused.
     """
     try:
         yield

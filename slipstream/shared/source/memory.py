@@ -1,7 +1,7 @@
 """Sizes of batches, samples and counts under the setting ``data.memory``.
 
-Sums, samples and pruned counts depend on these sizes. The sizes depend only on the setting and the table, never on a
-machine's free memory, so results are equal on all machines.
+They decide sums, samples and pruned counts, and depend only on the setting and the table, so results are equal on all
+machines.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Partitions:
 def find_partitions(source: ResolvedSource) -> Partitions:
     """Return the columns given by the directories of all files.
 
-    Types are inferred as for text files, from all values. A file outside such directories has missing values.
+    Types are inferred as for text files. A file outside such directories has missing values.
     """
     keys_of = {file.uri: keys_in(source.listing.relative(file)) for file in source.files}
     names = list(dict.fromkeys(name for keys in keys_of.values() for name in keys))

@@ -1,8 +1,8 @@
 """Conditional writes: of several writers of a key, exactly one succeeds.
 
 The store must honour the condition of a write: ``If-None-Match: *`` on S3 and Azure, ``ifGenerationMatch=0`` on Google.
-A store that ignores it answers 200 to all writers. To detect this, a process writes twice the first object that it
-creates in a bucket; the second write must be refused.
+A store that ignores it answers 200 to all writers. So a process writes the first object that it creates in a bucket
+twice; the second write must be refused.
 """
 
 from __future__ import annotations

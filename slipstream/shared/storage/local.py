@@ -195,7 +195,7 @@ class LocalStorage:
 def out_of_space(error: Exception) -> bool:
     """Return True if a disk or quota is full.
 
-    Libraries in other languages (Rust, ONNX Runtime) and writers of many files report this only in the message.
+    Libraries (Rust, ONNX Runtime) and writers of many files report this only in the message.
     """
     return getattr(error, "errno", None) in FULL or any(os.strerror(code) in str(error) for code in FULL)
 
@@ -203,7 +203,7 @@ def out_of_space(error: Exception) -> bool:
 def disk_time(directory: Path) -> float:
     """Return the time in seconds since 1970 by the disk's clock, which may be another machine's.
 
-    For a read-only directory, where nothing can be deleted, it is this machine's time.
+    For a read-only directory, it is this machine's time.
     """
     try:
         with tempfile.TemporaryFile(dir=directory) as file:

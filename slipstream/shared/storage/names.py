@@ -1,7 +1,7 @@
 """Safe names of files below a directory or a prefix.
 
-Names are untrusted: they come from listings of stores, and from manifests and other JSON. Every name is checked here
-before it is used, so that it stays below its directory on every operating system.
+Names are untrusted: they come from listings of stores, manifests and other JSON. They are checked here before use, so
+that they stay below their directory on every operating system.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def call_within(seconds: float, work: Callable[[], T]) -> T:
     """Run ``work`` and return its result; its requests to a store share ``seconds``, or the caller's shorter limit.
 
     Raises ``StorageUnavailable`` at the deadline. ``work`` runs in its own thread, since no socket timeout ends a
-    hanging name lookup or a trickling answer. At the deadline the thread is abandoned and starts no further try.
+    hanging name lookup or a trickling answer. At the deadline the abandoned thread starts no further try.
     """
     limit, outer = RequestTimeLimit(seconds, time.monotonic() + seconds), current_limit()
     if outer is not None and outer.ends < limit.ends:

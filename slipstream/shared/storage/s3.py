@@ -1,7 +1,7 @@
 """Store on S3, or on a service with its protocol, through boto3.
 
 Endpoint, region, addressing style, credentials and proxies are configured as usual for boto3 (environment, shared
-configuration, roles). Missing settings come from the ``FLYTE_AWS_*`` variables that Flyte sets in pods.
+configuration, roles). Missing settings come from Flyte's ``FLYTE_AWS_*`` variables.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ def pause_before_retry(
 ) -> float | None:
     """Handle botocore's ``needs-retry`` event: return the pause in seconds before the next try, or None for no retry.
 
-    botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as when a store is
-    unavailable.
+    botocore's own policy has a retry quota, which ends retries early if many requests fail at once.
     """
     if caught_exception is not None:
         return pause_before_next(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
@@ -356,7 +355,7 @@ class S3Storage:
             raise not_deleted(self.base, len(codes), len(names), why)
 
     def _delete(self, names: Sequence[str]) -> Sequence[str]:
-        """Delete objects by one request; return the error codes of objects that were refused.
+        """Delete objects by one request; return the error codes of refused objects.
 
         The answer lists refused objects although its status is 200. Transient refusals are retried.
         """

@@ -2,8 +2,7 @@
 
 A cause's share is the fraction of time that training would save without it (Lin et al., "Understanding Stragglers in
 Large Model Training Using What-if Analysis", OSDI 2025). A step takes the slowest rank's local work plus the gradient
-exchange of the rank that waited least for others. All durations are measured on one rank's clock; clocks are not
-compared.
+exchange of the rank that waited least for others. Durations are measured on one rank's clock; clocks are not compared.
 """
 
 from __future__ import annotations

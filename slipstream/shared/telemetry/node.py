@@ -1,8 +1,8 @@
 """Facts about this node: name, instance type, spot capacity.
 
-They come from the cloud's metadata server, otherwise from the placement. All clouds are queried in parallel threads for
-at most one second in total. Sources: AWS "Instance metadata categories" (instance-life-cycle, instance-type,
-local-hostname), Google "About VM metadata" (instance/machine-type, name, scheduling/preemptible; some servers also give
+They come from the cloud's metadata server, otherwise from the placement. All clouds are queried in parallel, for at
+most one second. Sources: AWS "Instance metadata categories" (instance-life-cycle, instance-type, local-hostname),
+Google "About VM metadata" (instance/machine-type, name, scheduling/preemptible; some servers also give
 provisioning-model), Azure "Instance Metadata Service" (compute: priority, vmSize, osProfile.computerName).
 """
 

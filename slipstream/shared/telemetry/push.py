@@ -1,6 +1,6 @@
 """Export of an attempt's totals to a Prometheus Pushgateway, ``SLIPSTREAM_PUSHGATEWAY=URL``.
 
-A gateway never forgets a metric. So only counters are pushed: they stay true after the attempt, gauges do not.
+A gateway never forgets a metric, so only counters are pushed: gauges do not stay true after the attempt.
 """
 
 from __future__ import annotations

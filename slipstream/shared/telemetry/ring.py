@@ -5,8 +5,8 @@ A directory holds files ``seconds-<T>.ring`` with five minutes of samples, from 
 means of gauges, and the last values of counters and limits. With 8 devices this takes 4 MB after a day, and 1.3 MB for
 each further day.
 
-A file is a sequence of frames. Each is written by one call, so only the last can be incomplete after a kill. All
-numbers are little-endian:
+A file is a sequence of frames. Each is written by one call, so a kill leaves only the last incomplete. All numbers are
+little-endian:
 
 =========  ============================================================================================
 4 bytes    ``SLT1``
@@ -16,7 +16,7 @@ numbers are little-endian:
 content
 =========  ============================================================================================
 
-Names are a JSON list of ``[uuid, index, name]``. They are written at the start of a file, every minute, and with every
+Names are a JSON list of ``[uuid, index, name]``. They are written at the start of a file, every minute, and for every
 new device. A sample is a host (``HOST``) and any number of devices (``DEVICE``). Each device starts with the CRC-32 of
 its UUID; NaN stands for None. A reader skips damaged bytes up to the next intact frame.
 """

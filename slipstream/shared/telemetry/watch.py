@@ -63,8 +63,7 @@ def telemetry_sampled(
 def start_sampler(directory: Path, labels: MetricLabels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
     """Start the sampler; log a warning and return None on failure.
 
-    It inherits no open file. Otherwise a sampler that a driver blocks in the kernel would keep this process's output
-    open after its end.
+    It inherits no open file: a sampler blocked in the kernel would keep this process's output open after its end.
     """
     named = [f"--{name}={value}" for name, value in asdict(labels).items()]
     priced = [f"--price={name}={dollars!r}" for name, dollars in prices.items()]
@@ -99,7 +98,7 @@ def search_path() -> str:
 def stop_sampler(sampler: subprocess.Popen[bytes]) -> None:
     """Stop the sampler; kill it after a timeout.
 
-    A sampler that a driver blocks in the kernel is not waited for; it ends when the driver call returns.
+    A sampler blocked in the kernel is not waited for; it ends when the driver call returns.
     """
     sampler.terminate()
     try:

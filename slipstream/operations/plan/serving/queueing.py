@@ -29,8 +29,8 @@ NEVER = -40.0
 class ServiceTimes:
     """Distribution of service times, without waiting.
 
-    ``times`` ascend, with their ``shares`` of the requests. Mean and squared coefficient of variation are separate,
-    because they may come from more times.
+    ``times`` ascend, with their ``shares`` of the requests. Mean and squared coefficient of variation may come from
+    more times.
     """
 
     times: tuple[float, ...]
@@ -77,8 +77,8 @@ def erlang_c(servers: int, load: float) -> float:
     """Return the probability that a request of M/M/c waits; 1 if the load is at least ``servers``.
 
     It is at most about the probability of ``servers`` or more Poisson arrivals with mean ``load`` (Chernoff's bound),
-    divided by the idle fraction. If that is negligible the result is 0, which limits the loop to some thousands of
-    steps up to the utilisation :data:`MOST_BUSY`.
+    divided by the idle fraction. If that is negligible the result is 0, which limits the loop to thousands of steps up
+    to the utilisation :data:`MOST_BUSY`.
     """
     if load >= servers:
         return 1.0

@@ -1,7 +1,6 @@
 """Attempts at a training by real processes, with faults at named moments.
 
-A fork server that has loaded torch starts the ranks in a tenth of a second. As torch's agent does, this module ends all
-ranks if one dies.
+A fork server with torch loaded starts the ranks in 0.1 s. Like torch's agent, this module ends all ranks if one dies.
 """
 
 from __future__ import annotations

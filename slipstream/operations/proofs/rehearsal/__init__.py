@@ -1,5 +1,5 @@
 """``slipstream rehearse``: a small propeller and training operator that run a package's pods on this machine.
 
 Every rule is one of Flyte v1.16.8 or training-operator v1.9.0, named where it is imitated. A pod is a process with only
-the environment, the command and the files that a cluster would give it. All data is on S3.
+a cluster's environment, command and files. All data is on S3.
 """

@@ -14,7 +14,7 @@ from flyteidl.core.tasks_pb2 import TaskTemplate
 def cache_key(task: TaskTemplate, inputs: Mapping[str, Literal]) -> str:
     """Return a digest of the task's name, interface, cache version and inputs.
 
-    Propeller hashes JSON instead of protobuf's deterministic serialisation. Only equality of keys matters here.
+    Propeller hashes JSON, but only equality of keys matters here.
     """
     ignored = task.metadata.cache_ignore_input_vars
     counted = {name: hashified(each) for name, each in inputs.items() if name not in ignored}

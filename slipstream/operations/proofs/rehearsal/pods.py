@@ -27,7 +27,7 @@ OOM_KILLED = "OOMKilled"
 
 
 class PodProcess:
-    """Container as a process, Pending until it begins. The end of its main process ends all that it started.
+    """Container as a process, Pending until it begins. When its main process ends, so does all that it started.
 
     Unlike in a container, SIGTERM without a handler ends the main process at once: it is not the first of a PID
     namespace.

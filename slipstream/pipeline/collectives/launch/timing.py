@@ -2,14 +2,14 @@
 
 Clocks are not compared across ranks: every rank times its own iterations, and the longest time over the ranks counts.
 Buffers are not reset between iterations, which would cool caches and add the ranks' different reset times. In mode
-"loop" iterations follow one another. In mode "barrier" a barrier precedes each, so its time includes the skew with
-which ranks leave the barrier (relevant at small sizes).
+"loop" iterations follow one another. In mode "barrier" a barrier precedes each, so its time includes the skew of
+leaving the barrier (relevant at small sizes).
 
 CUDA events around a single small call would include its launch, since the GPU is idle until then. So in mode "loop" a
 pair of events encloses as many calls as take ``READING_S``, and their mean counts as one iteration, as in nccl-tests.
 
 Iterations continue until the median is known to within ``NARROW`` or the time is over. All ranks decide alike, from the
-same longest times.
+longest times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Worker: a fresh process of one rank that joins the launch's process group and runs a function.
 
-Workers are forked from a server with torch loaded, see :mod:`slipstream.shared.distributed.fork_server`. If a launch
-fails, the outcomes of all workers together identify the rank at fault.
+Workers are forked from a server with torch loaded, see :mod:`slipstream.shared.distributed.fork_server`. The outcomes
+of all workers identify the rank at fault.
 """
 
 from __future__ import annotations

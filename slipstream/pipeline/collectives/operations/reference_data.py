@@ -2,8 +2,7 @@
 
 Values depend on rank and position, because a constant would hide misplaced data. They are integers that the data type
 represents exactly, even a bfloat16 sum (8 bits of mantissa) over up to 32 ranks. For more ranks than the type can add
-exactly, results are compared with the tolerance of nccl-tests. Data are generated in chunks, so a check needs little
-memory.
+exactly, results are compared with the tolerance of nccl-tests. Data are generated in chunks to save memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Test whether a setting is faster than the current one, from turns that time both in succession.
+"""Test whether a setting is faster than the current one, from turns that time both.
 
 A machine's load changes from second to second, so times are compared only within a turn. A setting wins only if it is
-faster by at least ``MATTERS``. The level is divided by the number of settings tried (Bonferroni). So at most
-``FALSE_ALARMS`` of all tunings without a better setting name a winner.
+faster by at least ``MATTERS``. The level is divided by the number of settings (Bonferroni). So at most ``FALSE_ALARMS``
+of all tunings without a better setting name a winner.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Tuner: coordinate descent over candidate settings, measured on training steps.
 
-Every candidate is compared with the best settings so far. All processes of a worker group run the tuner in step; rank
-0's process decides for all. Settings that a running process can change are compared in turns within one launch.
-Settings that libraries read only at start are compared over interleaved launches of fresh processes, and must also
-speed up a bare all_reduce. A failing candidate is dropped with the reason.
+Candidates are compared with the best settings so far. All processes of a worker group run the tuner in step; rank 0's
+decides. Settings that a running process can change are compared in turns within one launch. Settings that libraries
+read only at start are compared over interleaved launches of fresh processes, and must also speed up a bare all_reduce.
+A failing candidate is dropped with the reason.
 
-Never tried: LL128, which can corrupt data where it is not supported. Bucket sizes that yield the same buckets as an
-earlier size are skipped.
+Never tried: LL128, which can corrupt data where it is not supported. Bucket sizes that yield the buckets of an earlier
+size are skipped.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ REQUESTS = 8
 def copy_package(address: str, directory: Path, below: str = "") -> None:
     """Copy the package at ``address``/``below``, local or in a store, into the fresh ``directory``.
 
-    A local package is verified before it is copied. A store's listing is compared with the manifest before other files
-    are fetched. The copy is verified as well. Raises ``BadPackage`` naming a missing or changed file, ``UserError``
-    if there is no package, and ``OSError`` or ``StorageUnavailable`` if reading fails.
+    A local package is verified before copying. A store's listing is compared with the manifest before other files are
+    fetched. The copy is verified, too. Raises ``BadPackage`` naming a missing or changed file, ``UserError`` if there
+    is no package, and ``OSError`` or ``StorageUnavailable`` if reading fails.
     """
     source = f"{address.rstrip('/')}/{below}" if below else address
     local = not address.startswith(STORES)

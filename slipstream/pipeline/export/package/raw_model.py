@@ -1,8 +1,8 @@
 """``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
 
-The graph first applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and in the same order
-of operations, and then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times
-as float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
+The graph applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and the same order of
+operations, then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times as
+float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def encode_texts(graph: GraphBuilder, texts: str, category: CategoryInput, missi
 def encode_numbers(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> str:
     """Append the float32 ``[batch, F]`` of all numeric inputs.
 
-    Inputs with the same function are computed together, so the number of nodes does not grow with F.
+    Inputs with one function are computed together, so the number of nodes does not grow with F.
     """
     places = {name: index for index, name in enumerate(columns.numeric)}
     raw = graph.add("Concat", *(inputs[name] for name in columns.numeric), axis=1)

@@ -1,6 +1,6 @@
 """Search for the finalists by estimated quality and speed on validation rows.
 
-The test split is not read here: it is used once, for the finalists (:mod:`slipstream.pipeline.export.engine`).
+The test split is used once, for the finalists (:mod:`slipstream.pipeline.export.engine`).
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class SpeedRanking:
     def rank(self, candidates: Sequence[ExportCandidate], deadline: float) -> dict[int, list[ExportCandidate]]:
         """Return, by batch size, the candidates with a speed, fastest first.
 
-        The fastest of many short measurements may only be lucky. So the faster half is measured again for twice as many
-        rounds, until one is left or ``deadline`` (``time.perf_counter``) has passed.
+        The fastest of many may only be lucky. So the faster half is measured again for twice as many rounds, until one
+        is left or ``deadline`` (``time.perf_counter``) has passed.
         """
         runs, ranked = self.loaded(candidates), dict[int, list[ExportCandidate]]()
         for batch, until in self.shares(deadline):

@@ -1,6 +1,6 @@
 """Statistics of the first pass: moments by split, value counts of the training rows and a uniform sample.
 
-Every unit has its own statistics. They are merged in unit order, so results do not depend on the number of processes.
+Statistics of units are merged in unit order, so results do not depend on the number of processes.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ class ConversationRow(NamedTuple):
 class ReadChunk:
     """Result of reading a chunk: a spool, with numbers of ``documents`` and ``bytes`` by split.
 
-    ``lines`` is the number of lines of a JSON Lines chunk, needed to locate lines of later chunks. ``hashes`` (uint64)
-    are of the documents' contents.
+    ``lines`` is the number of lines of a JSON Lines chunk, to locate those of later chunks. ``hashes`` (uint64) are of
+    the documents' contents.
     """
 
     path: Path

@@ -1,7 +1,7 @@
 """Merge of a prepared table on several machines; each merges a *partition*, some parts of the splits.
 
-Every machine that encodes a share writes one sorted run per part, in a directory per partition, so that a merging
-machine downloads only its partition.
+Encoding machines write one sorted run per part, in a directory per partition, so that a merging machine downloads only
+its own.
 """
 
 from __future__ import annotations

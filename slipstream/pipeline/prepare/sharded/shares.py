@@ -6,8 +6,8 @@ parse (each share of text files) → open → scan (each share) → fit → enco
 equal those of one machine for any number of shares.
 
 Parquet and Arrow are read in place. Text is first converted to Arrow; a share's Arrow files are its *spool*. One
-machine parses a whole text file, however large, as records can be found only by reading from the start. If a column
-does not have the type that its first rows suggest, one machine reads all files again with that column as text.
+machine parses a whole text file, as records can be found only from the start. If a column does not have the type that
+its first rows suggest, one machine reads all files again with that column as text.
 """
 
 from __future__ import annotations

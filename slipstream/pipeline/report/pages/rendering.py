@@ -19,8 +19,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 def jinja_environment(templates: Path = TEMPLATES) -> Environment:
     """Return the Jinja environment, which escapes everything not marked as HTML.
 
-    Column names, labels and values come from the user's data. Templates know :mod:`slipstream.shared.formatting` as
-    ``fmt``.
+    Column names and values come from the user's data. Templates know :mod:`slipstream.shared.formatting` as ``fmt``.
     """
     jinja = Environment(
         loader=FileSystemLoader(templates),

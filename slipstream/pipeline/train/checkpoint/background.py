@@ -226,8 +226,8 @@ class BackgroundSave:
     def begin(self, step: int, complete: Callable[[], CheckpointSnapshot], *, late: bool) -> None:
         """Call ``complete`` in the background, and publish the snapshot that it returns.
 
-        ``late`` means that the previous save is still in progress on any rank; the snapshot is then published after it.
-        Raises like :meth:`resume`.
+        ``late`` means that the previous save is in progress on any rank; the snapshot is published after it. Raises
+        like :meth:`resume`.
         """
         save = CheckpointSave(step, self.outage.now())
         self._was_late = late

@@ -1,15 +1,15 @@
 """Checkpoint directory of one training: its attempts, and the checkpoints that may be restored.
 
-Two attempts may be alive at once. An attempt may be in its grace period, or on a machine that the cluster has given up,
-while its successor runs. Or two executions run the same training. Stores have no locks, but they can create an object
-only if it is absent, and a listing contains all earlier objects. The protocol uses these two operations:
+Two attempts may be alive at once. One may be in its grace period, or on a machine that the cluster has given up, while
+its successor runs. Or two executions run the same training. Stores have no locks, but they can create an object only if
+it is absent, and a listing contains all earlier objects. The protocol uses these two operations:
 
-1. An attempt *announces* a save, then looks for claims of later attempts, and starts the save only if there is none. In
-   the same way it announces its shutdown, and may then start its last save even after a successor's claim.
+1. An attempt *announces* a save, then looks for claims of later attempts, and starts the save only if there is none. It
+   likewise announces its shutdown, and may then start its last save even after a successor's claim.
 2. A successor *claims* the next number, then looks for announcements, and waits for the announced saves. So it learns
    of every save that starts before its claim, and no other starts afterwards.
-3. It then *inherits*: it records which checkpoints are complete. From then on no other checkpoints of earlier
-   attempts count. So a checkpoint that an attempt completes after its successor has restored is never restored.
+3. It then *inherits*: it records which checkpoints are complete. From then on no other checkpoints of earlier attempts
+   count, so a checkpoint that one of these completes later is never restored.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Retention:
 def complete_checkpoints(keys: Iterable[str]) -> list[CheckpointName]:
     """Return the checkpoints that have a manifest among a store's ``keys``, newest first.
 
-    A manifest without other files does not count: it was written after the checkpoint had been deleted.
+    A manifest without other files does not count: it was written after the checkpoint's deletion.
     """
     files: dict[str, set[str]] = {}
     for key in keys:
@@ -263,7 +263,7 @@ class CheckpointDirectory:
     # End of the training
 
     def finish(self, holder: Holder, artifact: str, code: str) -> None:
-        """Record the address of the trained model, and delete all files that are not needed any more.
+        """Record the address of the trained model, and delete all unneeded files.
 
         Does nothing if another attempt has taken over the directory.
         """
@@ -284,8 +284,7 @@ class CheckpointDirectory:
     def sweep(self) -> None:
         """Delete all but the finish record, the last claim and the last list of inherited checkpoints.
 
-        Attempt numbers are never reused. So superseded attempts that still run stay superseded, and their writes never
-        count.
+        Attempt numbers are never reused, so running superseded attempts stay superseded.
         """
         keys = self.storage.list()
         kept = {FINISHED, claim_key(newest_attempt(keys)), inherited_key(newest_attempt(keys, INHERITED))}

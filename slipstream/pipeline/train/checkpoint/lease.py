@@ -1,8 +1,8 @@
 """Heartbeat-based lease on a checkpoint directory, and the wait for its end.
 
 The holder rewrites ``leases/<attempt>.json`` every few seconds, more often while it has announced a save or its
-shutdown. Other processes see changing records, and never compare clocks, which may differ between machines. In a local
-directory the holder also locks a file, which the system unlocks however the process ends.
+shutdown. Other processes see changing records, and never compare clocks of machines. In a local directory it also locks
+a file, which the system unlocks however the process ends.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class Lease:
         """Announce that the checkpoint ``name`` is about to be written.
 
         Raises ``StorageUnavailable`` if a store accepts no announcement for half of the ordinary timeout. Raises
-        :class:`Superseded` if a later attempt has started, unless this one had announced its shutdown before: the later
-        attempt then waits for this save before it lists the checkpoints.
+        :class:`Superseded` if a later attempt has started, unless this one had announced its shutdown: the later one
+        then waits for this save.
         """
         last = time.monotonic() + SHARE_OF_TIMEOUT * Heartbeat().silence_s
         while True:
@@ -385,7 +385,7 @@ def wait_for_announced(home: CheckpointDirectory, attempt: int, seconds: float) 
     """Wait until the predecessor of ``attempt`` has finished its last save.
 
     ``attempt`` has claimed the directory. The save was announced, or may follow a preemption notice. Waits at most
-    ``seconds``, and only while heartbeats continue.
+    ``seconds``, while heartbeats continue.
     """
     watch, deadline, told = LeaseObserver(home), time.monotonic() + seconds, False
     while (seen := watch.look(before=attempt)) and time.monotonic() < deadline:

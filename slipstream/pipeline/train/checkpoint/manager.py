@@ -11,7 +11,7 @@
     ...
     checkpoints.finish()                          # waits until the last one is published
 
-All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
+All ranks call all methods at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
 tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
 holds the application's state (:class:`~slipstream.pipeline.train.checkpoint.state.AppState`) and the random generators
 of every rank. This module never draws random numbers.
@@ -116,10 +116,10 @@ class RestoredCheckpoint:
 class Checkpoints:
     """Checkpoints of one attempt at a training.
 
-    ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it, so that earlier
-    attempts start no further save, and waits for a save that they have announced. The ``watcher`` is notified if a
-    later attempt claims ``home``. ``clock`` measures the device's idle time during saves. Raises ``UserError`` if
-    ``home`` cannot be written.
+    ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it and waits for a
+    save that earlier attempts have announced; they start no other. The ``watcher`` is notified if a later attempt
+    claims ``home``. ``clock`` measures the device's idle time during saves. Raises ``UserError`` if ``home`` cannot be
+    written.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class Checkpoints:
         ``progress`` are also copied in the background: call :meth:`BackgroundSave.wait_for_copy` before they change.
         ``rank_state`` is state that differs between ranks: numbers and text.
 
-        The call waits briefly for an unfinished previous save. If the store does not accept that save, the new snapshot
-        waits while training continues (:meth:`BackgroundSave.resume`). Two refused saves in a row are logged; the third
+        The call waits briefly for an unfinished previous save. If the store does not accept it, the new snapshot waits
+        while training continues (:meth:`BackgroundSave.resume`). Two refused saves in a row are logged; the third
         raises ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()

@@ -1,8 +1,8 @@
 """Selection and verified reading of the newest complete checkpoint that this run may resume from.
 
 Each machine fetches and verifies only the byte ranges of the tensor files that its ranks read. The manifest has a
-digest for every block of a file, so blocks can be verified separately. Blocks that several ranks of a machine read are
-fetched once, divided equally among the ranks. Files of a local store stay in place and are only verified.
+digest of every block. Blocks that several ranks of a machine read are fetched once, divided equally among them. Files
+of a local store stay in place and are only verified.
 """
 
 from __future__ import annotations
@@ -273,8 +273,7 @@ def newest_usable(
 ) -> tuple[CheckpointDirectory, CheckpointName, Mapping[str, Any]] | None:
     """Return the newest checkpoint that ``holder`` may resume from, with its run section; None if there is none.
 
-    ``resume`` is the setting ``training.resume``, ``version`` a code version. Errors are left to the later restore to
-    report.
+    ``resume`` is the setting ``training.resume``, ``version`` a code version. The later restore reports errors.
     """
     policy, home = (
         ResumePolicy({}, holder=holder, resume=resume, version=version),

@@ -1,8 +1,8 @@
 """Tensor files of a checkpoint.
 
-PyTorch's distributed checkpoint (DCP) plans the writes and reads; this module performs them. Every rank writes one file
-of raw tensor bytes, little-endian and without gaps, and hashes it while writing. Rank 0 adds ``index.json`` with the
-dtype, size and chunks of every tensor. DCP's own format is not used, because it has pickles and no digests.
+PyTorch's distributed checkpoint (DCP) plans the writes and reads; this module performs them. Every rank writes and
+hashes one file of raw tensor bytes, little-endian and without gaps. Rank 0 adds ``index.json`` with the dtype, size and
+chunks of every tensor. DCP's own format is not used, because it has pickles and no digests.
 """
 
 from __future__ import annotations

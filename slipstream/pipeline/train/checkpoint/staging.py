@@ -2,8 +2,7 @@
 
 Each rank copies only the tensors that it writes, into buffers that were allocated before the first step: page faults
 make copying into fresh memory several times as slow. Weights and optimiser state are copied in the background, because
-they do not change before the next optimiser step, after a forward and a backward pass. So are the best weights so far,
-because only the next evaluation may change them.
+they do not change before the next optimiser step. So are the best weights, which only the next evaluation may change.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
     """Return the writing rank of each unsharded tensor, given the keys of all ranks.
 
     Tensors are assigned from the fewest holders and the largest size on, each to the rank with the fewest bytes so far,
-    so that all ranks write about the same number of bytes.
+    so that all write about equally many.
     """
     holders: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
@@ -96,8 +95,8 @@ def stage_copies(
 ) -> Callable[[], None]:
     """Start copying ``tensors`` into ``buffers``, and return a function that completes it in any thread.
 
-    The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any of these has changed since
-    this call. All other tensors are copied at once.
+    The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any has changed since this
+    call. All others are copied at once.
     """
     later = {name: local_tensor(tensor).detach() for name, tensor in tensors.items() if name in deferred}
     versions = {name: tensor._version for name, tensor in later.items()}

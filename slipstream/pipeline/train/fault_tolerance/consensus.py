@@ -1,8 +1,7 @@
 """Collective decisions between steps: whether to stop, and how many steps until the next checkpoint.
 
-The ranks exchange a few numbers in one small collective. All get the same numbers, so they decide alike. The interval
-between checkpoints is a number of steps, a time, or the optimum for a failure rate
-(:mod:`slipstream.shared.checkpoint_interval`).
+All ranks get the same few numbers from one small collective, so they decide alike. The interval between checkpoints is
+a number of steps, a time, or the optimum for a failure rate (:mod:`slipstream.shared.checkpoint_interval`).
 """
 
 from __future__ import annotations

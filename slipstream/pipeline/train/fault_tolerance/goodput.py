@@ -1,8 +1,8 @@
 """Goodput: the steps of every attempt, the fraction that was kept, and how time was spent.
 
 Each attempt has one record, ``ledger/<attempt>.json`` in the checkpoint directory. Rank 0 rewrites it every few seconds
-in a background thread and when the attempt ends; a record without an end belongs to a killed attempt. Steps are useful
-if no later attempt repeated them. Records are only measurements: they do not affect a run's results.
+in the background and at the attempt's end; a killed attempt's record has no end. Steps are useful if no later attempt
+repeated them. Records do not affect a run's results.
 """
 
 from __future__ import annotations

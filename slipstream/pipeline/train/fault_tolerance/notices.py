@@ -180,7 +180,7 @@ class NoticeWatcher:
     """Watcher for preemption notices, in a background thread.
 
     It polls the first of the metadata ``servers`` that answers. Unless ``grace_s`` is None, SIGTERM counts as a notice
-    with that many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main
+    with that many seconds left: Kubernetes sends it before it kills a pod. Use as a context manager, from the main
     thread.
     """
 

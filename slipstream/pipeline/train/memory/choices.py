@@ -156,8 +156,8 @@ MORE_DEVICES = (2, 4, 8)
 def time_cost_key(traced: TracedJob) -> tuple[int, int, int]:
     """Return a sort key for the time that a layout costs.
 
-    First comes recomputation, an additional forward pass. Then comes traffic, which grows with the micro-batches if
-    gradients or weights are sharded; then the micro-batch count.
+    First comes recomputation, an additional forward pass; then traffic, which grows with the micro-batches if gradients
+    or weights are sharded; then their count.
     """
     training = traced.job.training
     number, exchanges = training.micro_batches, {"none": 2, "optimizer": 2, "gradients": 2, "weights": 3}

@@ -1,8 +1,7 @@
 """Choice of the micro-batch count for an attempt, from settings or checkpoint directory.
 
-``accumulation.json`` in the checkpoint directory holds the count for later attempts. It is written by rank 0 when it
-resolves "auto", and by a rank that ran out of memory. It applies to the same model and data, on as many processes with
-the same layout and memory.
+``accumulation.json`` in the checkpoint directory holds the count for later attempts. It is written by rank 0 to resolve
+"auto", and by a rank that ran out of memory. It applies to the same model, data, processes, layout and memory.
 """
 
 from __future__ import annotations
@@ -164,8 +163,8 @@ def device_memory(group: RankContext) -> int:
 def decide_micro_batches(request: TrainingRequest, made_for: DecisionConditions, device: str) -> int:
     """Return the micro-batch count from the checkpoint directory, else from the settings.
 
-    For "auto" without a stored count, finds a count and writes it. Raises ``UserError`` if none fits, or if this
-    execution already ran out of memory with the largest possible count.
+    For "auto" without a stored count, finds and writes one. Raises ``UserError`` if none fits, or if this execution
+    already ran out of memory with the largest possible count.
     """
     home, asked = CheckpointDirectory(storage_for(request.home)), request.training.accumulation
     decision = read_decision(home)

@@ -1,7 +1,7 @@
 """Lower bound on the memory of a training: the state that a process keeps between steps.
 
-It is the mean over the processes that hold the same part of the model, so the largest process needs at least as much. A
-training that exceeds memory by this bound can never fit; a training within the bound may still not fit.
+It is the mean over the processes that hold the same part of the model, so the largest needs at least as much. A
+training that exceeds memory by this bound cannot fit; others may still not fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory trace of one training step on fake tensors: bytes between steps, and peak, of a process.
 
 The model is built without memory, divided by the training's own code in a fake process group, and run by the training's
-own step. The second step is measured, because the first creates the optimiser state.
+own step. The second step is measured: the first creates the optimiser state.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def exchanging_nothing(step: TracedStep) -> Iterator[None]:
 class PendingSend:
     """Handle of a pipeline's send that keeps the tensor alive, as an actual send does.
 
-    An interleaved schedule waits for its sends at the end of the step.
+    An interleaved schedule waits for sends at the step's end.
     """
 
     def __init__(self, tensor: Tensor) -> None:

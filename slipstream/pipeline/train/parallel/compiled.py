@@ -1,8 +1,8 @@
 """Block-wise ``torch.compile`` of a model, as in TorchTitan (Liang et al. 2024).
 
-If a model is compiled as a whole, all gradients appear at the end of its backward pass. So their exchange cannot
-overlap the pass, and FSDP2 cannot gather and free weights block by block. Equal blocks share compiled code; torch
-compiles at most eight kinds of blocks.
+Of a model compiled as a whole, all gradients appear at the end of the backward pass, so their exchange cannot overlap
+it. Nor can FSDP2 gather and free weights by block. Equal blocks share compiled code; torch compiles at most eight kinds
+of blocks.
 """
 
 from __future__ import annotations

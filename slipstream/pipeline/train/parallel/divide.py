@@ -1,6 +1,6 @@
 """Model divided by a layout: its parts on this process, passes, and gradient norm.
 
-Torch's ``clip_grad_norm_`` clips every pipeline stage separately, and cannot combine tensors of different meshes.
+Torch's ``clip_grad_norm_`` clips pipeline stages separately, and cannot combine tensors of different meshes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def sum_partial_gradients(parameters: Sequence[nn.Parameter], layout: Layout) ->
 def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsewhere: Sequence[Tensor] = ()) -> Tensor:
     """Return the L2 norm of the whole model's gradient: a float64 scalar, equal on all ranks.
 
-    It is on the layout's device, and non-finite if any gradient on any rank is. Every element counts once, on the first
-    process that holds it. Gradients of ``counted_elsewhere`` are counted by another pipeline stage.
+    It is on the layout's device, non-finite if any rank's gradient is. Every element counts once, on the first process
+    that holds it. Gradients of ``counted_elsewhere`` are counted by another pipeline stage.
     """
     skipped = {id(parameter) for parameter in counted_elsewhere}
     grads = [

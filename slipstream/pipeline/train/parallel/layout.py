@@ -1,7 +1,7 @@
 """Device mesh of all processes, and this process's coordinates.
 
 The dimensions are ``pipeline``, ``replicate``, ``shard`` and ``tensor``, in this order. Tensor parallelism sends the
-most data, so its processes are neighbouring ranks; pipeline stages are furthest apart.
+most data, so its processes are neighbours; pipeline stages are furthest apart.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class ParallelModel(ABC):
 
         Forward passes run in the context ``forward()``. ``loss_of(outputs, first row)`` returns the loss of a
         micro-batch, scaled so that the mean gradient over all data-parallel processes is the batch's gradient. It is
-        called where the outputs are: on the last stage of a pipeline. The resulting gradients are complete, and equal
-        on all processes that hold the same part.
+        called on the last stage of a pipeline. The resulting gradients are complete, and equal on all holders of a
+        part.
         """
 
     @abstractmethod

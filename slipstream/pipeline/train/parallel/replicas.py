@@ -289,8 +289,8 @@ def replicate_model(
     """Wrap the model in DDP with the gradient exchange of ``settings``.
 
     DDP copies gradients into buckets, so a single process uses it only if a hook changes the gradients. Training passes
-    run the blocks of ``compiled``, if given. DDP's broadcast of all buffers before every forward pass is switched off;
-    instead, :func:`~slipstream.pipeline.train.loop.step.broadcast_buffers` broadcasts only buffers that change.
+    run the blocks of ``compiled``, if given. Instead of DDP's broadcast of all buffers before every forward pass,
+    :func:`~slipstream.pipeline.train.loop.step.broadcast_buffers` broadcasts only buffers that change.
     """
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))

@@ -1,7 +1,7 @@
 """Timestamps between the phases of a step, without waiting for the device.
 
 A callback at the end of the backward graph marks the last gradient. It is queued when the backward pass starts, so it
-runs before DDP's callback, which waits for the exchange of gradients. So after the mark the pass only waits.
+precedes DDP's callback, which waits for the exchange of gradients. After the mark the pass only waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Step times of this rank, sent with the ranks' exchange.
 
-All ranks have finished the same steps at an exchange, so they send tensors of equal size. Every rank fills only its own
-row and the others with zeros; all-reducing with MAX gives every row.
+At an exchange all ranks have finished the same steps, so tensors have equal size. Every rank fills its own row, the
+others with zeros; all-reducing with MAX gives every row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sample of complete, unchanged documents, stored with prepared language.
 
-Models are measured on held-out documents, and baselines are trained on training documents. Rows of tokens cannot
-restore the text: they cut documents, and a tokenizer may lose bytes.
+Models are measured on held-out documents, baselines trained on training documents. Rows of tokens cannot restore the
+text: they cut documents, and a tokenizer may lose bytes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SCHEMA = pa.schema(
 class Document:
     """Document with the ``texts`` that count in the loss: all of it, or the answers of a conversation.
 
-    ``tokens`` (int32) of held-out documents start with the context of the first token with loss; a token without loss
-    is -1 - id. Training documents have no tokens.
+    ``tokens`` (int32) of held-out documents start with the context of the first with loss; one without loss is -1 - id.
+    Training documents have no tokens.
     """
 
     name: str

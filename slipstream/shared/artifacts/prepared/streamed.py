@@ -150,7 +150,7 @@ class BlockStream:
     def prefetch(self, items: Iterator[tuple[Item, list[Block]]]) -> Iterator[Item]:
         """Yield every item once its blocks are cached, while the blocks of later items are downloaded.
 
-        The blocks of an item stay in the cache until the next item is requested.
+        An item's blocks stay in the cache until the next is requested.
         """
         pending: deque[tuple[Item, list[Block]]] = deque()
         try:

@@ -42,8 +42,8 @@ def parse_tokenizer_json(text: str) -> dict[str, Any]:
 def disable_padding_and_truncation(text: str) -> str:
     """Return a ``tokenizer.json`` with truncation, padding and dropout disabled; unchanged if none was set.
 
-    The tokenizers library would otherwise cut or pad documents and encode them at random. Raises ``ValueError`` if
-    ``text`` is not a JSON object.
+    The library would otherwise cut or pad documents and encode them at random. Raises ``ValueError`` if ``text`` is not
+    a JSON object.
     """
     content = parse_tokenizer_json(text)
     model = content.get("model")

@@ -120,8 +120,8 @@ class Scatter:
 class PlotData:
     """Data of the report's plots.
 
-    Classification has ``confusion`` and ``calibration``; ``roc`` too if there are two classes and both occur in the
-    test split. Regression has ``scatter``.
+    Classification has ``confusion`` and ``calibration``; ``roc`` if there are two classes, both in the test split.
+    Regression has ``scatter``.
     """
 
     #: Row counts: true class by predicted class.

@@ -293,9 +293,9 @@ class DeployedTensor:
 class Holdout:
     """Rule by which test rows were held out; it tells whether the model may have been trained on a given row.
 
-    ``by`` is "content", "id", "group" or "time". ``settings`` holds everything that affects the hashes, such as the
-    split's settings and the hashed columns; hashes under other settings are not comparable. For "time", ``cuts`` are
-    the starts of the validation and test splits in seconds since 1970.
+    ``by`` is "content", "id", "group" or "time". ``settings`` holds all that affects the hashes, such as the split's
+    settings and the hashed columns; hashes under others are not comparable. For "time", ``cuts`` are the starts of the
+    validation and test splits in seconds since 1970.
     """
 
     by: str
@@ -325,7 +325,7 @@ class SampleRows:
     """Description of ``samples.npz``, sample inputs with the model's outputs.
 
     ``real`` is True for test rows, False for rows generated from schema and vocabularies. ``tolerance`` is the largest
-    allowed difference to the stored outputs on another machine.
+    allowed difference on another machine.
     """
 
     real: bool

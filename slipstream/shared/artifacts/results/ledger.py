@@ -1,9 +1,9 @@
-"""Ledger of a training: steps of every attempt, how many of them were useful, and how time was spent.
+"""Ledger of a training: steps of every attempt, how many were useful, and how time was spent.
 
 Rank 0 writes one record per attempt, ``ledger/<attempt>.json`` in the checkpoint directory
-(:mod:`slipstream.pipeline.train.fault_tolerance.goodput`). If another rank ended the attempt, that rank writes
-``ledger/<attempt>.end.json``, which overrides ``ended`` in rank 0's record. Steps are useful if no later attempt
-repeated them. The ledger does not affect results.
+(:mod:`slipstream.pipeline.train.fault_tolerance.goodput`). If another rank ended the attempt, it writes
+``ledger/<attempt>.end.json``, which overrides rank 0's ``ended``. Steps are useful if no later attempt repeated them.
+The ledger does not affect results.
 """
 
 from __future__ import annotations

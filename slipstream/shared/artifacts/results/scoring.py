@@ -81,7 +81,7 @@ class Publication:
     """Pointer to a scored table, written after the complete table.
 
     ``number`` counts from 1, ``manifest`` is the SHA-256 of the table's manifest, ``at`` the time. ``run`` is unique
-    per run, so that a run can tell its own publication from that of a concurrent run.
+    per run, so that a run can tell its own publication from others.
     """
 
     number: int
@@ -135,7 +135,7 @@ class Bins:
     """Histogram of a column or of the predictions.
 
     ``counts`` starts with missing values. For numbers, the bins below, between and above ``edges`` follow; for texts,
-    one count per entry of ``texts`` and one for all other texts.
+    one count per entry of ``texts`` and one for all others.
     """
 
     edges: list[float]

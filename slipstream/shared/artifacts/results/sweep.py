@@ -65,8 +65,8 @@ class Sweep:
     """Trials and outcome of a sweep.
 
     ``best`` is the number of the trial whose settings trained the final model. ``against`` is None if these are
-    unchanged, or if no model was trained with the unchanged configuration. ``rungs`` are the epochs at which trials
-    were compared. ``importance`` is the share of every setting in the loss differences between complete trials, largest
+    unchanged, or if no model was trained with unchanged settings. ``rungs`` are the epochs at which trials were
+    compared. ``importance`` is the share of every setting in the loss differences between complete trials, largest
     first; empty if there are too few.
     """
 

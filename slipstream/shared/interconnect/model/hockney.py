@@ -1,7 +1,7 @@
 """Message time by size: a latency and a time per byte (Hockney 1994), piecewise linear, with error bars.
 
-One latency and one bandwidth fit poorly over many sizes, because caches and protocols change with the size. So the time
-per byte may change at some of the measured sizes; cross-validation over sizes selects how many.
+Caches and protocols change with the size, so the time per byte may change at some of the measured sizes;
+cross-validation over sizes selects how many.
 
 Sizes are weighted by their precision. Small messages also wait for processors: their medians may differ by a factor of
 4 between launches in which large messages agree to 0.1 %. Over a link of 200 Mbit/s, a prediction of 4 MB from 16 KB to

@@ -88,8 +88,8 @@ def kept_pairs(device: torch.device) -> Tensor:
 class QuantisedMatmul(torch.autograd.Function):
     """Matmul of ``[..., in]`` with a four-bit weight, ``[..., out]``.
 
-    The backward pass dequantises again, so only ``codes`` and ``scales`` are saved, which exist anyway. (FSDP2 may free
-    them after the forward pass and gather them again.)
+    The backward pass dequantises again, so only ``codes`` and ``scales`` are saved. (FSDP2 may free them after the
+    forward pass and gather them again.)
     """
 
     @staticmethod

@@ -100,8 +100,8 @@ class BaseDirectory:
 def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: int) -> tuple[np.ndarray, int]:
     """Read ``count`` chunks of ``width`` bytes; return them (uint8) and the stride between them in the result.
 
-    The first chunk starts at offset ``start`` of the file, the others follow every ``stride`` bytes. From a store they
-    are read by one request, including the bytes in between. Raises ``UserError`` if the file has changed since it was
+    The first chunk starts at offset ``start`` of the file, the others follow every ``stride`` bytes. From a store one
+    request reads them, including the bytes in between. Raises ``UserError`` if the file has changed since it was
     listed, ``StorageUnavailable``.
     """
     if not width * count:

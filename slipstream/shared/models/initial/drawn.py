@@ -1,8 +1,8 @@
 """Random initial values as a pure function of seed and parameter name.
 
-Every device fills only the slice that it holds, so values do not depend on how parameters are divided. Element ``i`` of
-a parameter is the normal quantile of the ``i``-th draw of a counter-based generator (Philox: Salmon et al., "Parallel
-random numbers: as easy as 1, 2, 3", SC 2011) whose key is a digest of seed and name.
+Every device fills only its slice, and values do not depend on how parameters are divided. Element ``i`` of a parameter
+is the normal quantile of the ``i``-th draw of a counter-based generator (Philox: Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011) whose key is a digest of seed and name.
 """
 
 from __future__ import annotations

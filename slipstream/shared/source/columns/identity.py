@@ -4,7 +4,7 @@ Rows with equal hashes are in the same split. Two spellings of one value must ne
 values may have equal ones. Rules:
 
 * A number hashes by value, whether integer, float, decimal, boolean or text. In ids and groups, whole numbers of any
-  size are exact. Other numbers, and all numbers in a row's content, are rounded to float32, as model inputs are.
+  size are exact. Other numbers, and all in a row's content, are rounded to float32, as model inputs are.
 * A date or time hashes by its microsecond (UTC), in any unit and zone or as ISO 8601 text.
 * Other text hashes by its UTF-8 bytes (XXH3-64) in normal form NFKC without surrounding spaces.
 * All missing values have one hash, including NaN and the marks of ``data.missing``.

@@ -1,6 +1,6 @@
 """Dates and times in text: ISO 8601, BigQuery's form, and dates whose day or month comes first.
 
-Every text is parsed by itself, without a clock: "now" is not a time.
+Texts are parsed without a clock: "now" is not a time.
 """
 
 from __future__ import annotations

@@ -218,8 +218,8 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
 def as_far_as_read(texts: pa.Array) -> pa.Array:
     """Return texts as float64, null where they are not numbers.
 
-    Failures are usually few. They are found by bisection, down to ranges that Arrow can cast or that are short enough
-    to parse one by one.
+    The usually few failures are found by bisection, down to ranges that Arrow can cast or that are short enough to
+    parse.
     """
     read = cast_texts(texts, NUMBER)
     if read is not None:

@@ -44,8 +44,8 @@ def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, 
 def delimiter_of(file: SourceFile, config: DataConfig) -> str:
     """Return the delimiter of a file: a tab for ``.tsv``, else usually a comma.
 
-    Another mark is returned if the first line has no comma, and only this mark cuts all of the first records, header
-    included, into equally many fields.
+    Another mark is returned if the first line has no comma, and only this mark cuts all first records, with the header,
+    into equally many fields.
     """
     taken = (config.quote, config.escape)
     if has_tabs(file) and "\t" not in taken:

@@ -94,7 +94,7 @@ def machine_seconds(root: Path) -> float:
 class CpuWaits:
     """Counter of the seconds that a process's descendants were ready without a processor.
 
-    This process is excluded. The kernel counts per thread and forgets ended threads; counted seconds are kept.
+    This process is excluded. The kernel forgets ended threads; counted seconds are kept.
     """
 
     def __init__(self, ancestor: int, root: Path = ROOT) -> None:
