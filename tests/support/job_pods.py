@@ -14,7 +14,7 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntime
 from flytekit.extend import IgnoreOutputs
 
 from slipstream.flyte import departure
-from slipstream.flyte.departure import OUTPUTS, OutputPrefix, one_verdict, outlive_sigterm
+from slipstream.flyte.departure import OUTPUTS, JobResult, OutputPrefix, one_verdict, outlive_sigterm
 from slipstream.flyte.elastic import Workspace
 from slipstream.flyte.failures import agent_error, collect_reports
 from slipstream.operations.proofs.rehearsal.operator import watch_job
@@ -32,11 +32,15 @@ PREEMPTED = Preempted("stopped at step 40, saved (aws: spot terminate)")
 
 @dataclass(frozen=True)
 class Play:
-    """What one pod does: its workers, by (global rank, error), end in this order; the pod then needs ``agent_s``."""
+    """What one pod does: its workers, by (global rank, error), end in this order; the pod then needs ``agent_s``.
+
+    They start after ``seconds``, and with ``after_result`` not before the job's result is recorded.
+    """
 
     workers: list[tuple[int, Exception | None]]
     seconds: float
     agent_s: float = 0.0
+    after_result: bool = False
 
 
 def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> None:
@@ -47,6 +51,8 @@ def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> N
     prefix = OutputPrefix(uri)
     with suppress(IgnoreOutputs), one_verdict(prefix):
         time.sleep(play.seconds)
+        if play.after_result:
+            departure.wait_for(prefix, 60, lambda found: found is JobResult.SUCCESS)
         first: Exception | None = None
         for local, (rank, error) in enumerate(play.workers):
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local)}
