@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.pipeline.prepare.card import column_figures, column_warnings
 from slipstream.pipeline.prepare.drift import drift_from
-from slipstream.pipeline.prepare.fit.scan import SPLIT
+from slipstream.pipeline.prepare.fit.scan_result import SPLIT
 from slipstream.pipeline.prepare.fit.splits import TRAIN
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.comparison.stability import DriftTest, drift_test, significant_drifts

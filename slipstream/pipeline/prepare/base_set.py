@@ -26,7 +26,7 @@ from slipstream.pipeline.prepare.fit.fit import (
     ColumnRole,
     FittedColumns,
 )
-from slipstream.pipeline.prepare.fit.scan import ScanResult
+from slipstream.pipeline.prepare.fit.scan_result import ScanResult
 from slipstream.pipeline.prepare.fit.splits import Cuts
 from slipstream.shared.artifacts.format import (
     MANIFEST,

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from slipstream.pipeline.prepare.drift import drift_by_split
 from slipstream.pipeline.prepare.fit.fit import FittedColumns
-from slipstream.pipeline.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
+from slipstream.pipeline.prepare.fit.scan import TEXT_IN_SAMPLE
+from slipstream.pipeline.prepare.fit.scan_result import SPLIT, ColumnCount, ScanResult
 from slipstream.pipeline.prepare.fit.splits import TRAIN
 from slipstream.shared.artifacts.prepared.card import ColumnCard, DataCard
 from slipstream.shared.artifacts.prepared.data import SPLITS

@@ -14,7 +14,8 @@ import pyarrow as pa
 from slipstream.pipeline.prepare.base_set import REFERENCE, TableSchema
 from slipstream.pipeline.prepare.card import make_card, with_skipped
 from slipstream.pipeline.prepare.fit.fit import FittedColumns, check_values, fit_columns
-from slipstream.pipeline.prepare.fit.scan import ScanResult, ScanUnitJob, SplitRows, UnitScan, read_again, scan_unit
+from slipstream.pipeline.prepare.fit.scan import ScanUnitJob, SplitRows, read_again, scan_unit
+from slipstream.pipeline.prepare.fit.scan_result import ScanResult, UnitScan
 from slipstream.pipeline.prepare.fit.splits import Cuts, find_cuts
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import MergedPart, RunWriter, SortedRun, enter_segments, order_keys

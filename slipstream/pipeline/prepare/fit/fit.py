@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.pipeline.prepare.fit.moments import Moments
-from slipstream.pipeline.prepare.fit.scan import NO_TARGET, SPLIT, ColumnCount, ScanResult
+from slipstream.pipeline.prepare.fit.scan import NO_TARGET
+from slipstream.pipeline.prepare.fit.scan_result import SPLIT, ColumnCount, ScanResult
 from slipstream.pipeline.prepare.fit.splits import TRAIN
 from slipstream.shared.artifacts.prepared.card import missing_classes
 from slipstream.shared.artifacts.prepared.data import SPLITS

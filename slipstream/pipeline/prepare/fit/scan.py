@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,204 +15,28 @@ import pyarrow.compute as pc
 from slipstream.pipeline.prepare.fit.moments import (
     CodeOccurrences,
     ColumnMoments,
-    Moments,
     TextOccurrences,
     column_moments,
 )
-from slipstream.pipeline.prepare.fit.row_order import RowOrder
-from slipstream.pipeline.prepare.fit.splits import TRAIN, Cuts, SplitRule
+from slipstream.pipeline.prepare.fit.scan_result import SPLIT, ScanResult, UnitScan
+from slipstream.pipeline.prepare.fit.splits import TRAIN
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.source.columnar import Unit, read_unit
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import row_keys
 from slipstream.shared.source.columns.number_formats import NumberFormat, missing_marks, retype_column
 from slipstream.shared.source.columns.spelling import (
-    PATTERNS,
-    narrowest_rule,
-    respell,
-    respell_counts,
     spelling_rules,
 )
-from slipstream.shared.source.config import DataConfig
-from slipstream.shared.source.memory import MemoryBudget
 from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
 
 SAMPLE_SEED = 1
 TEXT_IN_SAMPLE = 256
-#: Column of the sample with the split of each row.
-SPLIT = "\0split"
 #: Rows with larger numbers, infinity included, are quarantined: they do not fit float32.
 LARGEST = 1e38
 NO_TARGET = "the target is missing"
 #: Chunks of the sample by column.
 Drawn: TypeAlias = defaultdict[str, list[np.ndarray | pa.Array]]
-
-
-@dataclass(frozen=True)
-class UnitScan:
-    """Settings for scanning a unit; ``types`` are the types of all columns that are not dropped, in order."""
-
-    types: dict[str, str]
-    target: str
-    rows: int
-    config: DataConfig
-    cuts: Cuts | None = None
-
-    @property
-    def budget(self) -> MemoryBudget:
-        return MemoryBudget(self.config.memory)
-
-    @property
-    def batch_rows(self) -> int:
-        return self.budget.batch_rows(len(self.types))
-
-    @property
-    def numeric(self) -> list[str]:
-        """Names of the columns of numbers, booleans and times."""
-        return [name for name, kind in self.types.items() if kind not in (value_types.TEXT, value_types.OTHER)]
-
-    @property
-    def rule(self) -> SplitRule:
-        content = [
-            name for name, kind in self.types.items() if kind != value_types.OTHER and name != self.config.weight
-        ]
-        return SplitRule(self.config, content, self.cuts)
-
-    def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
-        """Return the numeric columns of a batch as float64 ``[rows]``, NaN where missing."""
-        return {name: value_types.as_numbers(batch.column(name)) for name in self.numeric}
-
-    @property
-    def sampled_below(self) -> np.uint64:
-        """Largest key of a row that enters the sample.
-
-        Keys are uniform, so every process samples the same share. A small table is sampled completely.
-        """
-        sampled = self.budget.sample_rows(len(self.types))
-        return np.uint64(min(2**64 - 1, sampled * 2**64 // max(self.rows, 1)))
-
-
-@dataclass(frozen=True)
-class ColumnCount:
-    """Missing values and moments of one column by split, and counts of the texts in its training rows."""
-
-    missing: list[int]
-    moments: list[Moments] = field(default_factory=lambda: [Moments()] * len(SPLITS))
-    texts: TextOccurrences = field(default_factory=TextOccurrences)
-    prose: bool = False
-    spelling: str = ""
-
-
-@dataclass
-class TextCount:
-    """Missing values of a text column by split, and counts of the texts in its training rows.
-
-    ``rules`` are the spelling rules that these texts allow.
-    """
-
-    missing: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
-    texts: TextOccurrences = field(default_factory=TextOccurrences)
-    prose: bool = False
-    rules: list[str] = field(default_factory=lambda: list(PATTERNS))
-
-    @property
-    def spelling(self) -> str:
-        return "" if self.prose else narrowest_rule(self.rules)
-
-    def merge(self, other: TextCount) -> None:
-        self.missing = [a + b for a, b in zip(self.missing, other.missing, strict=True)]
-        self.prose |= other.prose
-        self.rules = [rule for rule in self.rules if rule in other.rules]
-        if not self.prose:
-            self.texts.add(other.texts.of)
-
-
-@dataclass
-class ScanResult:
-    """Result of the first pass over one or all units.
-
-    ``rejected`` has an array of the bad rows' numbers per unit. ``figures`` holds all ``numeric`` columns in one array,
-    so that one process can merge the results of all units quickly.
-    """
-
-    numeric: list[str]
-    figures: ColumnMoments
-    order: RowOrder
-    texts: dict[str, TextCount]
-    rows: list[int] = field(default_factory=lambda: [0, 0, 0])
-    classes: list[TextOccurrences] = field(
-        default_factory=lambda: [TextOccurrences(), TextOccurrences(), TextOccurrences()]
-    )
-    bad: QuarantinedRows = field(default_factory=QuarantinedRows)
-    rejected: list[np.ndarray] = field(default_factory=list)
-    #: Rows without the first column of ``data.identities``, and those without both.
-    gaps: list[int] = field(default_factory=list)
-    sample: list[pa.RecordBatch] = field(default_factory=list)
-
-    @property
-    def files(self) -> list[Path]:
-        return self.bad.spools
-
-    @classmethod
-    def nothing(cls, scan: UnitScan) -> ScanResult:
-        texts = [name for name, kind in scan.types.items() if kind == value_types.TEXT]
-        limit = scan.budget.counted(len(texts))
-        figures = ColumnMoments.nothing(len(scan.numeric), len(SPLITS))
-        counts = {name: TextCount(texts=TextOccurrences(limit)) for name in texts}
-        order = RowOrder.nothing(len(scan.numeric))
-        return cls(scan.numeric, figures, order, counts, gaps=[0] * len(scan.config.identities))
-
-    def merge(self, other: ScanResult) -> None:
-        self.figures = self.figures.merge(other.figures)
-        self.order = self.order.merge(other.order)
-        for name, column in other.texts.items():
-            self.texts[name].merge(column)
-        for mine, theirs in zip(self.classes, other.classes, strict=True):
-            mine.add(theirs.of)
-        self.rows = [a + b for a, b in zip(self.rows, other.rows, strict=True)]
-        self.gaps = [a + b for a, b in zip(self.gaps, other.gaps, strict=True)]
-        self.bad += other.bad
-        self.rejected += other.rejected
-        self.sample += other.sample
-
-    def column(self, name: str) -> ColumnCount:
-        if name in self.numeric:
-            moments = self.figures.of(self.numeric.index(name))
-            missing = [rows - of_split.count for rows, of_split in zip(self.rows, moments, strict=True)]
-            return ColumnCount(missing, moments)
-        count = self.texts.get(name, TextCount())
-        texts = replace(count.texts, of=respell_counts(count.texts.of, count.spelling))
-        return ColumnCount(count.missing, texts=texts, prose=count.prose, spelling=count.spelling)
-
-    @property
-    def ordered(self) -> list[str]:
-        """Names of the columns of :meth:`.RowOrder.ordered`."""
-        return [name for name, ordered in zip(self.numeric, self.order.ordered(), strict=True) if ordered]
-
-    def sample_table(self) -> pa.Table:
-        """Return the sample, with categories as their columns spell them."""
-        sample = pa.Table.from_batches(self.sample)
-        columns = {name: sample[name] for name in sample.column_names}
-        columns |= {name: respell(columns[name], count.spelling) for name, count in self.texts.items()}
-        return pa.table(columns)
-
-    def measure_again(self) -> None:
-        """Measure the numeric columns at once if the sample holds all rows.
-
-        The last digits of merged moments depend on the units, and so on the format.
-        """
-        if not self.sample or sum(batch.num_rows for batch in self.sample) != sum(self.rows):
-            return
-        sample = pa.Table.from_batches(self.sample)
-        splits = sample[SPLIT].to_numpy()
-        groups = [np.flatnonzero(splits == split) for split in range(len(SPLITS))]
-        self.figures = column_moments([sample[name].to_numpy() for name in self.numeric], groups)
-
-    def spell_classes(self, rule: str) -> None:
-        """Spell the classes of a text target by ``rule``, or if it is "" by the rule that they allow."""
-        names = pa.array({name for split in self.classes for name in split.of}, pa.string())
-        rule = rule or narrowest_rule(spelling_rules(names))
-        self.classes = [replace(split, of=respell_counts(split.of, rule)) for split in self.classes]
 
 
 @dataclass(frozen=True)

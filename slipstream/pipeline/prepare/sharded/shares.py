@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from slipstream.pipeline.prepare.fit.scan import ScanResult, UnitScan
+from slipstream.pipeline.prepare.fit.scan_result import ScanResult, UnitScan
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.sharded.merge_partitions import MergePlan, write_partitions
 from slipstream.pipeline.prepare.sharded.quarantine_spools import (
