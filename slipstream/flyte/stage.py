@@ -38,7 +38,7 @@ from slipstream.shared.storage import (
     StorageUnavailable,
     cannot_write,
     download_all,
-    free_bytes,
+    fullest,
     list_objects,
     out_of_space,
 )
@@ -87,7 +87,7 @@ def mapped_errors() -> Iterator[None]:
             raise
         # The error has no path. Assume the directory with the least space among those to which tasks write.
         places = Path(current_context().working_directory), STORE.absolute(), Path(tempfile.gettempdir())
-        raise cannot_write(min(places, key=free_bytes), error) from None
+        raise cannot_write(fullest(places), error) from None
 
 
 def map_errors(work: Work) -> Work:

@@ -17,6 +17,7 @@ import pytest
 
 from slipstream.config import RunConfig
 from slipstream.shared.errors import UserError
+from slipstream.shared.storage import local
 from tasks.prepare import list_data, open_shares
 from tests.support.small_disk import on_a_small_disk, small_disks
 from tests.support.wording import refuses, same_wording
@@ -84,6 +85,15 @@ def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     listing = list_data.task_function(data="t.csv", target="y", config=RunConfig()).listing
     with refuses(UserError):
         open_shares.task_function(listing=listing, number=2, parsed=[])
+
+
+def test_of_several_directories_on_a_full_disk_the_first_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever other processes write while the free space is measured."""
+    free = iter([3 << 20, 2 << 20, 1 << 20])
+    monkeypatch.setattr(local, "free_bytes", lambda _: next(free))
+    assert local.fullest([tmp_path / "a", tmp_path, tmp_path / "b/c"]) == tmp_path / "a"
 
 
 @pytest.mark.usefixtures("small_disks")

@@ -9,11 +9,10 @@ from unittest import mock
 import pytest
 from safetensors import SafetensorError
 
-from slipstream.flyte import stage
 from slipstream.flyte.failures import FailureReport
 from slipstream.flyte.stage import mapped_errors
 from slipstream.shared.errors import UserError
-from slipstream.shared.storage import out_of_space, storage_for
+from slipstream.shared.storage import local, out_of_space, storage_for
 from slipstream.shared.storage.object_store import write_at
 from tests.support.wording import refuses
 
@@ -35,7 +34,8 @@ ERRORS: list[Exception] = [
 def test_a_task_names_the_place_that_is_full(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write does not say which: it is that with the least space of those where tasks write."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stage, "free_bytes", lambda place: 0 if place.name == ".slipstream" else 1 << 30)
+    monkeypatch.setattr(local, "disk_of", hash)  # each has a disk of its own
+    monkeypatch.setattr(local, "free_bytes", lambda place: 0 if place.name == ".slipstream" else 1 << 30)
     with refuses(UserError, match=rf"^{tmp_path}/\.slipstream:"), mapped_errors():
         raise error
 

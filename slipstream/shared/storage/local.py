@@ -214,8 +214,23 @@ def disk_time(directory: Path) -> float:
 
 def free_bytes(directory: Path) -> int:
     """Return the free bytes of the disk that holds, or will hold, the directory."""
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(nearest_existing(directory)).free
+
+
+def fullest(directories: Iterable[Path]) -> Path:
+    """Return the first directory on the disk with the least free space."""
+    by_disk: dict[int, Path] = {}
+    for directory in directories:
+        by_disk.setdefault(disk_of(directory), directory)
+    return min(by_disk.values(), key=free_bytes)
+
+
+def disk_of(directory: Path) -> int:
+    return nearest_existing(directory).stat().st_dev
+
+
+def nearest_existing(directory: Path) -> Path:
+    return next(path for path in (directory, *directory.absolute().parents) if path.exists())
 
 
 def cannot_write(directory: Path, error: Exception) -> UserError:

@@ -1,4 +1,4 @@
-"""Settings and mergeable result of the first pass over a table."""
+"""Settings and mergeable result of the first pass."""
 
 from __future__ import annotations
 

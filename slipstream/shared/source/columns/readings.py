@@ -1,7 +1,6 @@
 """Types of text columns, decided by what all of their values can be read as.
 
-The values of a file or block are counted by class. Counts add up, so the type does not depend on the order of rows,
-files or machines.
+Values are counted by class. Counts add up, so the type does not depend on the order of rows, files or machines.
 """
 
 from __future__ import annotations
