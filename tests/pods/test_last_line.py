@@ -1,6 +1,9 @@
 """The last line of a pod's log: the cause of a failure, and never a library's complaint about open sessions."""
 
 import io
+import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +20,13 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from slipstream.config import RunConfig
 from slipstream.flyte.failures import WorkerFailed
 from slipstream.flyte.last_line import error_line
+from slipstream.flyte.metadata import STAGE
 from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from slipstream.operations.proofs.rehearsal.rendering import primary_container, rendered, values_of
 from slipstream.shared.errors import UserError
+from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
 
 LIST_DATA = "tasks.prepare.list_data"
@@ -96,6 +101,24 @@ def test_a_pod_that_has_done_its_work_complains_of_nothing(pods: Pods) -> None:
     log, outputs = pods.run("", distribution(pods))
     assert pods.bucket.keys(f"{outputs}/outputs.pb"), log
     assert "ERROR" not in log and "Unclosed" not in log
+
+
+#: A process that leaves a session open in a loop of flytekit, and one in another.
+OPENS = """
+import asyncio, aiohttp
+from flytekit.utils.asyn import run_sync
+async def open_session():
+    return aiohttp.ClientSession()
+loop = asyncio.new_event_loop()
+kept = [run_sync(open_session), loop.run_until_complete(open_session())]
+"""
+
+
+@pytest.mark.parametrize("of_a_task", [True, False])
+def test_only_in_pods_of_this_project_open_sessions_are_ignored(of_a_task: bool) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)} | ({STAGE: "prepare"} if of_a_task else {})
+    ended = subprocess.run([sys.executable, "-c", OPENS], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stderr.count("Unclosed client session") == (0 if of_a_task else 2), ended.stderr
 
 
 def test_a_setting_that_the_console_sent_is_refused_in_one_line(pods: Pods) -> None:

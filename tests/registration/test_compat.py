@@ -5,7 +5,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,14 +21,34 @@ from tests.support.proving import first_few
 PATCHES = {name: value for name, value in vars(compat).items() if isinstance(value, Patch)}
 
 
+PLUGINS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]["flytekit.plugins"]
+#: Entry points of flytekit in this release and in those of before, which images and editable installations may have.
+ENTRIES = (PLUGINS["slipstream"], "slipstream.sessions")
+
+
+def installed(place: Path, entry: str) -> str:
+    """Return a folder in which this project is installed with an entry point of flytekit; without, if it is ""."""
+    about = place / "slipstream-0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Name: slipstream\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(f"[flytekit.plugins]\nslipstream = {entry}\n" if entry else "")
+    return str(place)
+
+
+def run_script(script: Path, *modules: str, path: Sequence[str]) -> list[str]:
+    """Run a script with the folders ``path`` before the environment's own, and return its lines."""
+    # Flytekit's local cache is below the home directory.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HOME": str(script.parent)}
+    command = [sys.executable, str(script), *modules]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
 def plainly(code: str, script: Path) -> str:
     """Run code under flytekit alone, and return its last line."""
     script.write_text(code)
-    # Flytekit's local cache is below the home directory.
-    environment = {**os.environ, "PYTHONPATH": "", "HOME": str(script.parent)}
-    ended = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.splitlines()[-1]
+    return run_script(script, path=[installed(script.parent / "alone", "")])[-1]
 
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
@@ -233,17 +254,33 @@ literal = TypeEngine.to_literal(context, Outer(), Outer, kind).to_flyte_idl()
 print(json.dumps([interface.hex(), literal.SerializeToString(deterministic=True).hex(),
     entrypoint.get_traceback_str(ValueError("wrong\\nin two lines")),
     schema._default.__module__, api.elastic_launch.__module__]))
+print("slipstream.flyte" in sys.modules)
 """
 )
 
 
-@pytest.mark.parametrize("imported", first_few(["tasks.export", "slipstream", "slipstream.flyte.elastic"]))
-def test_types_and_errors_of_others_are_flytekits(imported: str, tmp_path: Path) -> None:
-    script = tmp_path / "stranger.py"
+def heard_by_a_stranger(place: Path, entry: str, *modules: str) -> str:
+    """Return what :data:`STRANGER` says with this project installed, after importing modules."""
+    script = place / "stranger.py"
     script.write_text(STRANGER)
+    text, loaded = run_script(script, *modules, path=[installed(place / f"with-{entry}", entry), str(REPOSITORY)])
+    assert loaded == str(bool(entry or modules))
+    return text
 
-    def said(*modules: str, path: str) -> str:
-        command, environment = [sys.executable, str(script), *modules], {**os.environ, "PYTHONPATH": path}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert said(imported, path=str(REPOSITORY)) == said(path="")
+@pytest.fixture(scope="module")
+def under_plain_flytekit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return heard_by_a_stranger(tmp_path_factory.mktemp("plain"), "")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_project_that_only_has_this_one_installed_has_plain_flytekit(
+    entry: str, under_plain_flytekit: str, tmp_path: Path
+) -> None:
+    assert heard_by_a_stranger(tmp_path, entry) == under_plain_flytekit
+
+
+@pytest.mark.parametrize("imported", first_few(["tasks.export", "slipstream", "slipstream.flyte.elastic"]))
+def test_types_and_errors_of_others_are_flytekits(imported: str, under_plain_flytekit: str, tmp_path: Path) -> None:
+    """Of a project that imports a module of this one."""
+    assert heard_by_a_stranger(tmp_path, ENTRIES[0], imported) == under_plain_flytekit
