@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
+from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Prepared, Trained, artifact_uri
 from slipstream.flyte.metadata import stage_metadata
-from slipstream.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
-from slipstream.pipeline.compress.config import CompressionConfig
+from slipstream.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, rows_path, runs_locally
+from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.logs import logger
+from slipstream.shared.models.config import TeachingConfig
 from slipstream.shared.stages import StageRun
 
 if TYPE_CHECKING:
@@ -24,10 +26,17 @@ LOG = logger("compress")
 
 
 class Proposal(NamedTuple):
-    """Initial weights of the next smaller model to train, and the results of all models before."""
+    """Initial weights of the next smaller model and how to train it, and the results of all models before.
+
+    ``searches`` is True if further models may follow; ``factory`` is the user's own model factory, or "".
+    """
 
     start: Trained
+    training: Annotated[TrainingConfig, BY_VALUE]
+    teaching: Annotated[TeachingConfig, BY_VALUE]
+    factory: str
     tried: list[CompressionTrial]
+    searches: bool
 
 
 class Compressed(NamedTuple):
@@ -37,39 +46,45 @@ class Compressed(NamedTuple):
     compression: Compression
 
 
-def work_on(
-    trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, factory: str, seed: int = 0
-) -> CompressionRun:
+def work_on(trained: FlyteDirectory, prepared: FlyteDirectory, config: RunConfig) -> CompressionRun:
     from slipstream.pipeline.compress.engine import CompressionRun
     from slipstream.shared.artifacts.prepared.streamed import open_prepared
     from slipstream.shared.models.trained import TrainedModel
 
-    model = TrainedModel.open(local_path(trained), factory)
-    return CompressionRun(model, open_prepared(rows_path(prepared)), config, seed)
+    model = TrainedModel.open(local_path(trained), config.model.factory)
+    return CompressionRun(model, open_prepared(rows_path(prepared)), config.compression, config.training.seed)
+
+
+def fine_tuning_settings(config: RunConfig) -> TrainingConfig:
+    """Return the training settings of a smaller model."""
+    training, compression = config.for_training(), config.compression
+    return replace(
+        training,
+        epochs=compression.epochs or training.epochs,
+        learning_rate=compression.learning_rate or training.learning_rate,
+        checkpoint_uri="",  # a checkpoint directory belongs to one training
+    )
 
 
 @task(**stage_metadata("compress", cached=False))
 @map_errors
-def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
+def propose(
     trained: Trained,
     prepared: Prepared,
     fine_tuned: list[Trained],
     runs: list[StageRun],
     tried: list[CompressionTrial],
-    config: CompressionConfig,
-    seed: int,
-    factory: str = "",
+    config: RunConfig,
 ) -> Proposal:
     """Evaluate the last trained candidate, if any, and create the next one.
 
-    ``fine_tuned`` and ``runs`` hold that candidate and its training, or are empty. ``seed`` initialises a student's
-    weights; ``factory`` is the user's own model factory, or "". This task is quick and not cached. Equal candidates
-    have equal bytes, so their trainings are cached.
+    ``fine_tuned`` and ``runs`` hold that candidate and its training, or are empty. This task is quick and not cached.
+    Equal candidates have equal bytes, so their trainings are cached.
     """
     from slipstream.pipeline.compress import engine
     from slipstream.shared.models.factory_code import fingerprint_model
 
-    work = work_on(trained, prepared, config, factory, seed)
+    work = work_on(trained, prepared, config)
     tried = evaluated_trials(work, fine_tuned, runs, tried)
     directory = fresh_directory("start")
     made_by = {
@@ -77,10 +92,17 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
         "trained": work.trained.artifact.fingerprint,
         "prepared": work.data.artifact.fingerprint,
         "model_code": fingerprint_model(work.trained.config),
-        "method": config.method,
+        "method": config.compression.method,
     }
     engine.propose_model(directory, work, tried, made_by)
-    return Proposal(FlyteDirectory(str(directory.absolute())), tried)
+    return Proposal(
+        FlyteDirectory(str(directory.absolute())),
+        fine_tuning_settings(config),
+        config.compression.teaching,
+        config.model.factory,
+        tried,
+        config.compression.searches,
+    )
 
 
 @task(**stage_metadata("compress", cached=False))
@@ -91,19 +113,18 @@ def choose(
     fine_tuned: list[Trained],
     runs: list[StageRun],
     tried: list[CompressionTrial],
-    config: CompressionConfig,
-    factory: str = "",
+    config: RunConfig,
 ) -> Compressed:
     """Evaluate the last candidate of ``fine_tuned``; choose a candidate or the trained model.
 
-    ``runs`` are the candidates' trainings; ``factory`` is the user's own model factory, or "".
+    ``runs`` are the candidates' trainings.
     """
     from slipstream.pipeline.compress import engine
     from slipstream.shared.models.trained import TrainedModel
 
-    work = work_on(trained, prepared, config, factory)
+    work = work_on(trained, prepared, config)
     tried = evaluated_trials(work, fine_tuned[-1:], runs[-1:], tried)
-    models = [TrainedModel.open(local_path(each), factory) for each in fine_tuned]
+    models = [TrainedModel.open(local_path(each), config.model.factory) for each in fine_tuned]
     model, found = engine.choose_model(work, models, tried)
     directories = [artifact_uri(each) for each in (trained, *fine_tuned)]
     address = directories[[work.trained, *models].index(model)]

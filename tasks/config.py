@@ -16,7 +16,7 @@ from slipstream.pipeline.compress.config import CompressionConfig
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.errors import UserError
-from slipstream.shared.models.config import ModelConfig, TeachingConfig
+from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.settings import to_dict
 from slipstream.shared.source.config import DataConfig
@@ -33,7 +33,7 @@ def with_lasting_history(config: CollectivesConfig) -> CollectivesConfig:
 
 
 class Sections(NamedTuple):
-    """Sections of a configuration.
+    """Sections of a configuration, as the inputs of cached tasks.
 
     ``model_code`` is a digest of the user's own model factory or of the base to fine-tune; "" for built-in models.
     """
@@ -43,18 +43,12 @@ class Sections(NamedTuple):
     export: Annotated[ExportConfig, BY_VALUE]
     collectives: Annotated[CollectivesConfig, BY_VALUE]
     model_code: str
-    compression: Annotated[CompressionConfig, BY_VALUE]
-    #: Training settings of a smaller model, and those of its teacher.
-    fine_tuning: Annotated[TrainingConfig, BY_VALUE]
-    teaching: Annotated[TeachingConfig, BY_VALUE]
-    #: Seed for the initial weights of a smaller model.
-    seed: int
-    #: How a smaller model's size is found: "given", "searched", or "none" without compression.
-    size: str
     #: User's own model factory, the only untrusted code that may build trained models; or "".
     factory: str
-    #: Largest number of parameters for an export to ONNX, checked before training.
+    #: Largest number of parameters for an export to ONNX, checked before training; 0 if the model is compressed first.
     most_parameters: int
+    #: Whole configuration, for the tasks of compression, which are not cached.
+    config: Annotated[RunConfig, BY_VALUE]
 
 
 @task(**stage_metadata("fingerprint"))
@@ -111,6 +105,7 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
         training.parallel.sizes(placement.nodes * placement.processes, placement.nodes)
     if method:
         compression = CompressionConfig.from_dict({**to_dict(compression), "method": method})
+        config = replace(config, compression=compression)
     smaller = compression.method != "none"
     if smaller and training.parallel.divides:
         raise UserError(
@@ -122,23 +117,13 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
             f"compression.method: {compression.method} cannot be combined with the adapters of model.lora; expected "
             "none, or a model.lora.rank of 0, which trains the whole base"
         )
-    fine_tuning = replace(
-        training,
-        epochs=compression.epochs or training.epochs,
-        learning_rate=compression.learning_rate or training.learning_rate,
-        checkpoint_uri="",  # a checkpoint directory belongs to one training
-    )
     return Sections(
         config.model,
         training,
         config.export,
         config.collectives,
         fingerprint_model(config.model) or origin.digest,
-        compression,
-        fine_tuning,
-        compression.teaching,
-        training.seed,
-        ("searched" if compression.searches else "given") if smaller else "none",
         config.model.factory,
-        config.export.most_parameters,
+        0 if smaller else config.export.most_parameters,
+        config,
     )

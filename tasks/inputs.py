@@ -18,13 +18,12 @@ from slipstream.flyte.artifact_types import Part, Prepared, Trained
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import BY_VALUE, local_path, map_errors, rows_path, runs_locally
 from slipstream.pipeline.collectives.config import CollectivesConfig
-from slipstream.pipeline.compress.config import CompressionConfig
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import measuring_machine
-from slipstream.shared.models.config import BUILT_IN, BuiltIn, ModelConfig, TeachingConfig
+from slipstream.shared.models.config import BUILT_IN, BuiltIn, ModelConfig
 from slipstream.shared.settings import unknown_setting
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.storage import STORES
@@ -51,13 +50,9 @@ class RunInputs(NamedTuple):
     export: Annotated[ExportConfig, BY_VALUE]
     collectives: Annotated[CollectivesConfig, BY_VALUE]
     model_code: str
-    compression: Annotated[CompressionConfig, BY_VALUE]
-    fine_tuning: Annotated[TrainingConfig, BY_VALUE]
-    teaching: Annotated[TeachingConfig, BY_VALUE]
-    seed: int
-    size: str
     factory: str
     most_parameters: int
+    config: Annotated[RunConfig, BY_VALUE]
     machine: str
 
 

@@ -312,17 +312,17 @@ def prepare_listed(listed: Listed, target: Promise) -> Promise:
     Several pods need a profile with more than one node and data that can be divided. The fields of ``listed`` are
     promises; it may have more fields than :class:`Listed`.
     """
-    table = {"listing": listed.listing, "target": target, "config": listed.data, "source": listed.source}
+    listing, config, source = listed.listing, listed.data, listed.source
     if count_preparing_pods() == 1:
-        return prepare(**table)
+        return prepare(listing=listing, target=target, config=config, source=source)
     return (
         conditional("division")
         .if_(listed.division == "units")
-        .then(prepare_by_units(**table))
+        .then(prepare_by_units(listing=listing, target=target, config=config, source=source))
         .elif_(listed.division == "files")
-        .then(prepare_by_files(**table, texts=listed.texts))
+        .then(prepare_by_files(listing=listing, target=target, config=config, source=source, texts=listed.texts))
         .else_()
-        .then(prepare(**table))
+        .then(prepare(listing=listing, target=target, config=config, source=source))
     )
 
 

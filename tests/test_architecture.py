@@ -193,6 +193,45 @@ def test_only_the_two_upper_floors_and_one_folder_import_flytekit() -> None:
     assert floors == {"tasks", "workflows"}
 
 
+#: Most parameters of a workflow, and most fields of a tuple of promises.
+MOST_PROMISES = 6
+#: Tuples of tasks with more fields. Fewer would need further pods, or inputs that are attributes of a structure, for
+#: which Flyte's cache never hits (flyte#6517).
+WIDE_TUPLES = {"tasks.config.Sections": 8, "tasks.inputs.RunInputs": 14}
+
+
+def decorators(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    calls = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
+    return {each.id for each in calls if isinstance(each, ast.Name)}
+
+
+def fields_of(node: ast.ClassDef) -> int:
+    """Return the number of fields of a ``NamedTuple`` or dataclass; 0 for other classes."""
+    is_tuple = any(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
+    found = sum(isinstance(each, ast.AnnAssign) for each in node.body)
+    return found if is_tuple or "dataclass" in decorators(node) else 0
+
+
+def test_workflows_hand_on_every_promise_by_its_name() -> None:
+    trees = {name: ast.parse(MODULES[name].read_text(encoding="utf-8")) for name in MODULES if floor_of(name) < 2}
+    nodes = [(module, node) for module, tree in trees.items() for node in ast.walk(tree)]
+    functions = [node for _, node in nodes if isinstance(node, ast.FunctionDef)]
+    workflows = [node for node in functions if "workflow" in decorators(node)]
+    entities = {node.name for node in functions if decorators(node) & {"task", "workflow"}}
+    assert len(workflows) > 20 and {"train", "prepare_by_units", "report"} <= entities
+
+    splatted = [
+        f"{MODULES[module].relative_to(ROOT)}:{node.lineno}"
+        for module, node in nodes
+        if isinstance(node, ast.Call) and any(keyword.arg is None for keyword in node.keywords)
+        if module.startswith("workflows.") or (isinstance(node.func, ast.Name) and node.func.id in entities)
+    ]
+    assert not splatted
+    assert not [node.name for node in workflows if len(node.args.args + node.args.kwonlyargs) > MOST_PROMISES]
+    widths = {f"{module}.{node.name}": fields_of(node) for module, node in nodes if isinstance(node, ast.ClassDef)}
+    assert {name: width for name, width in widths.items() if width > MOST_PROMISES} == WIDE_TUPLES
+
+
 def test_a_folder_fits_on_one_screen() -> None:
     sizes = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in MODULES.values()}}
     assert not {folder.name: size for folder, size in sizes.items() if size > 16}

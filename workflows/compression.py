@@ -10,15 +10,15 @@ from typing import NamedTuple
 from flytekit import conditional, workflow
 from flytekit.core.promise import Promise
 
+from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Prepared, Trained
 from slipstream.flyte.compat import patch_command_line
-from slipstream.pipeline.compress.config import ROUNDS, CompressionConfig
+from slipstream.pipeline.compress.config import ROUNDS
 from slipstream.pipeline.train.config import TrainingConfig
-from slipstream.shared.artifacts.results.compression import Compression
-from slipstream.shared.models.config import ModelConfig, TeachingConfig
+from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial
+from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.stages import StageRun
-from tasks.compress import Compressed, choose, propose
-from tasks.config import Sections
+from tasks.compress import Compressed, Proposal, choose, propose
 from tasks.train import fine_tune, train
 
 patch_command_line()
@@ -32,59 +32,37 @@ class ChosenModel(NamedTuple):
     compression: Compression | None
 
 
-def compression_rounds(
-    number: int, given: dict[str, Promise], seed: Promise, fine_tuning: Promise, teaching: Promise
-) -> Compressed:
-    """Build the nodes that train ``number`` smaller models one after the other and choose one.
-
-    Every model depends on the results before it. ``given`` are the trained model, the prepared data, the configuration
-    and the user's model factory; all arguments but ``number`` are promises. A search that ends early proposes its last
-    model again, whose training is cached.
-    """
-    again = {"teacher": given["trained"], "prepared": given["prepared"], "factory": given["factory"]}
-    again |= {"training": fine_tuning, "teaching": teaching}
-    fine_tuned: list[Promise] = []
-    tried: Promise | list[Promise] = []
-    for _ in range(number):
-        last = fine_tuned[-1:]
-        artifacts, runs = [one.artifact for one in last], [one.run for one in last]
-        proposed = propose(**given, fine_tuned=artifacts, runs=runs, tried=tried, seed=seed)
-        tried = proposed.tried
-        fine_tuned.append(fine_tune(start=proposed.start, **again))
-    chosen = choose(
-        **given, fine_tuned=[one.artifact for one in fine_tuned], runs=[one.run for one in fine_tuned], tried=tried
+def train_proposed(proposed: Proposal, teacher: Trained, prepared: Prepared) -> Promise:
+    """Build the node that trains a smaller model; the fields of ``proposed`` are promises."""
+    return fine_tune(
+        start=proposed.start,
+        teacher=teacher,
+        prepared=prepared,
+        training=proposed.training,
+        teaching=proposed.teaching,
+        factory=proposed.factory,
     )
+
+
+@workflow
+def search_size(
+    trained: Trained, prepared: Prepared, fine_tuned: Trained, run: StageRun, config: RunConfig
+) -> Compressed:
+    """Train further smaller models after the first, ``fine_tuned``, and choose one.
+
+    Every model depends on the results before it. A search that ends early proposes its last model again, whose training
+    is cached.
+    """
+    models, runs = [fine_tuned], [run]
+    tried: list[CompressionTrial] = []
+    for _ in range(ROUNDS - 1):
+        proposed = propose(
+            trained=trained, prepared=prepared, fine_tuned=models[-1:], runs=runs[-1:], tried=tried, config=config
+        )
+        tuned = train_proposed(proposed, trained, prepared)
+        models, runs, tried = [*models, tuned.artifact], [*runs, tuned.run], proposed.tried
+    chosen = choose(trained=trained, prepared=prepared, fine_tuned=models, runs=runs, tried=tried, config=config)
     return Compressed(chosen.artifact, chosen.compression)
-
-
-@workflow
-def compress_to_size(
-    trained: Trained,
-    prepared: Prepared,
-    config: CompressionConfig,
-    seed: int,
-    fine_tuning: TrainingConfig,
-    teaching: TeachingConfig,
-    factory: str,
-) -> Compressed:
-    """Compress a trained model to the configured size."""
-    given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
-    return compression_rounds(1, given, seed, fine_tuning, teaching)
-
-
-@workflow
-def compress_by_search(
-    trained: Trained,
-    prepared: Prepared,
-    config: CompressionConfig,
-    seed: int,
-    fine_tuning: TrainingConfig,
-    teaching: TeachingConfig,
-    factory: str,
-) -> Compressed:
-    """Compress a trained model as far as the gate allows."""
-    given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
-    return compression_rounds(ROUNDS, given, seed, fine_tuning, teaching)
 
 
 # The branches below read the inputs of their own workflow. Flyte's compiler sorts the upstream nodes of a node, but not
@@ -92,25 +70,32 @@ def compress_by_search(
 
 
 @workflow
-def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
-    trained: Trained,
-    prepared: Prepared,
-    size: str,
-    config: CompressionConfig,
-    seed: int,
-    fine_tuning: TrainingConfig,
-    teaching: TeachingConfig,
-    factory: str,
+def finish_compression(
+    trained: Trained, prepared: Prepared, fine_tuned: Trained, run: StageRun, searches: bool, config: RunConfig
 ) -> Compressed:
-    """Compress a trained model; ``size`` is "given" or "searched"."""
-    inputs = {"trained": trained, "prepared": prepared}
-    inputs |= {"config": config, "seed": seed, "fine_tuning": fine_tuning, "teaching": teaching, "factory": factory}
+    """Search the size if ``searches``; choose between the model ``fine_tuned`` and the trained one otherwise."""
     made = (
         conditional("size")
-        .if_(size == "given")
-        .then(compress_to_size(**inputs))
+        .if_(searches.is_true())  # type: ignore[attr-defined]
+        .then(search_size(trained=trained, prepared=prepared, fine_tuned=fine_tuned, run=run, config=config))
         .else_()
-        .then(compress_by_search(**inputs))
+        .then(choose(trained=trained, prepared=prepared, fine_tuned=[fine_tuned], runs=[run], tried=[], config=config))
+    )
+    return Compressed(made.artifact, made.compression)
+
+
+@workflow
+def compress(trained: Trained, prepared: Prepared, config: RunConfig) -> Compressed:
+    """Compress a trained model to the configured size, or as far as the gate allows."""
+    proposed = propose(trained=trained, prepared=prepared, fine_tuned=[], runs=[], tried=[], config=config)
+    tuned = train_proposed(proposed, trained, prepared)
+    made = finish_compression(
+        trained=trained,
+        prepared=prepared,
+        fine_tuned=tuned.artifact,
+        run=tuned.run,
+        searches=proposed.searches,
+        config=config,
     )
     return Compressed(made.artifact, made.compression)
 
@@ -128,73 +113,27 @@ def train_alone(
 
 
 @workflow
-def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
-    prepared: Prepared,
-    model: ModelConfig,
-    training: TrainingConfig,
-    code: str,
-    size: str,
-    config: CompressionConfig,
-    seed: int,
-    fine_tuning: TrainingConfig,
-    teaching: TeachingConfig,
-    factory: str,
+def train_and_compress(
+    prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str, config: RunConfig
 ) -> ChosenModel:
     """Train a model, and compress it."""
     trained = train(prepared=prepared, model=model, training=training, code=code)
-    how = {
-        "size": size,
-        "config": config,
-        "seed": seed,
-        "fine_tuning": fine_tuning,
-        "teaching": teaching,
-        "factory": factory,
-    }
-    smaller = compress(trained=trained.artifact, prepared=prepared, **how)
+    smaller = compress(trained=trained.artifact, prepared=prepared, config=config)
     return ChosenModel(smaller.artifact, trained.run, smaller.compression)
 
 
 @workflow
-def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
-    prepared: Prepared,
-    model: ModelConfig,
-    training: TrainingConfig,
-    code: str,
-    size: str,
-    config: CompressionConfig,
-    seed: int,
-    fine_tuning: TrainingConfig,
-    teaching: TeachingConfig,
-    factory: str,
-    most_parameters: int,
+def train_as_asked(
+    prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str, most_parameters: int, config: RunConfig
 ) -> ChosenModel:
-    """Train a model and, unless ``size`` is "none", compress it."""
-    inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
-    how = {
-        "size": size,
-        "config": config,
-        "seed": seed,
-        "fine_tuning": fine_tuning,
-        "teaching": teaching,
-        "factory": factory,
-    }
+    """Train a model and, if ``most_parameters`` is 0 (see :class:`tasks.config.Sections`), compress it."""
     made = (
         conditional("compression")
-        .if_(size == "none")
-        .then(train_alone(**inputs, most_parameters=most_parameters))
+        .if_(most_parameters == 0)
+        .then(train_and_compress(prepared=prepared, model=model, training=training, code=code, config=config))
         .else_()
-        .then(train_and_compress(**inputs, **how))
+        .then(
+            train_alone(prepared=prepared, model=model, training=training, code=code, most_parameters=most_parameters)
+        )
     )
     return ChosenModel(made.artifact, made.run, made.compression)
-
-
-def how_to_compress(sections: Sections) -> dict[str, Promise]:
-    """Return the inputs of :func:`compress` and :func:`train_as_asked` from the ``sections`` (promises)."""
-    return {
-        "size": sections.size,
-        "config": sections.compression,
-        "seed": sections.seed,
-        "fine_tuning": sections.fine_tuning,
-        "teaching": sections.teaching,
-        "factory": sections.factory,
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from flytekit import map_task, workflow
 
@@ -13,9 +12,8 @@ from slipstream.pipeline.report.summary import RunSummary
 from tasks.config import read_config
 from tasks.inputs import resolve_inputs
 from tasks.prepare import prepare_listed
-from tasks.report import report
 from tasks.sweep import begin_sweep, choose_settings, compare_with_given, search
-from workflows.training import stages_after_preparation
+from workflows.training import RunStart, report_run, stages_after_preparation
 
 patch_command_line()
 
@@ -31,27 +29,27 @@ def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> 
         target: the column to predict
         config: the configuration; the section "sweep" has the search space
     """
-    return report(**sweep_stages(data, target, config), cron="", kickoff=None, promotion=None)
+    return search_and_run(RunStart(data, target, config))
 
 
-def sweep_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """Build the workflow nodes of all stages before the report, and return the report's inputs."""
-    given = resolve_inputs(data=data, target=target, config=config)
-    prepared = prepare_listed(given, target)
-    begun = begin_sweep(prepared=prepared.artifact, config=config)
+def search_and_run(start: RunStart) -> RunSummary:
+    """Build the workflow nodes of a sweep, of the run with the best settings and of its report."""
+    given = resolve_inputs(data=start.data, target=start.target, config=start.config)
+    prepared = prepare_listed(given, start.target)
+    begun = begin_sweep(prepared=prepared.artifact, config=start.config)
     # Other workers run the trials of a failed one: all trials are done if one worker found none left.
     work = map_task(
-        partial(search, store=begun.store, prepared=prepared.artifact, config=config), min_success_ratio=0.0
+        partial(search, store=begun.store, prepared=prepared.artifact, config=start.config), min_success_ratio=0.0
     )
-    chosen = choose_settings(store=begun.store, searched=work(worker=begun.workers), config=config)
+    chosen = choose_settings(store=begun.store, searched=work(worker=begun.workers), config=start.config)
     best = read_config(config=chosen.config)
-    stages = stages_after_preparation(prepared, best, given.machine)
+    nodes = stages_after_preparation(prepared, best, given.machine)
     found = compare_with_given(
-        trained=stages["trained"],
+        trained=nodes.trained.artifact,
         prepared=prepared.artifact,
         store=begun.store,
-        config=config,
+        config=start.config,
         factory=best.factory,
         seconds=chosen.seconds,
     )
-    return {**stages, "config": chosen.config, "data": data, "target": target, "sweep": found}
+    return report_run(nodes, start._replace(config=chosen.config), sweep=found)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import NamedTuple
 
 from flytekit import StructuredDataset, conditional, map_task, workflow
 from flytekit.core.promise import Promise
@@ -18,7 +19,7 @@ from tasks.inputs import open_inputs, resolve_inputs
 from tasks.prepare import list_data, open_dataset, prepare_listed
 from tasks.promote import judge, leave_in_service, open_registry, put_in_service
 from tasks.report import report, report_compression, report_data, report_export
-from workflows.compression import compress, how_to_compress, train_as_asked
+from workflows.compression import compress, train_as_asked
 
 patch_command_line()
 
@@ -32,7 +33,8 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
         target: the column to predict
         config: the configuration of all stages
     """
-    return report(**run_stages(data, target, config), cron="", kickoff=None, promotion=None)
+    start = RunStart(data, target, config)
+    return report_run(run_stages(start), start)
 
 
 @workflow
@@ -47,21 +49,34 @@ def fine_tune(base: str, data: str = "", config: FineTuneConfig = FineTuneConfig
     return train_and_export(data=data, target="", config=with_base(base=base, config=config))
 
 
-def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """Build the workflow nodes of all stages before the report, and return the report's inputs."""
-    given = resolve_inputs(data=data, target=target, config=config)
-    prepared = prepare_listed(given, target)
-    return {
-        **stages_after_preparation(prepared, given, given.machine),
-        "config": config,
-        "data": data,
-        "target": target,
-        "sweep": None,
-    }
+class RunStart(NamedTuple):
+    """Inputs of a run; a scheduled one has the schedule ``cron`` and the time ``kickoff``."""
+
+    data: str
+    target: str
+    config: RunConfig
+    cron: str = ""
+    kickoff: datetime | None = None
 
 
-def stages_after_preparation(prepared: Promise, sections: Promise, machine: Promise) -> dict[str, Any]:
-    """Build the workflow nodes from training to the benchmark, and return their outputs.
+class StageNodes(NamedTuple):
+    """Workflow nodes of the stages before the report."""
+
+    prepared: Promise
+    trained: Promise
+    evaluated: Promise
+    exported: Promise
+    networks: Promise
+
+
+def run_stages(start: RunStart) -> StageNodes:
+    """Build the workflow nodes of all stages before the report."""
+    given = resolve_inputs(data=start.data, target=start.target, config=start.config)
+    return stages_after_preparation(prepare_listed(given, start.target), given, given.machine)
+
+
+def stages_after_preparation(prepared: Promise, sections: Promise, machine: Promise) -> StageNodes:
+    """Build the workflow nodes from training to the benchmark.
 
     ``sections`` are those of a configuration; ``machine`` describes the pod of the export.
     """
@@ -71,7 +86,7 @@ def stages_after_preparation(prepared: Promise, sections: Promise, machine: Prom
         training=sections.training,
         code=sections.model_code,
         most_parameters=sections.most_parameters,
-        **how_to_compress(sections),
+        config=sections.config,
     )
     evaluated = evaluate(
         trained=trained.artifact, prepared=prepared.artifact, factory=sections.factory, code=sections.model_code
@@ -88,15 +103,29 @@ def stages_after_preparation(prepared: Promise, sections: Promise, machine: Prom
     networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[sections.collectives])
     # Both are PyTorchJobs that need all GPUs of the profile: in parallel each could hold half and deadlock.
     trained.artifact >> networks
-    return {
-        "prepared": prepared.artifact,
-        "trained": trained.artifact,
-        "evaluated": evaluated.artifact,
-        "exported": exported.artifact,
-        "networks": networks,
-        "stages": [prepared.run, trained.run, evaluated.run, exported.run],
-        "compression": trained.compression,
-    }
+    return StageNodes(prepared, trained, evaluated, exported, networks)
+
+
+def report_run(
+    nodes: StageNodes, start: RunStart, promotion: Promise | None = None, sweep: Promise | None = None
+) -> RunSummary:
+    """Build the node of the report, the result of the run."""
+    return report(
+        prepared=nodes.prepared.artifact,
+        trained=nodes.trained.artifact,
+        evaluated=nodes.evaluated.artifact,
+        exported=nodes.exported.artifact,
+        networks=nodes.networks,
+        stages=[nodes.prepared.run, nodes.trained.run, nodes.evaluated.run, nodes.exported.run],
+        compression=nodes.trained.compression,
+        config=start.config,
+        data=start.data,
+        target=start.target,
+        cron=start.cron,
+        kickoff=start.kickoff,
+        promotion=promotion,
+        sweep=sweep,
+    )
 
 
 @workflow
@@ -116,22 +145,24 @@ def train_and_promote(
         target: the column to predict
         config: the configuration of all stages
     """
-    return report(**promotion_stages(registry, data, target, config), cron="", kickoff=None)
+    return run_and_promote(registry, RunStart(data, target, config))
 
 
-def promotion_stages(registry: str, data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """Build the workflow nodes of :func:`run_stages` and of the promotion, and return the report's inputs."""
-    found = open_registry(registry=registry, config=config)
-    stages = run_stages(data, target, config)
-    judged = judge(exported=stages["exported"], prepared=stages["prepared"], registry=found, config=config)
+def run_and_promote(registry: str, start: RunStart) -> RunSummary:
+    """Build the workflow nodes of a run, of its promotion and of its report."""
+    found = open_registry(registry=registry, config=start.config)
+    nodes = run_stages(start)
+    judged = judge(
+        exported=nodes.exported.artifact, prepared=nodes.prepared.artifact, registry=found, config=start.config
+    )
     promotion = (
         conditional("promotion")
         .if_(judged.passed.is_true())
-        .then(put_in_service(request=judged.request, config=config, verdict=judged.verdict))
+        .then(put_in_service(request=judged.request, config=start.config, verdict=judged.verdict))
         .else_()
         .then(leave_in_service(request=judged.request, verdict=judged.verdict))
     )
-    return {**stages, "promotion": promotion}
+    return report_run(nodes, start, promotion=promotion)
 
 
 @workflow
@@ -181,7 +212,7 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
             name its factory, as a factory named only in the trained model never runs
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="prune")
-    made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
+    made = compress(trained=given.trained, prepared=given.prepared, config=sections.config)
     return report_compression(compression=made.compression)
 
 
@@ -195,7 +226,7 @@ def distil(model: str, data: str, config: RunConfig = RunConfig()) -> Compressio
         config: the sections that ``prune`` uses
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="distil")
-    made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
+    made = compress(trained=given.trained, prepared=given.prepared, config=sections.config)
     return report_compression(compression=made.compression)
 
 

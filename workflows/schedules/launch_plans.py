@@ -19,7 +19,6 @@ from flytekit.models.core.execution import WorkflowExecutionPhase
 
 from slipstream.config import RunConfig
 from slipstream.pipeline.report.summary import RunSummary
-from tasks.report import report
 from workflows.collectives import benchmark
 from workflows.schedules.settings import (
     CHOICE,
@@ -33,8 +32,8 @@ from workflows.schedules.settings import (
     read_schedules,
 )
 from workflows.scoring import retrain_if_drifted, score
-from workflows.sweep import sweep, sweep_stages
-from workflows.training import promotion_stages, run_stages, train_and_export, train_and_promote
+from workflows.sweep import search_and_run, sweep
+from workflows.training import RunStart, report_run, run_and_promote, run_stages, train_and_export, train_and_promote
 
 KICKOFF = "kickoff"
 
@@ -42,7 +41,8 @@ KICKOFF = "kickoff"
 @workflow
 def train_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
     """Run ``train_and_export`` for the schedule ``cron`` at ``kickoff``; the report names skipped runs."""
-    return report(**run_stages(data, target, config), cron=cron, kickoff=kickoff, promotion=None)
+    start = RunStart(data, target, config, cron, kickoff)
+    return report_run(run_stages(start), start)
 
 
 @workflow
@@ -50,13 +50,13 @@ def promote_on_schedule(
     registry: str, data: str, target: str, config: RunConfig, cron: str, kickoff: datetime
 ) -> RunSummary:
     """Run ``train_and_promote`` for the schedule ``cron`` at ``kickoff``."""
-    return report(**promotion_stages(registry, data, target, config), cron=cron, kickoff=kickoff)
+    return run_and_promote(registry, RunStart(data, target, config, cron, kickoff))
 
 
 @workflow
 def sweep_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
     """Run ``sweep`` for the schedule ``cron`` at ``kickoff``."""
-    return report(**sweep_stages(data, target, config), cron=cron, kickoff=kickoff, promotion=None)
+    return search_and_run(RunStart(data, target, config, cron, kickoff))
 
 
 def flyte_notifications(notify: Notify) -> list[Email | Slack]:
