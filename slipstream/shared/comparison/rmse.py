@@ -3,7 +3,7 @@
 A ratio r of the two mean squared errors is possible if the mean of ``after - r * before`` (squared errors), which is 0
 at the true ratio, is not significantly below 0 (Fieller, "Some Problems in Interval Estimation", Journal of the Royal
 Statistical Society B 16, 1954). The test is Johnson's skewness-corrected t
-(:mod:`slipstream.shared.comparison.skewed_mean`). The mean is a combination of moments and needs no resampling.
+(:mod:`slipstream.shared.comparison.skewed_mean`).
 
 If few rows make most of the difference, Student's quantile has half as many degrees of freedom as such rows. Below
 ``FEW`` such rows no distribution is trusted. The limit then assumes an error of ``UNSEEN`` times the largest observed
