@@ -9,10 +9,9 @@ If few rows make most of the difference, Student's quantile has half as many deg
 ``FEW`` such rows no distribution is trusted. The limit then assumes an error of ``UNSEEN`` times the largest observed
 error on Clopper and Pearson's exact upper limit of the share of rows that differ.
 
-In simulations (``tests/comparison/test_rmse.py``: errors in 2 to 100 % of 100 to 3,000 rows, normal, Laplace, Student
-and lognormal, losses of 1 and 10 %) a nominal 5 % limit lies below the truth in at most 6 % of the draws; the
-percentile bootstrap's in up to 98 %. Limits cannot cover unobserved rows: a variant passes even if it errs by more than
-``UNSEEN`` times the largest observed error on rows too rare to be in the sample.
+In simulations (``tests/comparison/test_rmse.py``) a nominal 5 % limit lies below the truth in at most 6 % of the draws;
+the percentile bootstrap's in up to 98 %. Limits cannot cover unobserved rows: a variant passes even if it errs by more
+than ``UNSEEN`` times the largest observed error on rows too rare to be in the sample.
 """
 
 from __future__ import annotations
