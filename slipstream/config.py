@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.compress.config import CompressionConfig
@@ -16,6 +16,9 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.settings import Settings, settings, with_defaults
 from slipstream.shared.source.config import DataConfig
+
+if TYPE_CHECKING:
+    from slipstream.shared.artifacts.prepared.data import PreparedData
 
 
 @settings
@@ -35,14 +38,14 @@ class RunConfig(Settings):
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
-    def for_rows(self, rows: int) -> RunConfig:
-        return replace(self, training=self.training.for_rows(rows))
+    def for_data(self, data: PreparedData) -> RunConfig:
+        """Return the settings with those that the number of training rows decides."""
+        rows = data.training_rows
+        return replace(self, training=self.training.for_rows(rows), model=self.model.for_rows(rows, data.signature))
 
     def for_training(self) -> TrainingConfig:
-        """Return the training section, with settings from ``collectives`` if it applies results of the tuner.
-
-        The section names where the results are, not their content, so new results do not cause reruns.
-        """
+        """Return the training section, with settings from ``collectives`` if it applies results of the tuner."""
+        # It names where the results are, not their content, so new results do not cause reruns.
         training = self.training
         if not training.network_profile:
             return training

@@ -90,9 +90,10 @@ def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig
         data = open_prepared(Path(prepared.path))
         # Until the ranks have met, names are resolved on this machine only.
         workers = worker_group(workspace, config.collectives)
-        rows = max(1, config.training.for_rows(data.training_rows).rows_per_step // workers.world)
+        resolved = config.for_data(data)
+        rows = max(1, resolved.training.rows_per_step // workers.world)
         arithmetic = Arithmetic(config.training.precision, config.training.tf32)
-        model = ConfiguredModel(config.model, data.signature, rows, config.training.seed, arithmetic)
+        model = ConfiguredModel(resolved.model, data.signature, rows, config.training.seed, arithmetic)
         tuning = tune_settings(workers, config.collectives, model)
         if tuning:
             write_tuning(Path(workspace.directory), tuning, made_by(config.collectives))

@@ -49,7 +49,7 @@ def begin_sweep(prepared: Prepared, config: RunConfig) -> StartedSweep:
     from slipstream.pipeline.sweep.engine import start_sweep, sweep_identity
 
     data = open_data(prepared)
-    identity = sweep_identity(config.for_rows(data.training_rows), data.artifact.content)
+    identity = sweep_identity(config.for_data(data), data.artifact.content)
     placement = current_profile().placement("sweep")
     address = config.sweep.store or checkpoint_address("sweep", {"sweep": to_tree(identity)}, placement, SWEEPS)
     start_sweep(config, data, address)

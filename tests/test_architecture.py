@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "manifests": FOUNDATIONS,
     "flyte": FOUNDATIONS | {"config", "doctor", "evaluate", "export"},
     "proofs": FOUNDATIONS | {"config", "flyte", "doctor", "plan", "report", *STAGES},
-    "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
+    "config": BASE | {"artifacts", "source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
     "versions": {"artifacts"},
     "subcommands": ERRORS | {"machine"},

@@ -123,6 +123,11 @@ OPTIONS = Patch(
     "has no registry for click types, ignores unknown keys of a dataclass, passes None for a missing option, and "
     "encodes the default of a launch plan, which it holds as text, as if it were a dataclass",
 )
+HELP = Patch(
+    "flytekit.clis.sdk_in_container.run:WorkflowCommand._create_command",
+    (FLYTEKIT,),
+    "lists all tasks and workflows that a file imports, and shows arguments in the description again",
+)
 BACKEND_ERRORS = Patch(
     "flytekit.clis.sdk_in_container.utils:pretty_print_exception",
     (FLYTEKIT,),
@@ -162,6 +167,7 @@ def patch_tasks() -> None:
 def patch_command_line() -> None:
     """Apply the patches of ``pyflyte``, once."""
     OPTIONS.apply(refined_options)
+    HELP.apply(short_help)
     REMOTE_DEFAULTS.apply(defaults_of_plan)
     BACKEND_ERRORS.apply(explained_backend_errors)
     VERSION.apply(versioned_by_structure)
@@ -313,14 +319,14 @@ def keep_lazy() -> None:
 
 
 def refined_options(original: Any) -> Any:
-    from slipstream.flyte.command_line.options import default_text, refine_option
+    from slipstream.flyte.command_line.options import describe_settings, refine_option
 
     def to_click_option(
         context: Any, flyte: Any, name: str, variable: Any, python_type: Any, default: Any, *more: Any
     ) -> Any:
         if is_settings(python_type):
             option = original(context, flyte, name, variable, python_type, None, *more)
-            option.default = default_text(python_type, default)
+            describe_settings(option, python_type, variable.description, default)
         else:
             option = original(context, flyte, name, variable, python_type, default, *more)
         if is_settings(python_type) or in_ours(context.obj.computed_params.module or ""):
@@ -328,6 +334,18 @@ def refined_options(original: Any) -> Any:
         return option
 
     return to_click_option
+
+
+def short_help(original: Any) -> Any:
+    from slipstream.flyte.command_line.options import shorten_help
+
+    def create_command(group: Any, context: Any, name: str, level: Any, entity: Any, kind: str) -> Any:
+        command = original(group, context, name, level, entity, kind)
+        if in_ours(level.computed_params.module):
+            shorten_help(command, level.computed_params.module, entity)
+        return command
+
+    return create_command
 
 
 def defaults_of_plan(original: Any) -> Any:
@@ -395,10 +413,7 @@ def one_line_of_a_failure(original: Any) -> Any:
 
 
 def own_state(original: Any) -> Any:
-    """Enter a conditional with a separate execution state, in which no case is chosen yet.
-
-    On a cluster, Flyte evaluates conditionals itself, correctly.
-    """
+    """Enter a conditional with a separate execution state, in which no case is chosen yet."""
     from flytekit.core.context_manager import BranchEvalMode
 
     def enter_conditional_section(builder: Any) -> Any:

@@ -8,10 +8,9 @@ may record the cause.
 All pods share the attempt's output prefix, where Flyte reads the result. Flyte prefers an error to outputs:
 ``error.pb`` or, with distributed error aggregation, the earliest ``error*.pb``.
 
-With flytekit alone, every pod overwrites ``error.pb`` or adds a file. A retry then depends on which is read, "peer
-lost" or its cause "out of memory". Here only one ``error.pb`` is written, with or without aggregation. A pod writes a
-consequence ("peer lost") only if no error exists yet, by a conditional write. A cause ("out of memory") replaces a
-consequence.
+With flytekit alone, every pod overwrites ``error.pb`` or adds a file. Here only one ``error.pb`` is written,
+with or without aggregation. A pod writes a consequence ("peer lost") only if no error exists yet, by a conditional
+write. A cause ("out of memory") replaces a consequence.
 """
 
 from __future__ import annotations

@@ -13,7 +13,15 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.machine.gpus import visible_gpus
 from slipstream.shared.profiles.command import main
 from slipstream.shared.profiles.placement import Placement
-from slipstream.shared.profiles.profile import Profile, load_profile, parse_profile, profile_names
+from slipstream.shared.profiles.profile import (
+    CHOICE,
+    RESOLVED,
+    Profile,
+    current_profile,
+    load_profile,
+    parse_profile,
+    profile_names,
+)
 from slipstream.shared.stages import STAGES
 from tests.support.fake_nvml import see_four_gpus
 
@@ -168,9 +176,14 @@ def test_a_wrong_profile_is_one_line(tmp_path: Path, toml: str, message: str) ->
     assert message in refusal.value.message
 
 
-def test_an_unknown_profile_lists_the_known() -> None:
-    with pytest.raises(UserError, match="a100-mig, a100-spot"):
+def test_an_unknown_profile_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^h100: .* a100-mig, a100-spot"):
         load_profile("h100")
+    monkeypatch.delenv(RESOLVED, raising=False)
+    monkeypatch.setenv(CHOICE, "h100")
+    current_profile.cache_clear()
+    with pytest.raises(UserError, match=r"^SLIPSTREAM_PROFILE=h100: "):
+        current_profile()
 
 
 def test_the_command_prints_what_every_stage_asks_for() -> None:
@@ -182,7 +195,8 @@ def test_the_command_prints_what_every_stage_asks_for() -> None:
         assert expected in lines["train"]
     assert "nvidia" not in lines["report"]
     refused = CliRunner().invoke(main, ["h100"])
-    assert refused.exit_code == 1 and refused.output.count("\n") == 1 and "no such profile" in refused.output
+    assert refused.exit_code == 1 and refused.output.count("\n") == 1
+    assert refused.output.startswith("Error: h100: no such profile")
 
 
 TWO = Placement(nodes=2, processes=8)

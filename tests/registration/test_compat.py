@@ -111,6 +111,11 @@ class Mine:
     x: int = 1
 print(JsonParamType(Mine).convert(json.dumps({"x": 2, "unknown": 3}), None, None) == Mine(2))
 """,
+    "HELP": """
+import inspect
+from flytekit.clis.sdk_in_container.run import WorkflowCommand
+print("loaded_entity.__doc__" in inspect.getsource(WorkflowCommand._create_command))
+""",
     "BACKEND_ERRORS": """
 import inspect
 from flytekit.clis.sdk_in_container import utils

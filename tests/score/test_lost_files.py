@@ -30,7 +30,7 @@ def names_of(output: Path) -> list[str]:
     return sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("lost", ["part-*", "set-aside-*", "manifest-*"])
+@pytest.mark.parametrize("lost", ["part-*", "_quarantine/*", "_manifest-*"])
 @pytest.mark.parametrize("how", ["missing", "cut"])
 def test_lost_files_are_put_back(served: Registry, tmp_path: Path, lost: str, how: str) -> None:
     first, _ = score(served, tmp_path)
@@ -69,7 +69,7 @@ def test_other_bytes_are_published_under_the_next_number(
 
 def test_a_manifest_that_was_changed_is_noticed(served: Registry, tmp_path: Path) -> None:
     first, _ = score(served, tmp_path)
-    (path,) = (tmp_path / "out/tables" / first.key).glob("manifest-*")
+    (path,) = (tmp_path / "out/tables" / first.key).glob("_manifest-*")
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"scored":300', b'"scored":299').replace(b'"scored": 300', b'"scored": 299'))
     assert path.read_bytes() != content

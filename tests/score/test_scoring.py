@@ -187,7 +187,7 @@ def test_rows_that_cannot_be_scored_are_set_aside(served: Registry, tmp_path: Pa
     publication, _ = score_data(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
     table = manifest_of(tmp_path / "out", publication)
     assert (table.rows, table.scored, table.set_aside) == (1000, 997, 3)
-    (aside,) = (tmp_path / "out/tables" / publication.key).glob("set-aside-*.parquet")
+    (aside,) = (tmp_path / "out/tables" / publication.key).glob("_quarantine/*.parquet")
     found = pq.read_table(aside).to_pylist()
     assert [(row["file"], row["line"], row["column"], row["reason"]) for row in found] == [
         ("01.csv", 101, "visits", "not integer"),

@@ -1,5 +1,7 @@
-"""``training.batch_size: auto`` is one number, decided by the rows before anything depends on it."""
+"""``training.batch_size: auto`` and the size of a table's model are decided by the rows before anything depends on
+them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +15,8 @@ from slipstream.pipeline.train.config import TrainingConfig, resume_settings
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.training import read_history
 from slipstream.shared.errors import UserError
+from slipstream.shared.models.config import FOR_FEW_ROWS, ModelConfig
+from slipstream.shared.models.trained import TrainedModel
 from tests.support.training import table_of_numbers, trained
 from tests.support.wording import refuses
 
@@ -27,6 +31,26 @@ def test_the_largest_power_of_two_with_twenty_steps_per_epoch(rows: int, size: i
     assert given.for_rows(rows) is given
 
 
+@pytest.mark.parametrize(
+    ("rows", "given", "expected"),
+    [
+        (499, {}, {"hidden": [64], "frequencies": 2}),
+        (499, {"hidden": [8]}, {"hidden": [8], "frequencies": 2}),
+        (500, {}, {}),
+    ],
+)
+def test_a_small_table_gets_a_smaller_model_unless_the_user_says_otherwise(
+    tmp_path: Path, rows: int, given: dict[str, object], expected: dict[str, object]
+) -> None:
+    model = ModelConfig(arguments=given)
+    table = PreparedData.open(table_of_numbers(tmp_path / "data", 20)).signature
+    assert model.for_rows(rows, table).arguments == expected
+    image = replace(table, image_mean=(0.0,), image_std=(1.0,))
+    assert model.for_rows(rows, image) == model
+    own = ModelConfig(name="package.module:factory", arguments=given)
+    assert own.for_rows(rows, table) == own
+
+
 @pytest.mark.parametrize("size", [0, -1, 2**31, "large", 1.5, True])
 def test_a_size_is_a_number_or_auto(size: object) -> None:
     with refuses(UserError, match=r"training\.batch_size"):
@@ -39,6 +63,9 @@ def test_keys_have_the_number(tmp_path: Path) -> None:
     inputs = {"prepared": FlyteDirectory(str(data)), "training": TrainingConfig(), "model": RunConfig().model}
     settled = UnfinishedTraining().settled(inputs)
     assert settled["training"] == TrainingConfig(batch_size=32)
+    assert settled["model"] == ModelConfig()
+    few = {**inputs, "prepared": FlyteDirectory(str(table_of_numbers(tmp_path / "few", 100)))}
+    assert UnfinishedTraining().settled(few)["model"].arguments == FOR_FEW_ROWS
     assert UnfinishedTraining().lasting(settled)["training"] == resume_settings(TrainingConfig(batch_size=32))
     stored = {**inputs, "prepared": FlyteDirectory("s3://bucket/data")}
     assert UnfinishedTraining().settled(stored) == stored
@@ -48,6 +75,12 @@ def test_keys_have_the_number(tmp_path: Path) -> None:
 def test_the_model_and_its_figures_have_the_number(tmp_path: Path, size: int | Literal["auto"]) -> None:
     data = table_of_numbers(tmp_path / "data", 700)
     assert read_history(trained(data, tmp_path / "run", 1, TrainingConfig(epochs=1, batch_size=size))).steps_total == 22
+
+
+def test_a_model_for_few_rows_has_its_arguments(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", 100)
+    model = TrainedModel.open(trained(data, tmp_path / "run", 1, TrainingConfig(epochs=1), model=ModelConfig()))
+    assert model.config.arguments == FOR_FEW_ROWS
 
 
 @pytest.mark.parametrize("size", ["auto", 64])

@@ -138,6 +138,7 @@ def test_what_one_rank_cannot_compile_no_rank_does(body: Callable[..., None], tm
     assert compiled_pass(model) is None
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(not COMPILER, reason="there is no g++")
 def test_auto_goes_on_as_the_checkpoint_was_trained(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", ROWS)

@@ -72,7 +72,7 @@ def dense_and_sparse(data: PreparedData, split: str) -> tuple[np.ndarray, Any]:
     if words is None:
         flat = np.concatenate([records[spec.name].reshape(len(records), -1) for spec in inputs], axis=1).astype(float)
         return flat, flat
-    ids = records[words.name]
+    ids = records[words.name].reshape(len(records), -1)
     rows, places = np.nonzero(ids)
     counts = csr_array((np.ones(len(rows)), (rows, ids[rows, places])), shape=(len(ids), data.signature.buckets))
     return counts.toarray()[:, :0], counts

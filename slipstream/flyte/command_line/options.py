@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
-from flytekit import FlyteContextManager, StructuredDataset
+from flytekit import FlyteContextManager, LaunchPlan, StructuredDataset
 from flytekit.configuration import SerializationSettings
 from flytekit.core.artifact import ArtifactQuery
 from flytekit.core.data_persistence import FileAccessProvider
@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from slipstream.flyte.settings_type import from_client
 from slipstream.operations.doctor.archive import workflow_nodes
 from slipstream.shared.errors import UserError
-from slipstream.shared.settings import Settings, to_dict
+from slipstream.shared.settings import Settings, differences, to_dict
 from slipstream.shared.storage import STORES
 
 
@@ -43,7 +43,7 @@ class SettingsParam(click.ParamType):
 
 
 class DatasetParam(StructuredDatasetParamType):
-    """Click type of a Parquet file or directory; a local path must exist."""
+    """Click type of Parquet; a local path must exist."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not FileAccessProvider.is_remote(value) and not Path(value).exists():
@@ -53,10 +53,10 @@ class DatasetParam(StructuredDatasetParamType):
 
 
 def default_text(settings: type[Settings], default: Any) -> Any:
-    """Return the default of an option as the user would write it: JSON.
+    """Return the default of an option as JSON.
 
     ``default`` is that of a Python function, or of a registered launch plan as text. The text of another
-    release's settings is returned unchanged; it is an error unless the user gives a value.
+    release's settings is returned unchanged: an error unless the user gives a value.
     """
     if not default or isinstance(default, ArtifactQuery):
         return default
@@ -65,6 +65,48 @@ def default_text(settings: type[Settings], default: Any) -> Any:
     except UserError:
         return default
     return json.dumps(to_dict(value))
+
+
+def describe_settings(option: click.Option, settings: type[Settings], description: str, default: Any) -> None:
+    """Show no schema, and of the default what is changed."""
+    option.default = default_text(settings, default)
+    option.help = "; ".join(filter(None, [description, "slipstream schema lists all settings"]))
+    if isinstance(option.default, str):
+        option.show_default = shown_default(settings, option.default)
+
+
+def shown_default(settings: type[Settings], text: str) -> str:
+    try:
+        changed = differences(to_dict(from_client(settings, text)), to_dict(settings()))
+    except UserError:
+        return text
+    return json.dumps(changed) if changed else "all defaults"
+
+
+#: Values in the example of a workflow's help.
+EXAMPLES = {
+    "data": "customers.csv",
+    "target": "churned",
+    "base": "models/qwen",
+    "registry": "s3://bucket/registry",
+    "output": "scores",
+    "training_data": "customers.csv",
+    "dataset": "customers.parquet",
+}
+
+
+def shorten_help(command: click.Command, module: str, entity: Any) -> None:
+    """Add an example; hide what a file imports, and workflows without documented arguments."""
+    described, documented, _ = (entity.__doc__ or "").partition("Args:")
+    own = entity.name == f"{module}.{command.name}" and (documented or not command.params)
+    command.hidden = not (own or isinstance(entity, LaunchPlan))
+    description = " ".join(described.replace("``", "").split())
+    names = {each.name for each in command.params if each.required}
+    known = EXAMPLES | ({"data": "documents"} if "base" in names else {})
+    known |= {"data": "prepared", "model": "trained"} if "model" in names else {}
+    given = [f"--{each.name} {known[each.name]}" for each in command.params if each.name in known]
+    path = module.replace(".", "/")
+    command.help = f"{description}\n\nExample: pyflyte run {path}.py {' '.join([command.name or '', *given])}"
 
 
 def refine_option(option: click.Option, python_type: Any) -> None:
@@ -98,7 +140,7 @@ def refuse_local_base(base: str) -> None:
 # plans under another profile or other schedules, on a machine with GPUs or with another torch, and Flyte refuses those
 # under an existing version. So the entities are first serialised without a version and added to the hash.
 def structure_digest(settings: SerializationSettings) -> str:
-    """Return a digest of the loaded tasks, workflows and launch plans in the form that Flyte compares."""
+    """Return a digest of the loaded tasks, workflows and launch plans."""
     serialising = FlyteContextManager.current_context().with_serialization_settings(replace(settings, version=""))
     with FlyteContextManager.with_context(serialising) as context:
         entities = [entity.to_flyte_idl() for entity in get_registrable_entities(context)]

@@ -158,7 +158,7 @@ def known_profiles() -> list[Profile]:
     chosen = os.environ.get(CHOICE, "")
     if chosen in ("", *profile_names()):
         return [load_profile(name) for name in profile_names()]
-    own = load_profile(chosen)
+    own = load_profile(chosen, f"{CHOICE}=")
     if not int(own.asked("train").gpu):
         raise UserError(f"{CHOICE}={chosen}: its training has no GPU to plan; expected gpu in [distributed]")
     return [own, *map(load_profile, profile_names())]

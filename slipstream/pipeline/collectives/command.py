@@ -134,5 +134,6 @@ def model_of(run: RunConfig, prepared: Path | None, world: int) -> Model:
     if prepared is None:
         return SyntheticModel(arithmetic=arithmetic)
     data = open_prepared(prepared)
-    rows = max(1, training.for_rows(data.training_rows).rows_per_step // world)
+    run = run.for_data(data)
+    rows = max(1, run.training.rows_per_step // world)
     return ConfiguredModel(run.model, data.signature, rows, training.seed, arithmetic)

@@ -9,9 +9,8 @@ profiles, a known variance between profiles replaces the measured one. The answe
 excludes a slow-down of 30 %; otherwise it is "can't tell" (not significant), with the slow-down that could have been
 missed.
 
-A launch may be slow or fast only because of where its processes were placed. By chance, all of a few earlier launches
-may be placed well and all new ones badly. So "slower" requires enough launches to make that improbable
-(:func:`by_kind`).
+A launch may be slow or fast only because of where its processes were placed. So "slower" requires enough
+launches to make that improbable (:func:`by_kind`).
 """
 
 from __future__ import annotations

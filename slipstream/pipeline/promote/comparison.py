@@ -147,9 +147,8 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
     """Raise ``Incomparable`` if the old model may have been trained on the new model's test rows.
 
     Rows are held out by a stable hash, so models with the same split never train on each other's test rows. Splits are
-    the same if all settings that the hash depends on are equal, as a row's hash under other settings is unknown. In a
-    split by time, test rows must be later than the old model's training rows. A package without this information is
-    trusted.
+    the same if all settings that the hash depends on are equal. In a split by time, test rows must be later than the
+    old model's training rows. A package without this information is trusted.
     """
     if new is None or old is None or new == old:
         return

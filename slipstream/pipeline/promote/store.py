@@ -148,10 +148,9 @@ class Registry:
 
 
 def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
-    """Return a context manager of a directory for a copy.
+    """Return a context manager of a temporary directory.
 
-    For a registry on a disk it is next to the registry, where a later run removes it if this process is killed; for a
-    store it is temporary.
+    On a disk it is in the storage's directory, where a later run removes it if this process is killed.
     """
     if isinstance(storage, LocalStorage):
         return temporary_workspace(storage.scratch())

@@ -1,6 +1,6 @@
 """One part of a scored table: rows in, a Parquet file out, every row scored or quarantined.
 
-The file's bytes depend only on data, model, settings and processor type (like all floating-point results), not on
+The file's bytes depend only on data, model, settings and processor type , not on
 worker or time.
 """
 
@@ -156,18 +156,18 @@ def scored_batches(job: ScorePartJob, model: ServedModel, counting: BinCounter |
             rows = pa.RecordBatch.from_pydict({TEXT: pa.array(list(texts.content), pa.string())})
             yield of_files(texts, rows, predictor(rows) if len(rows) else None, job, counting)
         return
-    wanted = wanted_of(job.plan, model)
+    wanted = requested_columns(model, kept_types(source, job.plan.config.keep, job.plan.deciding))
     for file in files:
         name = source.listing.relative(file)
         for batch in read_table(file, source, wanted):
             yield of_table(batch, name, predictor, wanted, job, counting)
 
 
-def wanted_of(plan: ScoringPlan, model: ServedModel) -> RequestedColumns:
+def requested_columns(model: ServedModel, keep: dict[str, pa.DataType]) -> RequestedColumns:
     transform = model.transform
     marks = NumberFormat(transform.decimal, transform.thousands, tuple(transform.missing))
     spellings = {category.name: category.spelling for category in transform.categorical}
-    return RequestedColumns(model.types, kept_types(plan.source, plan.config.keep, plan.deciding), marks, spellings)
+    return RequestedColumns(model.types, keep, marks, spellings)
 
 
 def of_table(
@@ -213,14 +213,17 @@ def of_files(
 
 def part_table(kept: dict[str, pa.Array], predicted: Predictions, job: ScorePartJob) -> pa.Table:
     """Return the part's table: kept columns, predictions, model version."""
-    columns = dict(kept)
-    outputs = predicted.outputs.astype(np.float64 if predicted.labels is None else np.float32, copy=False)
-    if predicted.labels is not None:
-        columns[LABEL] = predicted.labels
-    names = [PROBABILITY + name for name in cached_model(job.model).signature.classes] or [VALUE]
-    columns |= {name: pa.array(np.ascontiguousarray(outputs[:, index])) for index, name in enumerate(names)}
-    columns[VERSION] = pa.repeat(pa.scalar(job.plan.model.version, pa.string()), len(outputs))
+    columns = {**kept, **prediction_columns(predicted, cached_model(job.model).signature.classes)}
+    columns[VERSION] = pa.repeat(pa.scalar(job.plan.model.version, pa.string()), len(predicted.outputs))
     return pa.table(columns)
+
+
+def prediction_columns(predicted: Predictions, classes: Sequence[str]) -> dict[str, pa.Array]:
+    """Return label and probabilities, or the value."""
+    outputs = predicted.outputs.astype(np.float64 if predicted.labels is None else np.float32, copy=False)
+    columns = {} if predicted.labels is None else {LABEL: predicted.labels}
+    names = [PROBABILITY + name for name in classes] or [VALUE]
+    return columns | {name: pa.array(np.ascontiguousarray(outputs[:, index])) for index, name in enumerate(names)}
 
 
 def finite_rows(

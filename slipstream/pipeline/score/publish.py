@@ -1,26 +1,29 @@
 """Publication of scored tables: parts, then manifest, then a create-only pointer.
 
-``tables/<key>/`` holds parts and manifest, under names with their digests. ``published/<key>.json`` publishes the
-table; its files are written again only if they are lost. For other bytes, ``published/<key>-2.json`` does; the highest
-number counts. The key's next run removes files of killed runs.
+``tables/<key>/`` holds parts and, hidden from readers of Parquet by ``_``, manifest and quarantined rows, under names
+with their digests. ``published/<key>.json`` publishes the table; its files are written again only if they are lost. For
+other bytes, ``published/<key>-2.json`` does; the highest number counts. The key's next run removes files of killed
+runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from slipstream.pipeline.promote.store import scratch_of
 from slipstream.pipeline.score.config import ScoringConfig
 from slipstream.pipeline.score.model import ServedModel
 from slipstream.pipeline.score.part import ScoredPart, ScorePartJob, score_part, table_prefix
@@ -29,7 +32,6 @@ from slipstream.pipeline.score.predict import measure_drift
 from slipstream.shared.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Manifest, hash_file
 from slipstream.shared.artifacts.records import decode_record, from_tree, to_json, to_tree
 from slipstream.shared.artifacts.results.scoring import KIND, Publication, QuarantineCount, ScoredTable
-from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.distributed.pool import WorkerPool, workers_for
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
@@ -37,14 +39,15 @@ from slipstream.shared.source import quarantine
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import files_unchanged
 from slipstream.shared.source.quarantine import BadRow
-from slipstream.shared.storage import MissingObject, Storage, list_names, storage_for, try_create
+from slipstream.shared.storage import MissingObject, list_names, storage_for, try_create
 from slipstream.shared.storage.base import CONCURRENCY
-from slipstream.shared.storage.local import LocalStorage
 
 LOG = logger("score")
 PUBLISHED = "published/"
 POINTER = re.compile(rf"{PUBLISHED}([0-9a-f]{{16}})(?:-([2-9]|[1-9]\d{{1,8}}))?\.json")
-SET_ASIDE = "set-aside-"
+QUARANTINE = "_quarantine/"
+#: Name of quarantined rows in tables that earlier versions published.
+EARLIER_QUARANTINE = re.compile(r"set-aside-([0-9a-f]{16}\.parquet)")
 #: Maximum number of reasons in the manifest; the file of quarantined rows has all.
 REASONS = 8
 
@@ -65,13 +68,13 @@ def publish_table(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedM
             if part.file:
                 writer.note(part.name, part.file)
         content = quarantine.to_parquet(bad)
-        aside = f"{SET_ASIDE}{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+        aside = f"{QUARANTINE}{hashlib.sha256(content).hexdigest()[:16]}.parquet"
         writer.write_bytes(aside, content)
         writer.write_manifest(KIND, to_tree(table))
         manifest = (writer.directory / MANIFEST).read_bytes()
     digest = hashlib.sha256(manifest).hexdigest()
     storage.put(f"{table_prefix(plan.key)}{aside}", content)
-    storage.put(f"{table_prefix(plan.key)}{manifest_name(digest)}", manifest)
+    storage.put(f"{table_prefix(plan.key)}{manifest_names(digest)[0]}", manifest)
     pointers = storage.list(PUBLISHED)
     there = newest_pointers(pointers).get(plan.key, 0)
     # Lost files have just been written again, so the table may be whole.
@@ -157,8 +160,10 @@ def pointer_key(key: str, number: int) -> str:
     return f"{PUBLISHED}{key}-{number}.json" if number > 1 else f"{PUBLISHED}{key}.json"
 
 
-def manifest_name(digest: str) -> str:
-    return f"manifest-{digest[:16]}.json"
+def manifest_names(digest: str) -> tuple[str, str]:
+    """Return the name of a table's manifest, and the name in tables that earlier versions published."""
+    name = f"manifest-{digest[:16]}.json"
+    return f"_{name}", name
 
 
 def newest_pointers(names: Sequence[str]) -> dict[str, int]:
@@ -222,7 +227,7 @@ def check_table(output: str, publication: Publication) -> FoundTable:
             return FoundTable(publication, f"{where}/{name} is missing")
         if there[name].size != record.size:
             return FoundTable(publication, f"{where}/{name} has {there[name].size} bytes instead of {record.size}")
-    known = {*files, manifest_name(publication.manifest)}
+    known = {*files, *manifest_names(publication.manifest)}
     return FoundTable(publication, "", tuple(f"{prefix}{name}" for name in there if name not in known))
 
 
@@ -237,15 +242,20 @@ def read_pointer(output: str, where: str) -> Publication:
 
 
 def read_manifest(output: str, publication: Publication) -> Manifest:
-    name = f"{table_prefix(publication.key)}{manifest_name(publication.manifest)}"
+    storage, prefix = storage_for(output), table_prefix(publication.key)
+    names = manifest_names(publication.manifest)
+    raw = None
     with tempfile.TemporaryDirectory() as scratch:
-        try:
-            raw = storage_for(output).get(name, Path(scratch)).read_bytes()
-        except MissingObject:
-            raise DamagedTable(f"{output}/{name} is missing") from None
+        for name in names:
+            with suppress(MissingObject):
+                raw = storage.get(f"{prefix}{name}", Path(scratch)).read_bytes()
+                break
+    where = f"{output}/{prefix}{name if raw else names[0]}"
+    if raw is None:
+        raise DamagedTable(f"{where} is missing")
     if hashlib.sha256(raw).hexdigest() != publication.manifest:
-        raise DamagedTable(f"{output}/{name} was changed: its SHA-256 is not the published one")
-    return Manifest.parse(raw, f"{output}/{name}")
+        raise DamagedTable(f"{where} was changed: its SHA-256 is not the published one")
+    return Manifest.parse(raw, where)
 
 
 def read_scored(output: str, publication: Publication) -> ScoredTable:
@@ -270,19 +280,21 @@ def verify_table(output: str, publication: Publication, read_bytes: bool) -> Non
 
 
 def fetch_table(output: str, publication: Publication, directory: Path) -> Artifact:
-    """Copy a table to the fresh ``directory`` and verify every byte.
+    """Copy a table to the fresh ``directory``, under the names of this version, and verify every byte.
 
     Raises ``UserError`` on failure.
     """
     storage, prefix = storage_for(output), table_prefix(publication.key)
-    manifest = read_manifest(output, publication)
-    directory.mkdir(parents=True)
+    manifest, writer = read_manifest(output, publication), ArtifactWriter(directory)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".fetch-") as scratch:
-        for name in [*manifest.files, manifest_name(publication.manifest)]:
-            stored = storage.get(f"{prefix}{name}", Path(scratch))
-            target = directory / (name if name in manifest.files else MANIFEST)
-            target.write_bytes(stored.read_bytes())
-    return Artifact.open(directory, KIND).check_sha256()
+        for name, record in manifest.files.items():
+            target = directory / EARLIER_QUARANTINE.sub(rf"{QUARANTINE}\1", name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(storage.get(f"{prefix}{name}", Path(scratch)), target)
+            writer.note(target.relative_to(directory).as_posix(), record)
+    artifact = writer.finish(KIND, manifest.made_by).check_sha256()
+    (directory / MANIFEST).rename(directory / f"_{MANIFEST}")
+    return artifact
 
 
 @dataclass(frozen=True)
@@ -339,14 +351,3 @@ def fetched_model(plan: ScoringPlan) -> Iterator[ServedModel]:
     """Yield the plan's model, verified, until the block ends."""
     with tempfile.TemporaryDirectory() as scratch:
         yield plan.model.fetch(Path(scratch, "model"), public_key(plan.config))
-
-
-def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
-    """Return a directory for parts.
-
-    For a local output it is in the output's file system, and a later run removes it if this process is killed. For a
-    store it is temporary.
-    """
-    if isinstance(storage, LocalStorage):
-        return temporary_workspace(storage.scratch())
-    return tempfile.TemporaryDirectory(dir=storage.scratch())

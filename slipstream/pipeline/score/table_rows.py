@@ -145,12 +145,16 @@ def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: RequestedCol
     check_names(schema.names, file)
     partition = keys_in(source.listing.relative(file))
     check_present(file, list({**partition, **dict.fromkeys(schema.names)}), wanted)
-    for name, kind in wanted.types.items():
-        if name in schema.names and value_types.column_type(schema.field(name).type) == value_types.OTHER:
-            raise other_type(file.uri, name, value_types.OTHER, kind)
+    check_values({field.name: field.type for field in schema}, file, wanted)
     for unit in units:
         if unit.rows:
             yield from unit_rows(replace(unit, partition=partition), wanted)
+
+
+def check_values(stored: Mapping[str, pa.DataType], file: SourceFile, wanted: RequestedColumns) -> None:
+    for name, kind in wanted.types.items():
+        if name in stored and value_types.column_type(stored[name]) == value_types.OTHER:
+            raise other_type(file.uri, name, value_types.OTHER, kind)
 
 
 def other_type(file: str, name: str, stored: str, kind: str) -> UserError:
@@ -162,15 +166,20 @@ def other_type(file: str, name: str, stored: str, kind: str) -> UserError:
 
 def unit_rows(unit: Unit, wanted: RequestedColumns) -> Iterator[TableBatch]:
     for stored, lines in read_unit(unit, wanted.names, MemoryBudget(READ_GIB)):
-        columns, unreadable = {}, dict[str, np.ndarray]()
-        for name, kind in wanted.types.items():
-            column = stored.column(name)
-            if value_types.column_type(column.type) != kind or missing_marks(wanted.number_format, kind):
-                column, failed = retype_column(readable(column, name, kind, unit.file), kind, wanted.number_format)
-                unreadable[name] = failed
-            columns[name] = column
-        kept = {name: as_kept(stored.column(name), name, kind, unit.file) for name, kind in wanted.keep.items()}
-        yield quarantine_rows(columns, kept, unreadable, RowOrigin(unit.file, lines, lines, stored), wanted)
+        yield typed_rows(stored, lines, unit.file, wanted)
+
+
+def typed_rows(stored: pa.RecordBatch, lines: np.ndarray, file: str, wanted: RequestedColumns) -> TableBatch:
+    """Return ``stored`` rows in the model's types."""
+    columns, unreadable = {}, dict[str, np.ndarray]()
+    for name, kind in wanted.types.items():
+        column = stored.column(name)
+        if value_types.column_type(column.type) != kind or missing_marks(wanted.number_format, kind):
+            column, failed = retype_column(readable(column, name, kind, file), kind, wanted.number_format)
+            unreadable[name] = failed
+        columns[name] = column
+    kept = {name: as_kept(stored.column(name), name, kind, file) for name, kind in wanted.keep.items()}
+    return quarantine_rows(columns, kept, unreadable, RowOrigin(file, lines, lines, stored), wanted)
 
 
 def readable(column: pa.Array, name: str, kind: str, file: str) -> pa.Array:

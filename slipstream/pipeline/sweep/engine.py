@@ -127,7 +127,7 @@ def sweep_search(config: RunConfig, data: PreparedData) -> SweepSearch:
     from slipstream.pipeline.train.data_loader import stored_blocks
     from slipstream.pipeline.train.data_order import GlobalOrder
 
-    config = config.for_rows(data.training_rows)
+    config = config.for_data(data)
     training = config.for_training()
     epoch = GlobalOrder(stored_blocks(data, "train"), training.rows_per_step, training.seed).steps_per_epoch
     evaluations = math.ceil(training.epochs * epoch / (training.evaluate_every or epoch))

@@ -80,7 +80,7 @@ def searched_parameters(config: RunConfig) -> list[SearchedParameter]:
     if not ranges:
         raise UserError("sweep.space: is empty; expected settings to search, such as training.learning_rate")
     # Only the type of training.batch_size counts here, not the number that it is for the data.
-    typed = config.for_rows(0)
+    typed = replace(config, training=config.training.for_rows(0))
     return [parameter_of(typed, path, ranges[path]) for path in sorted(ranges)]
 
 

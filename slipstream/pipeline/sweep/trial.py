@@ -89,8 +89,9 @@ def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
         from slipstream.shared.artifacts.prepared.streamed import open_prepared
         from slipstream.shared.models.base.directory import ModelOrigin
 
-        data, model = open_prepared(job.prepared), job.config.model
-        training, origin = job.config.for_training().for_rows(data.training_rows), ModelOrigin(model)
+        data = open_prepared(job.prepared)
+        config = job.config.for_data(data)
+        model, training, origin = config.model, config.for_training(), ModelOrigin(config.model)
         request = TrainingRequest(
             prepared=job.prepared,
             model=model,

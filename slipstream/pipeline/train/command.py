@@ -124,8 +124,9 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             # Lazy: only a process that needs the digest reads the base.
             data = PreparedData.open(directory)
             made = {"command": "slipstream.train", "code": code_version(KIND)}
-            resolved = training.for_rows(data.training_rows)
-            return {**made, **run_identity(data, model, resolved, base_digest=origin.digest)}
+            rows = data.training_rows
+            resolved = model.for_rows(rows, data.signature), training.for_rows(rows)
+            return {**made, **run_identity(data, *resolved, base_digest=origin.digest)}
 
         if is_finished(output, made_by):
             return

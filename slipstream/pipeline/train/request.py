@@ -67,9 +67,12 @@ class TrainingRequest:
     def origin(self) -> ModelOrigin:
         return self.opened or ModelOrigin(self.model)
 
-    def for_rows(self, rows: int) -> TrainingRequest:
-        """Return the request for a training split of ``rows`` rows, with the same opened base."""
-        return replace(self, training=self.training.for_rows(rows), opened=self.origin)
+    def for_data(self, data: PreparedData) -> TrainingRequest:
+        """Return the request with the settings that the number of training rows decides."""
+        rows, origin = data.training_rows, self.origin
+        model = origin.model if self.start else origin.model.for_rows(rows, data.signature)
+        opened = origin if model == origin.model else ModelOrigin(model)
+        return replace(self, training=self.training.for_rows(rows), model=model, opened=opened)
 
 
 @dataclass(frozen=True)

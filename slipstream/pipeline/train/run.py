@@ -148,7 +148,7 @@ class Trainer:
         with same_error_on_all_ranks(self.on_host):
             data = open_prepared(self.request.prepared)
             check_rows(data)
-        known = self.request.for_rows(data.training_rows)
+        known = self.request.for_data(data)
         request, made_for = with_micro_batches(known, self.group, self.on_host)
         training, group = request.training, self.group
         abilities = self.peers.gather(device_capability(group.device))

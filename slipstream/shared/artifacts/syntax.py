@@ -4,7 +4,7 @@ The digest ignores docstrings, comments, formatting and texts of log messages. I
 because parts of the tree that later versions add or store differently are skipped.
 
 Parsing all sources takes about a second, so results are kept in the user's cache directory by the SHA-256 of the
-source. The cache file starts with a checksum and is ignored if damaged. If it cannot be written, only time is lost.
+source. The cache file starts with a checksum and is ignored if damaged.
 """
 
 from __future__ import annotations

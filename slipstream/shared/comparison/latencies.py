@@ -191,10 +191,7 @@ LEVEL = 0.95
 
 
 def calls_needed(share: float) -> int:
-    """Return the number of calls needed to report a percentile, with ``BEYOND`` of them above it.
-
-    20 for p50, 100 for p90, 1,000 for p99.
-    """
+    """Return the number of calls needed to report a percentile, with ``BEYOND`` of them above it."""
     return round(BEYOND / (1 - share))
 
 

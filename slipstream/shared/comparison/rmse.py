@@ -3,16 +3,15 @@
 A ratio r of the two mean squared errors is possible if the mean of ``after - r * before`` (squared errors), which is 0
 at the true ratio, is not significantly below 0 (Fieller, "Some Problems in Interval Estimation", Journal of the Royal
 Statistical Society B 16, 1954). The test is Johnson's skewness-corrected t
-(:mod:`slipstream.shared.comparison.skewed_mean`). The mean is a combination of moments and needs no resampling.
+(:mod:`slipstream.shared.comparison.skewed_mean`).
 
 If few rows make most of the difference, Student's quantile has half as many degrees of freedom as such rows. Below
 ``FEW`` such rows no distribution is trusted. The limit then assumes an error of ``UNSEEN`` times the largest observed
 error on Clopper and Pearson's exact upper limit of the share of rows that differ.
 
-In simulations (``tests/comparison/test_rmse.py``: errors in 2 to 100 % of 100 to 3,000 rows, normal, Laplace, Student
-and lognormal, losses of 1 and 10 %) a nominal 5 % limit lies below the truth in at most 6 % of the draws; the
-percentile bootstrap's in up to 98 %. Limits cannot cover unobserved rows: a variant passes even if it errs by more than
-``UNSEEN`` times the largest observed error on rows too rare to be in the sample.
+In simulations (``tests/comparison/test_rmse.py``) a nominal 5 % limit lies below the truth in at most 6 % of the draws;
+the percentile bootstrap's in up to 98 %. Limits cannot cover unobserved rows: a variant passes even if it errs by more
+than ``UNSEEN`` times the largest observed error on rows too rare to be in the sample.
 """
 
 from __future__ import annotations

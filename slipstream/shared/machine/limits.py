@@ -1,7 +1,7 @@
 """CPU and memory limits of this process, and the kernel's counters of killed processes.
 
 A pod sees all cores of its node. So the amounts of its placement are passed in environment variables, and a placement
-uses the same number of threads on every type of node. They are set in pods only.
+uses the same number of threads on every type of node.
 
 A container's control group (version 2 or 1) limits CPU and memory, and so do all groups above it. A container usually
 sees its own group as the root of the mounted groups. If the kernel names a path that does not exist there, only the

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, replace
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field
 
 from slipstream.shared.settings import LARGEST, Natural, Settings, settings
+
+if TYPE_CHECKING:
+    from slipstream.shared.artifacts.prepared.data import Signature
 
 #: Maximum number of blocks of a model; language models have at most 126.
 DEEPEST = 2000
@@ -24,6 +27,16 @@ BUILT_IN: dict[BuiltIn, str] = {
     "resnet": "images",
     "transformer": "text to continue (data.task: language)",
 }
+#: Arguments of the "mlp" for tables with fewer training rows than this, where the user gives no others: its usual size
+#: overfits them (tests/train/test_small_sets.py).
+FEW_ROWS = 500
+FOR_FEW_ROWS: dict[str, object] = {"hidden": [64], "frequencies": 2}
+
+
+def fitting_model(signature: Signature) -> BuiltIn:
+    if signature.task == "next token":
+        return "transformer"
+    return "resnet" if signature.image_mean else "mlp"
 
 
 @settings
@@ -67,7 +80,8 @@ class ModelConfig(Settings):
     setting."""
     # A bare dict: flytekit warns of pickles at every start if it finds an Any in a type.
     arguments: dict = field(default_factory=dict)
-    """Keyword arguments of the built-in model or of your factory."""
+    """Keyword arguments of the built-in model or of your factory. An mlp for fewer than 500 training rows is smaller
+    unless they say otherwise."""
     base: str = ""
     """Model to fine-tune: a local directory or a store's address, with Hugging Face's config.json (Llama, Mistral, Qwen
     2 or 3) and safetensors. Empty: training from scratch."""
@@ -101,11 +115,15 @@ class ModelConfig(Settings):
             raise self.reject("name", f"auto or {fitting}, since these data are {BUILT_IN[fitting]}")
         return fitting if self.name == "auto" else self.name
 
-    def check_base(self) -> None:
-        """Raise ``UserError`` if adapters have no base.
+    def for_rows(self, rows: int, signature: Signature) -> ModelConfig:
+        """Return the settings for a training split of ``rows`` rows."""
+        if rows >= FEW_ROWS or self.factory or fitting_model(signature) != "mlp":
+            return self
+        return replace(self, arguments={**FOR_FEW_ROWS, **self.arguments})
 
-        Not in :meth:`check`, since ``base`` may be set later than other settings.
-        """
+    def check_base(self) -> None:
+        """Raise ``UserError`` if adapters have no base."""
+        # Not in check, since ``base`` may be set later than other settings.
         if self.lora.rank and not self.base:
             raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
 

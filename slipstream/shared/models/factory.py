@@ -28,7 +28,7 @@ from slipstream.shared.models.adapters.peft_files import read_peft
 from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.base.tensors import BaseValues, OpenedBase
-from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.config import ModelConfig, fitting_model
 from slipstream.shared.models.factory_code import import_from_working_directory
 from slipstream.shared.models.initial.drawn import DrawnValues, InitialValues, StatesDeviations, fill_parameters
 from slipstream.shared.models.pruning import Retained, prune_model
@@ -137,9 +137,7 @@ def resolve_model_name(config: ModelConfig, signature: Signature) -> str:
 
     Raises ``UserError`` if a built-in model does not fit the data.
     """
-    if signature.task == "next token":
-        return config.name_for("transformer")
-    return config.name_for("resnet" if signature.image_mean else "mlp")
+    return config.name_for(fitting_model(signature))
 
 
 def build_model(

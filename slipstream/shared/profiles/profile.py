@@ -155,21 +155,21 @@ def current_profile() -> Profile:
     if travelled := os.environ.get(RESOLVED):
         data = json.loads(travelled)
         return parse_profile(data["name"], data)
-    return load_profile(os.environ.get(CHOICE) or "local")
+    return load_profile(os.environ.get(CHOICE) or "local", f"{CHOICE}=")
 
 
-def load_profile(choice: str) -> Profile:
-    """Read a profile by name or by path; raises ``UserError`` if it is missing or wrong."""
-    return parse_profile(path_of(choice).stem, read_profile_tables(choice, ()))
+def load_profile(choice: str, setting: str = "") -> Profile:
+    """Read a profile by name or path; raise ``UserError``, with ``setting`` before ``choice``, if it is wrong."""
+    return parse_profile(path_of(choice).stem, read_profile_tables(choice, (), setting))
 
 
-def read_profile_tables(choice: str, through: tuple[Path, ...]) -> Table:
+def read_profile_tables(choice: str, through: tuple[Path, ...], setting: str = "") -> Table:
     """Return the tables of a profile, merged over those of the profile that it extends.
 
     ``through`` are the paths of the profiles that extend it, the nearest last.
     """
     path = path_of(choice, through[-1].parent if through else Path()).resolve()
-    where = f"{through[-1]}: extends {choice}" if through else f"{CHOICE}={choice}"
+    where = f"{through[-1]}: extends {choice}" if through else f"{setting}{choice}"
     if path in through:
         raise UserError(f"{where}: extends itself in a circle; remove one extends")
     missing = f"{where}: no such profile; choose one of {', '.join(profile_names())}, or a path to a .toml"

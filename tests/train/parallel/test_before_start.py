@@ -194,8 +194,9 @@ def test_a_model_that_is_too_large_for_its_export(
     model: ModelConfig, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_processes(monkeypatch, 1)
-    signature = open_prepared(data["table"]).signature
-    count = sum(weight.numel() for weight in build_model(model, signature, seed=0).network.parameters())
+    table = open_prepared(data["table"])
+    built = build_model(model.for_rows(table.training_rows, table.signature), table.signature, seed=0)
+    count = sum(weight.numel() for weight in built.network.parameters())
     with pytest.raises(UserError) as error:
         begin(data["table"], model, BATCH, most_parameters=count - 1)
     expected = f"export.most_parameters: {count - 1:,} is too small for {model.name}, which has {count:,} parameters"

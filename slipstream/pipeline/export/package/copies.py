@@ -49,10 +49,7 @@ def copy_package(address: str, directory: Path, below: str = "") -> None:
 
 
 def copy_local(root: Path, below: str, directory: Path) -> None:
-    """Copy the local package at ``root``/``below``.
-
-    Raises the errors of :func:`copy_package`.
-    """
+    """Copy the local package at ``root``/``below``."""
     package = root / below
     check_files(package)
     records = read_manifest(package)["files"]
@@ -67,10 +64,7 @@ def copy_local(root: Path, below: str, directory: Path) -> None:
 
 
 def fetch_listed(source: str, there: Mapping[str, ObjectInfo], directory: Path) -> None:
-    """Fetch a package from a store; ``there`` lists its files.
-
-    Raises as :func:`copy_package`.
-    """
+    """Fetch a package from a store; ``there`` lists its files."""
     for name in UNLISTED:
         if name in there:
             (directory / name).write_bytes(read_below(source, name, LONGEST_JSON))

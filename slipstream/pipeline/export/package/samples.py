@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,7 +185,13 @@ def model_distributions(model: ModelFunction, data: PreparedData) -> Distributio
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         outputs = powers / powers.sum(axis=1, keepdims=True)
     predictions = fit_predictions(outputs.reshape(len(records), -1), signature.classes)
-    return Distributions(len(records), of_columns(data.artifact.read_json("statistics.json"), records), predictions)
+    columns = of_columns(data.artifact.read_json("statistics.json"), records)
+    return Distributions(len(records), columns, predictions, training_ranges(data, columns))
+
+
+def training_ranges(data: PreparedData, names: Collection[str]) -> dict[str, tuple[float, float]]:
+    described = [column for column in data.card["columns"] if column["name"] in names] if names else []
+    return {column["name"]: (column["min"], column["max"]) for column in described if {"min", "max"} <= column.keys()}
 
 
 def of_columns(statistics: Mapping[str, Any], records: np.ndarray) -> dict[str, Bins]:

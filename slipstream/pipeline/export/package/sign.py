@@ -1,8 +1,6 @@
 """Signing of exported models: ``slipstream sign`` (extra ``[sign]``).
 
-The Ed25519 signature (RFC 8032) covers the manifest's bytes and, by its digests, every file. ``openssl genpkey
--algorithm ed25519 -out private.pem`` makes a key; ``openssl pkey -in private.pem -pubout`` prints its public key for
-checking.
+The Ed25519 signature (RFC 8032) covers the manifest's bytes and, by its digests, every file.
 """
 
 from __future__ import annotations

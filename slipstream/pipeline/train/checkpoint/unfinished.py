@@ -36,9 +36,12 @@ class UnfinishedTraining:
     def settled(self, inputs: Inputs) -> Inputs:
         prepared, training = inputs["prepared"], inputs["training"]
         address = str(prepared.remote_source or prepared.path)
-        if training.batch_size != "auto" or address.startswith(STORES):
+        if address.startswith(STORES):
             return inputs
-        return {**inputs, "training": training.for_rows(open_prepared(Path(address)).training_rows)}
+        data = open_prepared(Path(address))
+        rows = data.training_rows
+        model = {"model": inputs["model"].for_rows(rows, data.signature)} if "model" in inputs else {}
+        return {**inputs, **model, "training": training.for_rows(rows)}
 
     def lasting(self, inputs: Inputs) -> Inputs:
         """Return the inputs that decide the result, without the code, since a training resumes after code edits."""

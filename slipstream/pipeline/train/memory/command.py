@@ -116,7 +116,8 @@ def main(  # noqa: PLR0913 - an argument for each option
         signature = rows_of_tokens(origin, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
     training = replace(run.training.for_rows(rows), precision=precision)
-    job = TraceJob(shaped_for(run.model, signature, origin), signature, training, devices, nodes)
+    shaped = shaped_for(run.model.for_rows(rows, signature), signature, origin)
+    job = TraceJob(shaped, signature, training, devices, nodes)
     build_model(
         job.model, signature, seed=0, shapes_alone=True
     )  # reports errors of the model in one line, before any trace

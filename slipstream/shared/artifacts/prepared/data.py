@@ -3,8 +3,7 @@
 Every split has one or more segments of fixed-width little-endian records for memory mapping. A record holds the model's
 inputs in signature order, the target, and the row's weight if rows are weighted. Rows added to a base set become
 further segments. A segment is one file, ``<split>-00000.rows``; a large one continues in ``<split>-00000_00001.rows``
-and so on. Rows are shuffled across all files of their segment, and a block of the manifest holds complete rows. So a
-block is a random sample of its segment and can be verified separately.
+and so on. Rows are shuffled across all files of their segment, and a block of the manifest holds complete rows.
 
 Further files: ``signature.json`` (inputs and outputs of a model), ``schema.json`` and ``statistics.json`` (the
 transformation of raw columns to inputs, fitted on the training split only), ``card.json`` (the data card) and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 KIND = "score"
@@ -160,9 +160,10 @@ class Distributions:
     """Histograms over a sample of the training ``rows``: of every raw column, if any, and of the predictions.
 
     With two classes, a prediction is the probability of the second; with more, the most probable class; for regression,
-    the value.
+    the value. ``ranges`` are those of numbers and times over all training rows; older packages lack them.
     """
 
     rows: int
     columns: dict[str, Bins]
     predictions: Bins
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -204,8 +204,7 @@ def model_lines(profile: NetworkProfile) -> Iterator[str]:
             )
     size = profile.of("all_reduce")[-1].bytes
     for world in (2 * here, 4 * here):
-        if reason := shared_cores(profile, world):
-            yield f"{reason}: no prediction"
+        if shared_cores(profile, world):
             return
         expected = model.seconds(world, size)
         yield (
@@ -238,8 +237,7 @@ def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str
         yield f"{NO_STEPS}: {model}"
         return
     for world in (here, 2 * here, 4 * here):
-        if reason := shared_cores(profile, world):
-            yield f"{reason}: no prediction"
+        if shared_cores(profile, world):
             return
         expected = predict_step_time(compute, partial(model.seconds, world))
         share = expected.efficiency
