@@ -40,12 +40,12 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "a model of images for a table": (
         csv("t.csv", HEADER + GOOD),
         ["--data", "t.csv", "--target", "y", "--config", '{"model": {"name": "resnet"}}'],
-        r'model\.name: "resnet" is not allowed; expected auto or mlp, since these data are tables',
+        r'model\.name: "resnet" is not allowed; expected auto or mlp: resnet takes images, and these data are tables',
     ),
     "a model of tables for images": (
         None,
         ["--config", '{"model": {"name": "mlp"}}'],
-        r'model\.name: "mlp" is not allowed; expected auto or resnet, since these data are images',
+        r'model\.name: "mlp" is not allowed; expected auto or resnet: mlp takes tables, and these data are images',
     ),
     "a model of tables for text": (
         csv("t.txt", "some words\n" * 50),
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "an argument that the images' model does not have, without an export": (
         None,
         ["--config", '{"model": {"arguments": {"hidden": [8]}}, "compression": {"method": "prune"}}'],
-        r"model\.arguments\.hidden: unknown setting; allowed here: depth, norm, widths",
+        r"model\.arguments\.hidden: .* of mlp, which takes tables; expected one of resnet: depth, norm, widths",
     ),
     "an argument that the smaller model does not have": (
         None,

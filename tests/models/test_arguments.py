@@ -33,6 +33,7 @@ def open_to_all(signature: Any, **arguments: Any) -> nn.Module:
         (f"{MINE}narrow", {}),
         (f"{MINE}open_to_all", {"any": 1}),
         ("mlp", {"hidden": "wide"}),
+        ("auto", {"widths": [4, 8]}),
     ],
 )
 def test_the_argument_is_named_and_not_the_model(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ def test_a_smaller_network_is_a_table_within_80_columns(tmp_path: Path) -> None:
     lines = str(summary).splitlines()
     assert "Tried       model             parameters  lost, points  speed" in lines
     assert "          ▸ 50 % fewer units      88,546  0.17, ≤ 0.71   1.93  passed" in lines
+    why = next(number for number, line in enumerate(lines) if "lost, points" in line) + 2 + len(compression().tried)
+    assert lines[why].strip() == "The losses in the table are those of the validation rows."
     assert max(map(len, lines)) <= WIDTH
     wide = replace(
         compression().tried[0], name="hidden 1024-1024, dropout 0.1", answer="can't tell", loss=-93.78, high=-76.1

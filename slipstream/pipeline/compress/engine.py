@@ -201,7 +201,7 @@ def choose_model(
     if winner is None:
         why = (
             f"none of {len(tried)} models was shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} "
-            "allowed"
+            "allowed, on the validation rows"
         )
         return work.trained, replace(compression, why=why)
     model, rows = models[winner.name], held_out_rows(work.data)

@@ -173,6 +173,7 @@ def compression_lines(compression: Compression | None) -> Iterator[str]:
         name = shortened(one.name, LONGEST_MODEL)
         rows[one.name] = [name, fmt.count(one.size.parameters), lost, speed, one.answer]
     yield from table_lines("Tried", ["model", "parameters", f"lost, {unit}", "speed", ""], rows, compression.taken)
+    yield from labelled_lines("", "The losses in the table are those of the validation rows.")
     yield from labelled_lines("", f"{fmt.capitalise_sentence(compression.why)}.")
 
 

@@ -112,7 +112,8 @@ class ModelConfig(Settings):
         Raises ``UserError`` if the name is that of another built-in model.
         """
         if self.name in BUILT_IN and self.name != fitting:
-            raise self.reject("name", f"auto or {fitting}, since these data are {BUILT_IN[fitting]}")
+            kinds = f"{self.name} takes {BUILT_IN[self.name]}, and these data are {BUILT_IN[fitting]}"
+            raise self.reject("name", f"auto or {fitting}: {kinds}")
         return fitting if self.name == "auto" else self.name
 
     def for_rows(self, rows: int, signature: Signature) -> ModelConfig:

@@ -28,7 +28,7 @@ from slipstream.shared.models.adapters.peft_files import read_peft
 from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.base.shape import shaped_for
 from slipstream.shared.models.base.tensors import BaseValues, OpenedBase
-from slipstream.shared.models.config import ModelConfig, fitting_model
+from slipstream.shared.models.config import BUILT_IN, ModelConfig, fitting_model
 from slipstream.shared.models.factory_code import import_from_working_directory
 from slipstream.shared.models.initial.drawn import DrawnValues, InitialValues, StatesDeviations, fill_parameters
 from slipstream.shared.models.pruning import Retained, prune_model
@@ -306,6 +306,10 @@ def check_arguments(name: str, factory: Callable[..., object], given: Iterable[s
     named = {each.name: each for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
     takes_any = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
     if odd := next((key for key in given if key not in named and not takes_any), None):
+        other = next((each for each in BUILT_IN if name in BUILT_IN and odd in argument_kinds(each)), None)
+        if other:
+            owner = f"model.arguments.{odd}: is an argument of {other}, which takes {BUILT_IN[other]}"
+            raise UserError(f"{owner}; expected one of {name}: {', '.join(sorted(named))}")
         raise UserError(unknown_setting("model.arguments", odd, list(named)))
     needed = (key for key, each in named.items() if each.default is kinds.empty and key not in given)
     if missing := next(needed, None):
