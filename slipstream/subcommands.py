@@ -42,6 +42,7 @@ SUBCOMMANDS = {
     "collectives": Subcommand(
         "slipstream.pipeline.collectives.command", "Measure the interconnect, compare it, tune it."
     ),
+    "runs": Subcommand("slipstream.pipeline.report.runs", "List runs with their metric and changed settings."),
     "sweep": Subcommand("slipstream.pipeline.sweep.command", "List the trials of a sweep."),
     "checkpoints": Subcommand(
         "slipstream.pipeline.train.checkpoint.command", "List checkpoints of trainings, delete old ones."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
@@ -14,6 +16,7 @@ from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Evaluated, Exported, MadeByElement, Prepared, Trained
 from slipstream.flyte.metadata import WITH_DECK, stage_metadata
 from slipstream.flyte.stage import local_path, map_errors, rows_path, runs_locally
+from slipstream.pipeline.report.run_directory import RunOrigin
 from slipstream.pipeline.report.summary import (
     CompressionSummary,
     DataSummary,
@@ -26,7 +29,7 @@ from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
-from slipstream.shared.settings import to_dict
+from slipstream.shared.settings import differences, to_dict
 from slipstream.shared.stages import StageRun
 
 RUNS = Path("runs")
@@ -54,8 +57,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     """Write the report, its figures and the model into a new directory. Never cached: every run has its own.
 
     ``networks`` holds the interconnect benchmark, ``None`` if it failed. ``compression``, ``promotion`` and ``sweep``
-    are ``None`` if the run had no such stage. A scheduled run has the schedule ``cron`` and the time ``kickoff``,
-    others "" and ``None``.
+    are ``None`` if the run had no such stage. A scheduled run has the schedule ``cron`` and the time ``kickoff``.
     """
     from slipstream.pipeline.report.engine import build_report
     from slipstream.pipeline.report.figures import schedule_figures
@@ -69,10 +71,13 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     searched = [StageRun("sweep", sweep.seconds, reused=False)] if sweep else []
     # In the order of execution: the sweep runs between preparation and training, the compression after training.
     runs_of_stages = [stages[0], *searched, stages[1], *smaller, *stages[2:], *(network.run for network in measured)]
-    inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
+    origin = origin_of({"data": data, "target": target}, config)
+    inputs = {"inputs": origin.inputs, **origin.settings}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
     store = ArtifactStore(STORE) if runs_locally() else None
-    summary = build_report(runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep)
+    summary = build_report(
+        runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep, origin
+    )
     return show_deck(summary, "Report", summary.report)
 
 
@@ -125,6 +130,16 @@ def report_tuning(tuned: MadeByElement) -> TuningSummary:
 
     summary = build_tuning(runs_here(), local_path(tuned.artifact))
     return show_deck(summary, "Tuning", summary.page)
+
+
+def origin_of(inputs: dict[str, str], config: RunConfig) -> RunOrigin:
+    from slipstream.pipeline.export.package.libraries import git_commit
+
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    if not runs_locally():
+        command = current_context().execution_id.name
+    settings = to_dict(config)
+    return RunOrigin(command, git_commit(), inputs, differences(settings, to_dict(RunConfig())), settings)
 
 
 def runs_here() -> Path:

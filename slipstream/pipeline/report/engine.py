@@ -21,6 +21,7 @@ from slipstream.pipeline.report.run_directory import (
     PREPARED,
     REPORT,
     SUMMARY,
+    RunOrigin,
     copy_model,
     link_artifact,
     model_file,
@@ -62,12 +63,11 @@ def build_report(  # noqa: PLR0913 - all that a run has to say
     compression: Compression | None = None,
     store: ArtifactStore | None = None,
     sweep: Sweep | None = None,
+    origin: RunOrigin | None = None,
 ) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return its summary.
 
-    ``config`` is the whole configuration as nested dictionaries by section. ``schedule`` is set if a schedule started
-    the run, ``promotion`` and ``compression`` if requested, and ``sweep`` if a sweep ran. Charts are cached in
-    ``store``.
+    ``config`` is the whole configuration by section. Charts are cached in ``store``.
 
     Raises ``DamagedArtifact`` if the exported model or the data card is damaged.
     """
@@ -79,11 +79,12 @@ def build_report(  # noqa: PLR0913 - all that a run has to say
         write_card(results.prepared, results.card, directory, now)
         if results.operations:
             (directory / TRACE).write_bytes(results.trained.read_bytes(TRACE))
-        (directory / SUMMARY).write_bytes(canonical_json(summary_content(summary)))
+        made = {"run": {**vars(origin), "data": results.prepared.content}} if origin else {}
+        (directory / SUMMARY).write_bytes(canonical_json({**summary_content(summary), **made}))
         page = report_page(summary, results, config, now, store)
         (directory / REPORT).write_text(page, encoding="utf-8")
 
-    return replace(summary, directory=str(new_run(runs, fill)))
+    return replace(summary, directory=str(new_run(runs, fill, summary.data.source)))
 
 
 def run_summary(results: StageResults, stages: Sequence[StageRun], directory: str) -> RunSummary:
@@ -107,10 +108,7 @@ def run_summary(results: StageResults, stages: Sequence[StageRun], directory: st
 
 
 def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> ExportSummary:
-    """Write the directory of an export-only run under ``runs`` and return its summary.
-
-    Raises ``DamagedArtifact`` if the exported model is damaged.
-    """
+    """Write an export-only run under ``runs``; raises ``DamagedArtifact`` if the exported model is damaged."""
     from slipstream.pipeline.report.pages import charts
 
     export, artifact = read_export(exported), Artifact.open(exported, KIND)
@@ -149,7 +147,7 @@ def build_data(runs: Path, prepared: PreparedData, stages: Sequence[StageRun], a
             link_artifact(prepared.artifact, directory / PREPARED)
 
     return DataSummary(
-        directory=str(new_run(runs, fill)),
+        directory=str(new_run(runs, fill, card["source"])),
         card=CARD,
         prepared=address or PREPARED,
         data=data_figures(card, prepared.signature),

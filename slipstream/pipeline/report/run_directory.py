@@ -1,10 +1,14 @@
-"""Run directory ``runs/<timestamp>/``, written completely or not at all."""
+"""Run directory ``runs/<time>-<data>/``, written completely or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from slipstream.shared.artifacts.format import MANIFEST, Artifact
 from slipstream.shared.artifacts.results.export import DIGEST, ExportReport, digest_line
@@ -14,6 +18,23 @@ from slipstream.shared.artifacts.workspaces import temporary_workspace
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
 CARD, CARD_DATA = "card.html", "card.json"
 ONNX = "model.onnx"
+#: Maximum length of the data's part of a directory's name.
+LONGEST_NAME = 24
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """What made a run: the entry ``run`` of ``summary.json``."""
+
+    #: Command line, or the name of the execution on a cluster.
+    command: str
+    #: Commit of the code; "" if unknown.
+    commit: str
+    #: The workflow's inputs besides its configuration.
+    inputs: Mapping[str, str]
+    #: Settings that differ from the defaults, and all settings.
+    changed: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
 
 def model_file(export: ExportReport) -> str:
@@ -24,15 +45,23 @@ def model_file(export: ExportReport) -> str:
     return f"{MODEL}/{ONNX if export.variants else export.libraries[0].name}"
 
 
-def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
-    """Create a directory under ``runs``, named by the local time.
+def new_run(runs: Path, fill: Callable[[Path, datetime], None], source: str = "") -> Path:
+    """Create a directory under ``runs``, named by the local time and the data at ``source``.
 
     ``fill`` writes into a hidden sibling, which is renamed when complete and removed on failure.
     """
     now = datetime.now()
     with temporary_workspace(runs) as partial:
         fill(partial, now)
-        return rename_to_free(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
+        return rename_to_free(partial, runs / "-".join([now.strftime("%Y-%m-%dT%H-%M-%S"), *name_of(source)]))
+
+
+def name_of(source: str) -> list[str]:
+    """Return the first words of an address's last part, without its suffix."""
+    words = re.findall(r"\w+", source.rstrip("/").rpartition("/")[2].partition(".")[0].lower())
+    return textwrap.shorten(" ".join(words), LONGEST_NAME, placeholder="").split() or [
+        each[:LONGEST_NAME] for each in words[:1]
+    ]
 
 
 def rename_to_free(directory: Path, wanted: Path) -> Path:

@@ -255,8 +255,5 @@ class TuningSummary:
 
 
 def summary_content(summary: RunSummary | ExportSummary) -> dict[str, object]:
-    """Return the content of ``summary.json``.
-
-    It omits the directory, because the file moves with it.
-    """
+    """Return the content of ``summary.json``, which does not name its directory."""
     return {name: value for name, value in to_tree(summary).items() if name != "directory"}

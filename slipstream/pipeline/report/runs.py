@@ -1,0 +1,82 @@
+"""``slipstream runs``: list of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.pipeline.report.run_directory import SUMMARY
+from slipstream.shared import formatting as fmt
+from slipstream.shared.artifacts.strict_json import parse_json
+from slipstream.shared.errors import UserError
+from slipstream.shared.one_line import one_line
+from slipstream.shared.untrusted_files import RefusedFile, read_untrusted
+
+#: Maximum bytes of a summary, and characters of a run's settings.
+LONGEST_SUMMARY, LONGEST_SETTINGS = 16 << 20, 60
+COLUMNS = ("run", "metric", "time", "cost", "made", "promoted", "settings")
+
+
+@click.command()
+@click.argument("directory", default="runs", type=click.Path(path_type=Path))
+def main(directory: Path) -> None:
+    """List the runs in DIRECTORY (runs/), the newest last.
+
+    "made" names the stages that were not reused; "settings" are those that differ from the defaults.
+
+    Example: slipstream runs
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory}: is no directory; expected one with runs, as pyflyte run makes in runs/")
+    rows = [row_of(path.name, summary) for path, summary in summaries(directory)]
+    if not rows:
+        raise UserError(f"{directory}: has no run with a {SUMMARY}; expected the directory that holds run directories")
+    click.echo(fmt.aligned_table(COLUMNS, rows, ("run", "made", "promoted", "settings")))
+
+
+def summaries(directory: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    for path in sorted(each for each in directory.iterdir() if each.is_dir()):
+        try:
+            summary = parse_json(read_untrusted(path, SUMMARY, LONGEST_SUMMARY))
+        except FileNotFoundError:  # of another workflow
+            continue
+        except (RefusedFile, ValueError) as error:
+            raise UserError(f"{path / SUMMARY}: cannot be read: {error}; expected the file of a run") from None
+        if isinstance(summary, Mapping) and "evaluation" in summary:
+            yield path, summary
+
+
+def row_of(name: str, summary: Mapping[str, Any]) -> list[str]:
+    try:
+        metric, stages, costs = summary["evaluation"]["metric"], summary["stages"], summary["costs"]
+        paid = costs[-1]["paid"] if costs else None
+        promotion = summary["promotion"]
+        cells = [
+            name,
+            f"{metric['name']} {fmt.metric(metric['name'], metric['value'])}",
+            fmt.seconds(sum(stage["seconds"] for stage in stages if not stage["reused"])),
+            fmt.dollars(paid) if paid is not None else "-",
+            ", ".join(stage["name"] for stage in stages if not stage["reused"]) or "-",
+            ("yes" if promotion["promoted"] else "no") if promotion else "-",
+            settings_text(summary.get("run", {}).get("changed", {})),
+        ]
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError):
+        raise UserError(f"{name}/{SUMMARY}: has another form than this release's; run it again") from None
+    return [one_line(cell) for cell in cells]
+
+
+def settings_text(changed: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{path}={json.dumps(value)}" for path, value in flat(changed)) or "-"
+    return text if len(text) <= LONGEST_SETTINGS else f"{text[: LONGEST_SETTINGS - 1]}…"
+
+
+def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
