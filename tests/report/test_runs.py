@@ -1,4 +1,4 @@
-"""``slipstream runs`` lists what stands in the directories of runs."""
+"""``slipstream runs`` lists runs."""
 
 import json
 from contextlib import redirect_stdout

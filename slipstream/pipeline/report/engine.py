@@ -108,7 +108,7 @@ def run_summary(results: StageResults, stages: Sequence[StageRun], directory: st
 
 
 def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> ExportSummary:
-    """Write an export-only run under ``runs``; raises ``DamagedArtifact`` if the exported model is damaged."""
+    """Write an export-only run under ``runs``; raises ``DamagedArtifact`` for a damaged model."""
     from slipstream.pipeline.report.pages import charts
 
     export, artifact = read_export(exported), Artifact.open(exported, KIND)
