@@ -94,12 +94,26 @@ def test_a_gpu_that_nobody_sampled_is_named_by_its_peak() -> None:
 
 
 def test_what_is_printed_names_every_profile_and_instance(run: str) -> None:
-    ran = called("--measured", run)
+    ran = called("--measured", run, "--verbose")
     assert ran.exit_code == 0, ran.output
     for name in (*built_in_prices().instances, "a100-spot", "h100-efa-spot", "l4-spot", "cpu-cluster: has no GPU"):
         assert name in ran.output
     assert "Take " in ran.output and "Pareto-optimal" in ran.output
     assert "hours measured: 1 A100-80GB" in ran.output and "prices of 2025-03-06 are older" in ran.output
+
+
+def test_without_more_words_the_answer_comes_first_and_few_options_follow(run: str) -> None:
+    short, found = called("--measured", run).output, planned("--measured", run)
+    head, take, *_ = short.splitlines()
+    assert head.startswith("one like ") and take.startswith(f"Take {found['take']}: ")
+    table = short.split("\n\n")[1].splitlines()
+    options, more = table[1:-1], table[-1]
+    assert 0 < len(options) <= 8 and more.startswith(f"{len(found['rows']) - len(options)} more options")
+    assert "On the 1 process of the measured run: 5.15 h of work." in short, "18,360 s of computing, 180 s of waiting"
+    quickest = min(each["hours"]["high"] for row in found["rows"] for each in row["outcomes"])
+    fastest = [line for line in short.splitlines() if line.startswith("Fastest ")]
+    named_first = min(each["hours"]["high"] for each in named(found))
+    assert bool(fastest) == (quickest < 0.99 * named_first)
 
 
 def test_the_model_says_the_same_as_the_run(run: str, tmp_path: Path) -> None:
@@ -135,7 +149,7 @@ def test_a_ledger_of_interruptions_is_believed_over_the_profiles(run: str, tmp_p
     for number in range(1, 11):
         record = {"attempt": number, "world": 1, "wall": 3600.0, "began_at": 1e9 + number * 5400.0, "ended": "SIGTERM"}
         home.put(f"ledger/{number:04d}.json", canonical_json(record))
-    ran = called("--measured", run, "--measured", tmp_path / "home")
+    ran = called("--measured", run, "--measured", tmp_path / "home", "--verbose")
     same_wording(line_with("1.4", ran.output))
     assert "waits of 0.5 h (9 waits recorded)" in ran.output
 

@@ -79,7 +79,7 @@ def advice_sentences(found: Sequence[CapacityChoice], wanted: TrainingRequiremen
             f"{dollars(near.outcome)}."
         )
         return
-    yield f"Take {best}: {hours(best.outcome)}, {dollars(best.outcome)}."
+    yield sentence_of("Take", best)
     other = best.row.outcome(ON_DEMAND if best.outcome.way == SPOT else SPOT)
     if best.outcome.way == SPOT and other:
         less = other.mean_dollars - best.outcome.mean_dollars
@@ -123,6 +123,10 @@ def what_changes_it(
     time = best.row.time
     if time and time.spread and time.how.startswith("predicted"):
         yield f"Its hours are {time.how}: a short run there would measure them."
+
+
+def sentence_of(word: str, choice: CapacityChoice) -> str:
+    return f"{word} {choice}: {hours(choice.outcome)}, {dollars(choice.outcome)}."
 
 
 def limits(wanted: TrainingRequirements) -> str:

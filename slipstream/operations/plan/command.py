@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -14,44 +13,26 @@ import click
 from click.core import ParameterSource
 
 from slipstream.operations.plan.advice import (
-    CapacityChoice,
     advice_sentences,
-    feasible_choices,
     pareto_optimal,
     recommended_choice,
 )
 from slipstream.operations.plan.capacity import PodCapacity, from_attempts, from_file
 from slipstream.operations.plan.decide import (
-    ON_DEMAND,
-    SPOT,
     PlannedOption,
     SimulatedOutcome,
     TrainingRequirements,
     plan_options,
 )
-from slipstream.operations.plan.measured import GivenMeasurements, MeasuredTraining, read_evidence
+from slipstream.operations.plan.measured import GivenMeasurements, read_evidence
 from slipstream.operations.plan.money import TimeParam
 from slipstream.operations.plan.options import instance_options, left_out
 from slipstream.operations.plan.serving.command import serve
+from slipstream.operations.plan.text import TrainingPlan, text
 from slipstream.operations.plan.write import planned_figures, profile_toml, write_profile
 from slipstream.shared.errors import UserError
-from slipstream.shared.formatting import aligned_table, duration
 from slipstream.shared.profiles.profile import CHOICE, Profile, load_profile, profile_names
 from slipstream.shared.telemetry.prices import PriceList, built_in_prices, merge_prices, old_prices, read_prices
-
-
-@dataclass(frozen=True)
-class TrainingPlan:
-    """Content of the printed plan."""
-
-    planned: MeasuredTraining
-    wanted: TrainingRequirements
-    rows: Sequence[PlannedOption]
-    notes: Sequence[str]
-
-    @property
-    def found(self) -> list[CapacityChoice]:
-        return feasible_choices(self.rows)
 
 
 @click.group(invoke_without_command=True)
@@ -71,6 +52,7 @@ class TrainingPlan:
 @click.option("--parallel", type=int, default=1, help="Number of trainings at a time.")
 @click.option("--rows", type=int, help="Rows of every training, over all epochs [default: those of RUN].")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--verbose", is_flag=True, help="Print all options and columns, and the sources of the figures.")
 @click.option(
     "--write", type=click.Path(dir_okay=False, path_type=Path), help="Write the resulting profile to this file."
 )
@@ -90,6 +72,7 @@ def main(  # noqa: PLR0913 - an argument for each option
     parallel: int,
     rows: int | None,
     as_json: bool,
+    verbose: bool,
     write: Path | None,
     prices: Path | None,
     capacity: Path | None,
@@ -120,7 +103,7 @@ def main(  # noqa: PLR0913 - an argument for each option
                 f"--write {write}: {' '.join(advice_sentences(made.found, made.wanted))} Expected more of either"
             )
         write_profile(profile_toml(best, planned_figures(best, made.planned, made.wanted)), write)
-    click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made))
+    click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made, verbose=verbose))
 
 
 main.add_command(serve)
@@ -165,7 +148,6 @@ def known_profiles() -> list[Profile]:
 
 
 def times(rows: Sequence[PlannedOption]) -> Iterator[str]:
-    """Yield one line per source of the hours, with the GPUs that it applies to."""
     hows: dict[str, list[str]] = {}
     for row in rows:
         if row.time:
@@ -184,25 +166,6 @@ def capacity_notes(capacity: PodCapacity | None) -> Iterator[str]:
 def old_price_warnings(rows: Sequence[PlannedOption], today: date | None = None) -> Iterator[str]:
     return old_prices(
         {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}, today
-    )
-
-
-def text(made: TrainingPlan) -> str:
-    its, best = made.planned, pareto_optimal(made.found)
-    of = f"{made.wanted.trials} trainings, {made.wanted.parallel} at a time, each" if made.wanted.trials > 1 else "one"
-    head = (
-        f"{of} like {its.name}: {made.wanted.rows or its.rows:,} rows, {its.flops_per_row:.3g} operations a row, "
-        f"{its.memory_bytes / 1e9:.3g} GB at most in each of {its.processes} processes"
-    )
-    notes = "\n".join(f"  {note}" for note in made.notes)
-    return "\n\n".join(
-        [
-            head,
-            options_table(made.rows, best),
-            dollars_chart(best),
-            " ".join(advice_sentences(made.found, made.wanted)),
-            notes,
-        ]
     )
 
 
@@ -246,72 +209,3 @@ def finite(outcome: SimulatedOutcome) -> dict[str, object]:
         return None if value == float("inf") else value
 
     return {name: clean(vars(value) if hasattr(value, "__dict__") else value) for name, value in vars(outcome).items()}
-
-
-COLUMNS = (
-    "profile",
-    "instance",
-    "GPUs",
-    "spot (95 %)",
-    "spot $ (5 to 95 %)",
-    "on demand (95 %)",
-    "on demand $ (5 to 95 %)",
-)
-MORE = ("interrupted", "retries", "checkpoint every", "time")
-LEFT = ("", "profile", "instance", "time")
-WIDTH = 40
-BEST = "Pareto-optimal"
-
-
-def options_table(rows: Sequence[PlannedOption], best: Sequence[CapacityChoice]) -> str:
-    """Return a line for every option, with Pareto-optimal ones marked."""
-    marked = {id(choice.row) for choice in best}
-    lines = [["▸" if id(row) in marked else "", *cells(row)] for row in rows]
-    return aligned_table(("", *COLUMNS, *MORE), lines, left=LEFT)
-
-
-def cells(row: PlannedOption) -> list[str]:
-    option, spot, on_demand = row.option, row.outcome(SPOT), row.outcome(ON_DEMAND)
-    count = f"{option.pods} x {option.gpus}" if option.pods > 1 else str(option.gpus)
-    named = [option.profile or "-", option.instance.name, f"{count} {option.gpu.name}"]
-    if not row.fits or row.time is None:
-        return [*named, *["-"] * (len(COLUMNS) + len(MORE) - len(named) - 1), "does not fit"]
-    return [
-        *named,
-        hours(spot),
-        dollars(spot),
-        hours(on_demand),
-        dollars(on_demand),
-        f"{spot.interruptions:.2g}" if spot else "-",
-        str(spot.retries) if spot else "-",
-        duration(spot.checkpoint_s) if spot else "-",
-        row.time.how.split()[0].rstrip(","),
-    ]
-
-
-def hours(outcome: SimulatedOutcome | None) -> str:
-    return f"{duration(3600 * outcome.hours.median)} ({duration(3600 * outcome.hours.high)})" if outcome else "-"
-
-
-def dollars(outcome: SimulatedOutcome | None) -> str:
-    if outcome is None:
-        return "-"
-    if math.isinf(outcome.dollars.median):
-        return "no end"
-    return f"{outcome.dollars.median:,.2f} ({outcome.dollars.low:,.2f} to {outcome.dollars.high:,.2f})"
-
-
-def dollars_chart(best: Sequence[CapacityChoice]) -> str:
-    """Return Pareto-optimal choices as bars of their dollars, with the 95 % quantile of hours."""
-    ended = [choice for choice in best if math.isfinite(choice.outcome.dollars.median)]
-    most = max((choice.outcome.dollars.median for choice in ended), default=0.0)
-    rows = [
-        [
-            str(choice),
-            duration(3600 * choice.outcome.hours.high),
-            f"${choice.outcome.dollars.median:,.2f}",
-            "━" * max(1, round(WIDTH * choice.outcome.dollars.median / most)),
-        ]
-        for choice in ended
-    ]
-    return aligned_table((BEST, "95 %", "dollars", ""), rows, left=(BEST, ""))
