@@ -186,11 +186,10 @@ def test_a_run_of_another_version_is_told_as_the_reason(tmp_path: Path, load: Pa
     assert len(ran.output.strip().splitlines()) == 1
 
 
-def test_variants_that_lose_too_much_are_not_served(tmp_path: Path, load: Path) -> None:
+@pytest.mark.parametrize("verdict", ["can't tell", "slower", "over budget"])
+def test_variants_that_the_export_rejected_are_not_served(tmp_path: Path, load: Path, verdict: str) -> None:
     its = report()
-    int8 = variant(its, INT8)
-    assert int8.quality
-    worse = replace(int8, chosen=False, quality=replace(int8.quality, answer="can't tell"))
+    worse = replace(variant(its, INT8), chosen=False, verdict=verdict)
     kept = [replace(each, chosen=each.name == FP32) for each in its.variants if each.name != INT8]
     place = write_exported(tmp_path / "worse", replace(its, variants=[*kept, worse], chosen=FP32), ON_CPU)
     ran = called(place, "--load", load, "--p99", "1ms")

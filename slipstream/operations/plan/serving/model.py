@@ -127,22 +127,19 @@ def cpu_peak(name: str) -> float | None:
 
 
 def servable_variants(report: ExportReport) -> list[VariantFigures]:
-    """Return the timed variants that passed the gate or are FP32."""
+    """Return the timed variants that the export did not reject."""
     return [each for each in report.timed if each.file and may_serve(each) and service_times(each.latency_ms.get(ONE))]
 
 
 def may_serve(variant: VariantFigures) -> bool:
-    return (
-        variant.chosen or variant.name == FP32 or (variant.quality is not None and variant.quality.answer == "passed")
-    )
+    return variant.chosen or variant.name == FP32 or variant.verdict == "passed"
 
 
 def not_served(report: ExportReport) -> Iterator[str]:
     """Yield a line for every other timed variant, with the reason."""
     for variant in report.timed:
         if variant.file and not may_serve(variant):
-            answer = variant.quality.answer if variant.quality else "not compared"
-            yield f"{variant.name}: skipped, as it was not shown to be good enough ({answer})"
+            yield f"{variant.name}: skipped, as the export rejected it ({variant.verdict})"
         elif variant.file and not service_times(variant.latency_ms.get(ONE)):
             yield f"{variant.name}: skipped, as too few single rows were timed; raise export.seconds"
 
