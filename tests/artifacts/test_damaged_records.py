@@ -4,7 +4,9 @@ Every function that reads a record from bytes is in :data:`READERS`, or the last
 """
 
 import ast
+import contextlib
 import hashlib
+import io
 import json
 import math
 import tempfile
@@ -25,6 +27,7 @@ from slipstream.operations.plan.measured import figures_of_run
 from slipstream.pipeline.export import check
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.promote.store import PromotionPointer, Registry
+from slipstream.pipeline.report.runs import main as list_runs
 from slipstream.pipeline.score.publish import list_publications
 from slipstream.pipeline.sweep.config import RangeConfig
 from slipstream.pipeline.sweep.records import (
@@ -330,6 +333,26 @@ def in_artifact(directory: Path, content: bytes) -> object:
         return writer.finish("test", {}).read_json("file.json")
 
 
+LISTED = canonical_json(
+    {
+        "evaluation": {"metric": {"name": "accuracy", "value": 0.5}},
+        "stages": [{"name": "train", "seconds": 3.5, "reused": False}],
+        "costs": [{"paid": 2.5}],
+        "promotion": {"promoted": True},
+        "run": {"changed": {"training": {"epochs": 3}}},
+    }
+)
+
+
+def listed_runs(directory: Path, content: bytes) -> object:
+    place = directory / "runs/one"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "summary.json").write_bytes(content)
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        list_runs.main([str(directory / "runs")], standalone_mode=False)
+    return told.getvalue()
+
+
 def summary(directory: Path, content: bytes) -> object:
     (directory / "summary.json").write_bytes(content)
     return figures_of_run(directory / "summary.json")
@@ -432,6 +455,7 @@ READERS: dict[str, Reader] = {
     "slipstream/operations/plan/measured.py summary": Reader(
         canonical_json({"training": to_tree(FIGURES)}), summary, UserError
     ),
+    "slipstream/pipeline/report/runs.py summaries": Reader(LISTED, listed_runs, UserError),
 }
 
 

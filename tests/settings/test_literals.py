@@ -116,7 +116,7 @@ def test_the_first_task_gives_the_same_hashes_to_a_relaunch() -> None:
     expected = RunConfig.from_dict({**RUN, "compression": {}})
     literal = sent(expected, RunConfig)
     found = hashes_of_sections(literal)
-    assert {"model", "training", "export", "collectives", "compression"} <= found.keys()
+    assert {"model", "training", "export", "collectives", "config"} <= found.keys()
     assert hashes_of_sections(as_struct(msgpack.unpackb(literal.scalar.binary.value))) == found
     assert hashes_of_sections(as_struct(to_dict(expected))) == found
 

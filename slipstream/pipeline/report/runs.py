@@ -64,7 +64,7 @@ def row_of(name: str, summary: Mapping[str, Any]) -> list[str]:
             ("yes" if promotion["promoted"] else "no") if promotion else "-",
             settings_text(summary.get("run", {}).get("changed", {})),
         ]
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError):
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError):
         raise UserError(f"{name}/{SUMMARY}: has another form than this release's; run it again") from None
     return [one_line(cell) for cell in cells]
 
