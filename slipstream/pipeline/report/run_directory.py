@@ -24,7 +24,7 @@ LONGEST_NAME = 24
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """What made a run: ``run`` in ``summary.json``."""
+    """Origin of a run: ``run`` in ``summary.json``."""
 
     #: Command line, or the name of the execution on a cluster.
     command: str

@@ -1,7 +1,6 @@
 """One part of a scored table: rows in, a Parquet file out, every row scored or quarantined.
 
-The file's bytes depend only on data, model, settings and processor type , not on
-worker or time.
+The file's bytes depend only on data, model, settings and processor type, not on worker or time.
 """
 
 from __future__ import annotations
