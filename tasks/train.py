@@ -43,13 +43,11 @@ def fetch_prepared(directory: FlyteDirectory, placement: Placement, fresh: Path)
 def check_before_training(inputs: TaskInputs, placement: Placement) -> None:
     from slipstream.pipeline.train.checks import check_training
     from slipstream.pipeline.train.memory.lasting import check_fits
-    from slipstream.shared.artifacts.prepared.streamed import open_prepared
     from slipstream.shared.models.trained import TrainedModel
 
     prepared = Path(inputs["prepared"].path)
-    data = open_prepared(prepared)
     start = None if "model" in inputs else TrainedModel.open(Path(inputs["start"].path), inputs["factory"])
-    model = start.config if start else inputs["model"].for_rows(data.training_rows, data.signature)
+    model = start.config if start else inputs["model"]
     check_training(prepared, model, inputs["training"], placement.world_size, placement.nodes)
     if start is None:  # a pruned model takes less memory than its factory's
         check_fits(prepared, model, inputs["training"], placement.world_size, placement.nodes)
