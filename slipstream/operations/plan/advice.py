@@ -79,7 +79,7 @@ def advice_sentences(found: Sequence[CapacityChoice], wanted: TrainingRequiremen
             f"{dollars(near.outcome)}."
         )
         return
-    yield sentence_of("Take", best)
+    yield f"Take {best}: {hours(best.outcome)}, {dollars(best.outcome)}."
     other = best.row.outcome(ON_DEMAND if best.outcome.way == SPOT else SPOT)
     if best.outcome.way == SPOT and other:
         less = other.mean_dollars - best.outcome.mean_dollars
@@ -112,9 +112,10 @@ def what_changes_it(
             its = cheaper[0].outcome
             yield f"With a deadline of {duration(3600 * its.hours.high)} it would be {cheaper[0]}, {dollars(its)}."
     faster = [one for one in pareto_optimal(found) if one.outcome.hours.high < best.outcome.hours.high]
-    if faster:
-        allows = "" if faster[0].known else ", if its gradient exchange, which was not measured, allows it"
-        yield f"Faster: {faster[0]}, {hours(faster[0].outcome)}, {dollars(faster[0].outcome)}{allows}."
+    fastest = [one for one in faster[1:] if one.outcome.keeps(wanted)][-1:]
+    for word, choice in [*(("Faster", one) for one in faster[:1]), *(("Fastest", one) for one in fastest)]:
+        allows = "" if choice.known else ", if its gradient exchange, which was not measured, allows it"
+        yield f"{word}: {choice}, {hours(choice.outcome)}, {dollars(choice.outcome)}{allows}."
     if not best.known:
         yield (
             f"Its hours exclude the gradient exchange between its {best.row.option.processes} processes, which was "
@@ -123,10 +124,6 @@ def what_changes_it(
     time = best.row.time
     if time and time.spread and time.how.startswith("predicted"):
         yield f"Its hours are {time.how}: a short run there would measure them."
-
-
-def sentence_of(word: str, choice: CapacityChoice) -> str:
-    return f"{word} {choice}: {hours(choice.outcome)}, {dollars(choice.outcome)}."
 
 
 def limits(wanted: TrainingRequirements) -> str:

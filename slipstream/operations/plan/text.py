@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.operations.plan.advice import (
-    SOONER,
     CapacityChoice,
     advice_sentences,
     feasible_choices,
     pareto_optimal,
-    recommended_choice,
-    sentence_of,
 )
 from slipstream.operations.plan.decide import ON_DEMAND, SPOT, PlannedOption, SimulatedOutcome, TrainingRequirements
 from slipstream.operations.plan.measured import MeasuredTraining
@@ -43,7 +40,8 @@ def text(made: TrainingPlan, *, verbose: bool) -> str:
     )
     again = (its.computing_s + its.waiting_s) * (made.wanted.rows or its.rows) / its.rows
     here = f"On the {count_with_noun(its.processes, 'process')} of the measured run: {duration(again)} of work."
-    answer = [head, *answer_lines(made), here]
+    take, *others = advice_sentences(made.found, made.wanted)
+    answer = [head, take, *filter(None, [" ".join(others)]), here]
     if verbose:
         notes = "\n".join(f"  {note}" for note in made.notes)
         return "\n\n".join(["\n".join(answer), options_table(made.rows, best, MORE), dollars_chart(best), notes])
@@ -51,15 +49,6 @@ def text(made: TrainingPlan, *, verbose: bool) -> str:
     left = len(made.rows) - len(shown)
     more = [f"{count_with_noun(left, 'more option')} and the sources of the figures: --verbose"] if left else []
     return "\n\n".join(["\n".join(answer), "\n".join([options_table(shown, best, ()), *more])])
-
-
-def answer_lines(made: TrainingPlan) -> list[str]:
-    take, *others = advice_sentences(made.found, made.wanted)
-    best, kept = recommended_choice(made.found, made.wanted), [c for c in made.found if c.outcome.keeps(made.wanted)]
-    fastest = min(kept, key=lambda choice: choice.outcome.hours.high, default=None)
-    quick = fastest and best and fastest.outcome.hours.high < best.outcome.hours.high * (1 - SOONER)
-    lines = [take, sentence_of("Fastest", fastest), " ".join(others)] if fastest and quick else [take, " ".join(others)]
-    return [line for line in lines if line]
 
 
 def shortest_list(made: TrainingPlan, best: Sequence[CapacityChoice]) -> list[PlannedOption]:

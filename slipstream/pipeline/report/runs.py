@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from slipstream.pipeline.report.run_directory import SUMMARY
+from slipstream.pipeline.report.run_directory import SUMMARY, flat
 from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.strict_json import parse_json
 from slipstream.shared.errors import UserError
@@ -72,11 +72,3 @@ def row_of(name: str, summary: Mapping[str, Any]) -> list[str]:
 def settings_text(changed: Mapping[str, Any]) -> str:
     text = ", ".join(f"{path}={json.dumps(value)}" for path, value in flat(changed)) or "-"
     return text if len(text) <= LONGEST_SETTINGS else f"{text[: LONGEST_SETTINGS - 1]}…"
-
-
-def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value

@@ -105,7 +105,7 @@ class RunSummary:
     ``summary.json`` holds these fields with the same nesting, except ``directory``.
     """
 
-    #: Directory of report and model: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    #: Directory of report and model: ``runs/<time>-<data>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``: the page, the exported artifact, and its recommended variant (or the files for other
     #: libraries if there is none).
@@ -158,7 +158,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class DataSummary:
-    #: Directory of card and data: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    #: Directory of card and data: ``runs/<time>-<data>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``, or the URI of prepared data stored elsewhere.
     card: str
@@ -190,7 +190,7 @@ class ExportSummary:
     ``summary.json`` holds these fields, except ``directory``.
     """
 
-    #: Directory of page and model: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    #: Directory of page and model: ``runs/<time>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``.
     report: str
@@ -226,7 +226,7 @@ class CompressionSummary:
 class NetworkSummary:
     """Result of an interconnect measurement. ``str`` gives the table for the terminal."""
 
-    #: Directory of page and profile: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    #: Directory of page and profile: ``runs/<time>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``.
     page: str
@@ -242,7 +242,7 @@ class NetworkSummary:
 class TuningSummary:
     """Recommended interconnect settings, if any. ``str`` gives them for the terminal."""
 
-    #: Directory of page and result: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    #: Directory of page and result: ``runs/<time>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``.
     page: str

@@ -41,11 +41,10 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Exported model; ``classes`` is empty for a regression, ``types`` are those of the raw columns."""
+    """Exported model; ``classes`` is empty for a regression."""
 
     version: str
     classes: tuple[str, ...]
-    types: dict[str, str]
     _wanted: RequestedColumns
     _predictor: TablePredictor
     _transform: Transform
@@ -72,7 +71,7 @@ class LoadedModel:
         for name, (low, high) in self._ranges.items():
             numbers = value_types.as_numbers(rows.column(name))
             if count := np.count_nonzero((numbers < low) | (numbers > high)):
-                least, most = (spelled(number, self.types[name]) for number in (low, high))
+                least, most = (spelled(number, self._wanted.types[name]) for number in (low, high))
                 unlike.append(f"{name!r} in {count:,} ({least} to {most} in training)")
         for category in self._transform.categorical:
             codes = category.encode(rows.column(category.name), self._transform.missing)
@@ -141,7 +140,6 @@ def load(address: str | os.PathLike[str]) -> LoadedModel:
         return LoadedModel(
             found.version,
             tuple(model.signature.classes),
-            wanted.types,
             wanted,
             predictor,
             model.transform,

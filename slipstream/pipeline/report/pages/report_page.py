@@ -16,7 +16,7 @@ from markupsafe import Markup
 from slipstream.pipeline.report.against_baseline import against_baseline, unbalanced_figures
 from slipstream.pipeline.report.against_interconnect import against_interconnect
 from slipstream.pipeline.report.pages.rendering import render_page
-from slipstream.pipeline.report.run_directory import CARD
+from slipstream.pipeline.report.run_directory import CARD, flat
 from slipstream.pipeline.report.stage_results import StageResults
 from slipstream.pipeline.report.summary import RunSummary
 from slipstream.shared import formatting as fmt
@@ -202,14 +202,6 @@ def describe_column(column: Mapping[str, Any]) -> str:
         low, high, mean, std = (fmt.column_figure(column, name) for name in ("min", "max", "mean", "std"))
         return f"{low} to {high}, mean {mean} ± {std}"
     return ""
-
-
-def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 # Drawing takes longer than the rest of the page.
