@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from flytekit import conditional, workflow
+from flytekit import conditional
 
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import patch_command_line
+from slipstream.flyte.metadata import profile_workflow
 from slipstream.pipeline.report.summary import ScoringSummary
 from tasks.score import after_training, score_rows, without_training
 from workflows.training import train_and_promote
@@ -13,7 +14,7 @@ from workflows.training import train_and_promote
 patch_command_line()
 
 
-@workflow
+@profile_workflow
 def score(
     data: str,
     output: str,
@@ -33,7 +34,7 @@ def score(
     return score_rows(registry, model, data, output, config).summary
 
 
-@workflow
+@profile_workflow
 def train_again(summary: ScoringSummary, registry: str, data: str, target: str, config: RunConfig) -> ScoringSummary:
     """Run ``train_and_promote`` after scored rows drifted."""
     return after_training(
@@ -41,7 +42,7 @@ def train_again(summary: ScoringSummary, registry: str, data: str, target: str, 
     )
 
 
-@workflow
+@profile_workflow
 def retrain_if_drifted(
     registry: str,
     data: str,

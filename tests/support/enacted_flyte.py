@@ -82,7 +82,10 @@ class EnactedFlyte(FlyteAdmin):
         directory.mkdir()
         record = ExecutionRecord(lambda line: None)
         package, draw = self.package_of(plan.version), random.Random(name)
-        made = Recovered(name, package, self.bucket, directory, self.catalog, record, draw, earlier=earlier)
+        chosen = request.spec.interruptible.value if request.spec.HasField("interruptible") else None
+        made = Recovered(
+            *(name, package, self.bucket, directory, self.catalog, record, draw), earlier=earlier, interruptible=chosen
+        )
         self.running[name], self.phases[name] = made, WorkflowExecution.RUNNING
 
         def body() -> None:

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from flytekit import CronSchedule, Email, LaunchPlan, Slack, workflow
+from flytekit import CronSchedule, Email, LaunchPlan, Slack
 from flytekit.core.workflow import WorkflowBase
 from flytekit.models.concurrency import ConcurrencyLimitBehavior, ConcurrencyPolicy
 from flytekit.models.core.execution import WorkflowExecutionPhase
 
 from slipstream.config import RunConfig
+from slipstream.flyte.metadata import profile_workflow
 from slipstream.pipeline.report.summary import RunSummary
 from workflows.collectives import benchmark
 from workflows.schedules.settings import (
@@ -38,14 +39,14 @@ from workflows.training import RunStart, report_run, run_and_promote, run_stages
 KICKOFF = "kickoff"
 
 
-@workflow
+@profile_workflow
 def train_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
     """Run ``train_and_export`` for the schedule ``cron`` at ``kickoff``; the report names skipped runs."""
     start = RunStart(data, target, config, cron, kickoff)
     return report_run(run_stages(start), start)
 
 
-@workflow
+@profile_workflow
 def promote_on_schedule(
     registry: str, data: str, target: str, config: RunConfig, cron: str, kickoff: datetime
 ) -> RunSummary:
@@ -53,7 +54,7 @@ def promote_on_schedule(
     return run_and_promote(registry, RunStart(data, target, config, cron, kickoff))
 
 
-@workflow
+@profile_workflow
 def sweep_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
     """Run ``sweep`` for the schedule ``cron`` at ``kickoff``."""
     return search_and_run(RunStart(data, target, config, cron, kickoff))
