@@ -28,6 +28,7 @@ from slipstream.flyte.stage import (
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
+from slipstream.shared.cron import dated_address
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.settings import to_dict
 from slipstream.shared.source.config import DataConfig
@@ -65,7 +66,7 @@ def list_data(data: str, target: str, config: RunConfig) -> Listed:
 
     Never cached, since the bytes at an address may change.
     """
-    return list_and_divide(data, target, config.data)
+    return list_and_divide(dated_address("data", data, None), target, config.data)
 
 
 def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:

@@ -35,7 +35,7 @@ def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> 
 
 def search_and_run(start: RunStart) -> RunSummary:
     """Build the workflow nodes of a sweep, of the run with the best settings and of its report."""
-    given = resolve_inputs(data=start.data, target=start.target, config=start.config)
+    given = resolve_inputs(data=start.data, target=start.target, config=start.config, kickoff=start.kickoff)
     prepared = prepare_listed(given, start.target)
     begun = begin_sweep(prepared=prepared.artifact, config=start.config)
     # Other workers run the trials of a failed one: all trials are done if one worker found none left.

@@ -72,7 +72,7 @@ class StageNodes(NamedTuple):
 
 def run_stages(start: RunStart) -> StageNodes:
     """Build the workflow nodes of all stages before the report."""
-    given = resolve_inputs(data=start.data, target=start.target, config=start.config)
+    given = resolve_inputs(data=start.data, target=start.target, config=start.config, kickoff=start.kickoff)
     return stages_after_preparation(prepare_listed(given, start.target), given, given.machine)
 
 
