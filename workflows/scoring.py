@@ -67,11 +67,18 @@ def retrain_if_drifted(
 def score_and_retrain(start: ScoringStart, training_data: str, target: str) -> ScoringSummary:
     """Build the workflow nodes of a scoring and of the training after a drift."""
     scored = score_rows(start)
-    training = {"registry": start.registry, "data": training_data, "target": target, "config": start.config}
     return (
         conditional("drift")
         .if_(scored.drifted.is_true())
-        .then(train_again(summary=scored.summary, **training))
+        .then(
+            train_again(
+                summary=scored.summary,
+                registry=start.registry,
+                data=training_data,
+                target=target,
+                config=start.config,
+            )
+        )
         .else_()
         .then(without_training(summary=scored.summary))
     )

@@ -11,7 +11,7 @@ from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.operations.doctor.cluster import check_cluster
 from slipstream.operations.doctor.findings import DoctorReport
 from slipstream.operations.doctor.kubectl import kubectl
-from slipstream.operations.doctor.propeller import admin_limits, components
+from slipstream.operations.doctor.propeller import CONTAINERS, admin_limits, components
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.shared.storage import lifecycle_rules
 from slipstream.shared.storage.s3 import client_of
