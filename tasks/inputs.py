@@ -22,12 +22,12 @@ from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
-from slipstream.shared.cron import dated_address
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import measuring_machine
 from slipstream.shared.models.config import BUILT_IN, BuiltIn, ModelConfig
 from slipstream.shared.settings import unknown_setting
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.storage import STORES
 from tasks.config import config_sections
 from tasks.prepare import list_and_divide, resolved_source

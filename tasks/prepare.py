@@ -28,10 +28,10 @@ from slipstream.flyte.stage import (
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
-from slipstream.shared.cron import dated_address
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.settings import to_dict
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.storage import S3
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
-from slipstream.shared.cron import dated_address
 from slipstream.shared.settings import differences, to_dict
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.stages import StageRun
 
 RUNS = Path("runs")

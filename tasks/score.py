@@ -18,9 +18,9 @@ from slipstream.flyte.artifact_types import Part
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import fresh_directory, local_path, map_errors, output_directory, runs_locally
 from slipstream.pipeline.report.summary import RunSummary, ScoringSummary
-from slipstream.shared.cron import dated_address
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.storage import STORES
 from tasks.prepare import SHARES_OF_A_POD
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from slipstream.shared.cron import dated_address, has_date, next_times
+from slipstream.shared.cron import next_times
 from slipstream.shared.settings import Settings, to_dict
+from slipstream.shared.source.dates import dated_address, has_date
 from workflows.schedules.settings import (
     CHOICE,
     DEFAULT,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flytekit import CronSchedule, Email, LaunchPlan, Slack
 from flytekit.core.workflow import WorkflowBase
@@ -128,24 +128,27 @@ def launch_plan(name: str, schedule: AnySchedule) -> LaunchPlan:
     starts = scheduled_workflows(schedule)
     inputs = {**starts.inputs, "config": schedule.config}
     account = schedule.service_account
-    common: dict[str, Any] = {
-        "name": name,
-        "notifications": flyte_notifications(schedule.notify),
-        "labels": Labels(schedule.all_labels),
-        "annotations": Annotations(schedule.annotations),
-        "security_context": SecurityContext(run_as=Identity(k8s_service_account=account)) if account else None,
-    }
-    if not schedule.cron:
-        return LaunchPlan.get_or_create(starts.by_hand, default_inputs=inputs, **common)
-    taken = starts.by_schedule.python_interface.inputs if starts.by_schedule.python_interface else {}
+    workflow = starts.by_schedule if schedule.cron else starts.by_hand
+    taken = workflow.python_interface.inputs if workflow.python_interface else {}
+    fixed = {**inputs, "cron": schedule.cron} if "cron" in taken else inputs
     return LaunchPlan.get_or_create(
-        starts.by_schedule,
-        fixed_inputs={**inputs, "cron": schedule.cron} if "cron" in taken else inputs,
-        schedule=CronSchedule(schedule=schedule.cron, kickoff_time_input_arg=KICKOFF if KICKOFF in taken else None),
-        concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
+        workflow,
+        name=name,
+        default_inputs=None if schedule.cron else inputs,
+        fixed_inputs=fixed if schedule.cron else None,
+        schedule=cron_schedule(schedule.cron, taken) if schedule.cron else None,
+        notifications=flyte_notifications(schedule.notify),
+        labels=Labels(schedule.all_labels),
+        annotations=Annotations(schedule.annotations),
+        security_context=SecurityContext(run_as=Identity(k8s_service_account=account)) if account else None,
+        concurrency=ConcurrencyPolicy(1, ConcurrencyLimitBehavior.SKIP) if schedule.cron else None,
         auto_activate=False,
-        **common,
     )
+
+
+def cron_schedule(cron: str, taken: Mapping[str, object]) -> CronSchedule:
+    """Return the schedule of a workflow with the inputs ``taken``."""
+    return CronSchedule(schedule=cron, kickoff_time_input_arg=KICKOFF if KICKOFF in taken else None)
 
 
 LAUNCH_PLANS = {

@@ -10,9 +10,10 @@ from typing import Literal, TypeAlias
 
 from slipstream.config import RunConfig
 from slipstream.pipeline.collectives.config import CollectivesConfig
-from slipstream.shared.cron import cron_error, dated_address, has_date
+from slipstream.shared.cron import cron_error
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Settings, settings
+from slipstream.shared.source.dates import dated_address, has_date
 from slipstream.shared.toml_file import read_toml
 
 CHOICE = "SLIPSTREAM_SCHEDULES"

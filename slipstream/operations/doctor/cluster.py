@@ -222,7 +222,7 @@ def competing(use: TaskUse, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
             f"the cluster has room for {room} pods, but not for two jobs of {use.pods}, and nothing starts all pods of "
             "a job or none",
             "two jobs can get some of their pods each and wait for the others, until one gives up after 15 minutes",
-            f"start the training operator with {GANG_SCHEDULER}, or admit jobs by Kueue",
+            f"start the training operator with {GANG_SCHEDULER}, or admit jobs by Kueue (Flyte 1.16.6 or newer)",
         )
 
 
