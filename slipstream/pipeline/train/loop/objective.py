@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.models.arithmetic import autocast_context
 from slipstream.shared.models.config import TeachingConfig
 from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.plan import model_plan
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def evaluate_split(
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for batch in batches:
         with autocast_context(precision, device):
-            outputs = forward(*batch.inputs)
+            outputs = forward(*batch.inputs, **({} if batch.documents is None else {"documents": batch.documents}))
         if outputs is None:  # only the last stage of a pipeline has outputs
             continue
         outputs, target = outputs[: batch.rows], batch.target[: batch.rows]
@@ -125,6 +127,12 @@ class Teacher:
     teaching: TeachingConfig
     precision: str
 
+    @cached_property
+    def takes_documents(self) -> bool:
+        """True if attention needs no mask, given a batch's documents."""
+        plan = model_plan(self.model.network)
+        return plan is not None and plan.takes_documents
+
     def blend(self, loss: Tensor, outputs: Tensor, batch: Batch, weight: Tensor | None) -> Tensor:
         """Return the weighted mean of ``loss`` and the distillation loss, both summed over rows.
 
@@ -137,7 +145,8 @@ class Teacher:
         if not share:
             return loss
         with torch.no_grad(), autocast_context(self.precision, loss.device):
-            teacher_outputs = at_least_float32(self.model(*batch.inputs))
+            documents = {"documents": batch.documents} if self.takes_documents and batch.documents is not None else {}
+            teacher_outputs = at_least_float32(self.model(*batch.inputs, **documents))
         divergence = self.divergence(at_least_float32(outputs), teacher_outputs, batch.target)
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 

@@ -108,7 +108,8 @@ def train_step(
             marks.backward_of(scaled)
         return scaled
 
-    state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast_context, precision, group.device))
+    passes = partial(autocast_context, precision, group.device)
+    state.parallel.accumulate(batch.inputs, pieces, loss_of, passes, batch.documents)
     if marks:
         marks.has_exchanged()
     state.scaler.unscale(parameters)
@@ -145,7 +146,10 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
     loss = loss_sum(state.model.signature, outputs, batch.target[piece], config.label_smoothing, weight)
     if state.teacher is None:
         return loss
-    part = batch._replace(inputs=tuple(x[piece] for x in batch.inputs), target=batch.target[piece])
+    number = piece.start // (piece.stop - piece.start)
+    documents = None if batch.documents is None else batch.documents[number : number + 1]
+    inputs = tuple(x[piece] for x in batch.inputs)
+    part = batch._replace(inputs=inputs, target=batch.target[piece], documents=documents)
     return state.teacher.blend(loss, outputs, part, weight)
 
 

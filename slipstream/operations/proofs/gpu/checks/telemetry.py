@@ -20,7 +20,8 @@ from slipstream.operations.proofs.gpu.check import CannotRun, CheckContext, Chec
 from slipstream.operations.proofs.gpu.checks.loading import SIGNATURE, records
 from slipstream.operations.proofs.gpu.trainings import train, write_prepared
 from slipstream.operations.proofs.gpu.waits import NoWaits
-from slipstream.pipeline.train.data_loader import DeviceBuffer, HostBuffer, StoredRows
+from slipstream.pipeline.train.batch_buffers import DeviceBuffer, HostBuffer
+from slipstream.pipeline.train.data_loader import StoredRows
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.loop import optimizer, train_loop
 from slipstream.pipeline.train.telemetry.totals import gpu_uuid
