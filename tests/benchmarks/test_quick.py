@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support import REPOSITORY, processes
+from tests.support.proving import first_few
 
 SECONDS = 300
 #: What may be nothing in so short a run: what was lost, stood still or was preempted, and how far a forecast was off,
@@ -34,7 +35,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("benchmark", "parts"), FORMS)
+@pytest.mark.parametrize(("benchmark", "parts"), first_few(FORMS, 1))
 def test_the_quick_form_prints_and_writes_figures(benchmark: Path, parts: tuple[str, ...], tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     stdout = as_command(benchmark, target) if benchmark.stem == "startup" else in_process(benchmark, parts, target)

@@ -22,6 +22,7 @@ from slipstream.pipeline.collectives.operations.cases import (
 from slipstream.pipeline.collectives.operations.feasibility import unsupported_reason
 from slipstream.pipeline.collectives.operations.reference_data import DTYPES
 from slipstream.shared.distributed.user_errors import AgreedUserError
+from tests.support.proving import diagonal
 from tests.support.worker_groups import in_group
 
 #: It compares times.
@@ -81,8 +82,7 @@ def attempt(worker: WorkerContext, kind: OperationKind) -> str:
     return "right"
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-@pytest.mark.parametrize("operation", REDUCING)
+@pytest.mark.parametrize(("dtype", "operation"), diagonal(["int32", "int64"], REDUCING))
 def test_what_the_table_says_gloo_lacks_fails_in_a_fresh_group(operation: str, dtype: str) -> None:
     kind = OperationKind(operation, dtype, "avg", operation in ALWAYS_IN_PLACE)
     assert unsupported_reason("gloo", kind)

@@ -54,6 +54,7 @@ def busbw(profile: NetworkProfile) -> float:
     return profile.of("all_reduce")[-1].busbw() * 1e9
 
 
+@pytest.mark.prove
 def test_nothing_is_faster_than_its_link() -> None:
     with linked(2, 200) as links:
         profile = profile_over(links, only_all_reduce(smallest=4 * MB, largest=4 * MB, budget=1))

@@ -234,6 +234,7 @@ def arithmetic_of_steps(worker: WorkerContext, arithmetic: Arithmetic) -> list[s
     return found
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("arithmetic", "seen"),
     [

@@ -190,6 +190,7 @@ def test_an_option_that_is_missing_is_named(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.prove
 def test_workflows_start_where_text_is_ascii_by_default(tmp_path: Path) -> None:
     """flytekit's own help has other characters, hence stdout has an encoding."""
     variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "utf-8"}

@@ -43,6 +43,7 @@ def test_the_tables_are_listed_and_the_newest_is_fetched(served: Registry, tmp_p
     assert again.exit_code == 1 and "already exists" in again.output
 
 
+@pytest.mark.prove
 def test_a_record_forges_no_line_of_the_list(served: Registry, tmp_path: Path) -> None:
     data, output = write_files(tmp_path / "in", files=1, of_each=300), tmp_path / "out"
     publication, _ = score_data(served.uri, str(data), str(output), DataConfig(), KEEP)

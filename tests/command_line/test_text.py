@@ -87,6 +87,7 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.prove
 def test_a_template_that_takes_all_memory_is_one_line(pyflyte_run: Run, tmp_path: Path) -> None:
     write_lines(tmp_path / "asked.jsonl", [{"prompt": f"after {n}?", "completion": f"{n + 1}."} for n in range(60)])
     takes = "{% if '31?' in messages[0].content %}{{ '%1000000000d' % 1 }}{% endif %}"

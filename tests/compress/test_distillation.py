@@ -146,6 +146,7 @@ def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it
     same_wording(refusal(tmp_path / "x", 0))
 
 
+@pytest.mark.prove
 def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, teacher: Path, tmp_path: Path) -> None:
     students = [{"hidden": [8], "dropout": dropout} for dropout in (0.1, 0.2)]
     config = CompressionConfig("distil", students=students, max_loss=100)

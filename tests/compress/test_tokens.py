@@ -72,6 +72,7 @@ def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: 
     assert not list(hugging_face_files(smaller.network)), "its layers have two sizes"
 
 
+@pytest.mark.prove
 def test_a_model_of_conversations_is_pruned_by_what_is_learned(tmp_path: Path) -> None:
     """Questions hold the letter c, whose stored form is torch's ignored label where it is not learned."""
     rows = [{"prompt": f"cc {number}?", "completion": f"{number} c"} for number in range(60)]

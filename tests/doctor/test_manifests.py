@@ -309,6 +309,7 @@ LOOKED_AT = {
 }
 
 
+@pytest.mark.prove
 def test_an_odd_shape_anywhere_is_passed_over() -> None:
     trees = [*objects(PROFILE, keda=True), named(PROFILE, "HorizontalPodAutoscaler")]
     tried = 0

@@ -176,6 +176,7 @@ def test_what_was_measured_decides(
         assert "not significant with 300 rows" in report["why"] and "rows would be enough" in report["why"]
 
 
+@pytest.mark.prove
 def test_a_variant_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Quantiser, recipe: Recipe, prepared: Path, target: Path, *_: Any) -> None:
         target.write_bytes(b"half a model")

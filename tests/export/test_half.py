@@ -132,6 +132,7 @@ def test_files_for_gpus_are_part_of_the_artifact_and_told_of(tmp_path: Path) -> 
     check_package(tmp_path / "out")
 
 
+@pytest.mark.prove
 def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_table(tmp_path / "data", "regression")
     config, trained = ExportConfig(provider="cuda"), cast(TrainedModel, trained_on(data, 1))

@@ -87,6 +87,7 @@ def test_sessions_take_the_cores_of_the_pod_and_not_those_of_the_node(
     assert onnxruntime.SessionOptions().intra_op_num_threads == 0
 
 
+@pytest.mark.prove
 def test_a_network_of_products_keeps_its_outputs_in_fp32(
     tables: PreparedData, table_fp32: Path, tmp_path: Path
 ) -> None:

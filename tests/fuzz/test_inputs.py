@@ -27,6 +27,7 @@ from tests.support.adapters import LORA, adapted_network, adapters_of, plain_net
 from tests.support.exported_models import ON_CPU, write_exported
 from tests.support.fuzzed import Kinds, Whole
 from tests.support.measured_trainings import write_run
+from tests.support.proving import first_few
 from tests.support.small_package import small_package
 from workflows.schedules.settings import read_schedules
 
@@ -203,7 +204,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(lambda: tmp_path_factory.mktemp("whole"), KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_few(KINDS, 3))
 def test_what_was_changed_is_taken_or_refused_in_one_line(kind: str, whole: Whole) -> None:
     whole.try_few(kind)
 

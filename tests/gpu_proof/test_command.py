@@ -122,6 +122,7 @@ def test_what_is_quoted_in_the_page_is_text() -> None:
     assert not re.search("<(b|script)>", page("<b>", [quoted], 1.0, quick=False))
 
 
+@pytest.mark.prove
 def test_names_of_torch_that_the_engines_use_and_it_lacks_are_found(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(
         "import torch\nimport torch.distributed as dist\nfrom torch import Tensor, nothing\n"

@@ -123,6 +123,7 @@ def test_parts_of_a_gpu_are_not_compared(tmp_path: Path, tool: Callable[..., Non
         list(telemetry.beside_tool(tmp_path / "samples", "GPU-other", lambda seconds: None, seconds=3, settling=1))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

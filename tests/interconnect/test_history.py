@@ -74,6 +74,7 @@ def test_a_history_that_cannot_be_written_is_refused_before_anything_is_measured
     assert history(tmp_path / "fresh").names() == []
 
 
+@pytest.mark.prove
 def test_a_history_may_be_a_prefix_of_a_store(store: FaultyS3) -> None:
     there = ProfileHistory("s3://bucket/networks", PROFILE.fingerprint)
     there.check_writable()

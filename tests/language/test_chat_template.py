@@ -244,6 +244,7 @@ class TestLimits:
 
 
 class TestTheProcess:
+    @pytest.mark.prove
     def test_it_is_started_again_after_it_was_killed(self) -> None:
         template = ChatTemplate(OWN_TEMPLATE, {}, DATE)
         before = list(template.render([row(messages(TALKS[0]))]))
@@ -274,6 +275,7 @@ class TestTheProcess:
         (found,) = template.render([row(messages(TALKS[2]))])
         assert isinstance(found, RenderedConversation) and "I begin" in found.text
 
+    @pytest.mark.prove
     def test_every_thread_has_its_own(self) -> None:
         def rendered(mark: str) -> list[str]:
             template = ChatTemplate(mark + SHOWN, {}, DATE)

@@ -13,7 +13,7 @@ from slipstream.shared.models.adapters.network import add_adapters, quantise_fro
 from slipstream.shared.models.config import LoraConfig, ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, zero_inputs
 from slipstream.shared.models.tables_and_images import MLP
-from tests.support.proving import first_few
+from tests.support.proving import diagonal, first_few
 
 CPU = torch.device("cpu")
 LENGTH = 16
@@ -44,6 +44,7 @@ IMAGES = Signature(
 SIZES = {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHARED = {**SIZES, "num_key_value_heads": 2}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+TARGETS = [ATTENTION, ("q_proj", "v_proj"), ("o_proj",), ("down_proj",), (*ATTENTION, "up_proj", "gate_proj")]
 
 CASES: dict[str, tuple[Signature, ModelConfig]] = {
     "transformer": (TOKENS, ModelConfig("transformer", SIZES)),
@@ -87,9 +88,12 @@ def test_formulas_equal_torchs_counter(case: str) -> None:
     assert training_flops(model.network, signature) == counted(model) > 0
 
 
-@pytest.mark.parametrize("quantise", ["", "nf4"])
 @pytest.mark.parametrize(
-    "targets", [ATTENTION, ("q_proj", "v_proj"), ("o_proj",), ("down_proj",), (*ATTENTION, "up_proj", "gate_proj")]
+    ("quantise", "targets"),
+    diagonal(
+        ["", "nf4"],
+        TARGETS,
+    ),
 )
 def test_formulas_equal_torchs_counter_with_adapters(targets: tuple[str, ...], quantise: str) -> None:
     """Frozen weights get no gradients, nor do activations before the first adapter."""

@@ -72,6 +72,7 @@ def test_what_a_template_tolerates_by_itself_it_tolerates_on_demand_as_well() ->
     assert primary_container(task, interruptible=False).tolerations == [own]
 
 
+@pytest.mark.prove
 def test_a_pod_that_is_deleted_while_it_waits_for_room_is_the_systems_as_well(bucket: S3Bucket, tmp_path: Path) -> None:
     full = SchedulerNode("full", room=0)
     scheduler = Scheduler(full)

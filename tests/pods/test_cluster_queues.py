@@ -61,6 +61,7 @@ def test_a_job_that_waits_for_its_pods_ends_61_s_after_its_creation(
     assert len(attempt.pods) == (0 if volcano else 1) and all(pod.ended for pod in attempt.pods)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("volcano", first_few([False, True]))
 def test_with_a_longer_timeout_it_waits_and_runs(volcano: bool, bucket: S3Bucket, tmp_path: Path) -> None:
     namespace, go = Namespace(quota=1, volcano=volcano), tmp_path / "go"

@@ -48,6 +48,7 @@ def test_eleven_failed_rounds_end_a_cached_task_in_its_midst_and_its_pod(
     assert pod.deleted and pod.ended and execution.pods == [pod], "a pod was left, or another attempt made"
 
 
+@pytest.mark.prove
 def test_with_more_retries_the_same_outage_is_survived_and_the_count_never_goes_back(
     bucket: S3Bucket, server: FaultyS3, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def run_pod(
     assert "made/outputs.pb" in bucket.keys("made"), said
 
 
+@pytest.mark.prove
 def test_a_pod_of_the_report_asks_for_no_rows(
     packaged: RegistrationArchive, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
 ) -> None:

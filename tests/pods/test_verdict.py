@@ -139,6 +139,7 @@ def test_a_pod_that_is_done_waits_for_the_result(
     assert verdict_of(f"last-{last}", environment, tmp_path, plays).succeeded
 
 
+@pytest.mark.prove
 def test_a_pod_that_fails_after_the_result_leaves_it_alone(environment: dict[str, str], tmp_path: Path) -> None:
     plays = [Play([(0, None), (1, None)], 0.5), Play([(2, None), (3, OUT_OF_MEMORY)], 0.0, after_result=True)]
     assert verdict_of("late", environment, tmp_path, plays).succeeded

@@ -4,6 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def test_a_target_of_any_type(column: pa.Array, suffix: str, task: str) -> None:
     outcome(column, suffix, target=True, quarantine_limit=1.0, task=task)
 
 
+@pytest.mark.prove
 @FUZZ
 @given(column=columns(), suffix=SUFFIXES, use=st.sampled_from(USES))
 def test_any_use_of_a_column_of_any_type(column: pa.Array, suffix: str, use: dict[str, Any]) -> None:

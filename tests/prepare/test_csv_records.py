@@ -14,11 +14,11 @@ from slipstream.shared.source.files import SourceFile
 from slipstream.shared.source.text import csv_blocks, record_ends, text_tables
 from slipstream.shared.source.text.csv_blocks import NEVER_CLOSES, read_blocks
 from tests.support.csv_text import PLAIN, QUOTED, blocks_against_csv, by_blocks, by_csv, drawn
+from tests.support.proving import diagonal
 from tests.support.tables import Prepare
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("escape", ["", "\\"])
+@pytest.mark.parametrize(("end", "escape"), diagonal(["\n", "\r\n", "\r"], ["", "\\"]))
 def test_blocks_hold_the_rows_of_the_csv_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, escape: str
 ) -> None:

@@ -24,6 +24,7 @@ from slipstream.shared.source.config import DataConfig, SplitConfig
 from slipstream.shared.source.files import list_source
 from slipstream.shared.source.resolved import fingerprint_source
 from tests.support.groups import ALONE
+from tests.support.proving import diagonal, first_few
 from tests.support.shares import on_several
 from tests.support.wording import refuses, same_wording
 
@@ -211,7 +212,19 @@ def test_other_bytes_are_found_though_nobody_named_a_fingerprint(sales: Path, tm
 
 @pytest.mark.parametrize(
     "what",
-    ["changed", "grown", "another seed", "another target", "a class more", "a column more", "damaged", "no such set"],
+    first_few(
+        [
+            "changed",
+            "grown",
+            "another seed",
+            "another target",
+            "a class more",
+            "a column more",
+            "damaged",
+            "no such set",
+        ],
+        3,
+    ),
 )
 def test_what_does_not_fit_is_said(what: str, sales: Path, january: PreparedData, tmp_path: Path) -> None:
     earlier, settings = january.artifact.directory, {}
@@ -246,8 +259,7 @@ def test_what_does_not_fit_is_said(what: str, sales: Path, january: PreparedData
         prepare(tmp_path / "both", sales, earlier, **settings)
 
 
-@pytest.mark.parametrize("new", [False, True])
-@pytest.mark.parametrize("damage", ["flipped", "cut", "removed", "remade"])
+@pytest.mark.parametrize(("new", "damage"), diagonal([False, True], ["flipped", "cut", "removed", "remade"]))
 def test_a_base_set_is_verified_where_its_rows_are_taken(
     damage: str, new: bool, sales: Path, january: PreparedData, tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def test_what_was_done_is_not_done_again(
     assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
+@pytest.mark.prove
 def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = killed(texts, tmp_path, "tables.make_columnar", 4)
     done = counted(monkeypatch)

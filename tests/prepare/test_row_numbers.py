@@ -13,6 +13,7 @@ import pytest
 from slipstream.pipeline.prepare.fit.row_order import RowOrder
 from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.shared.source.config import DataConfig
+from tests.support.proving import diagonal
 from tests.support.shares import on_several
 from tests.support.tables import Prepare, with_types
 
@@ -48,8 +49,7 @@ def mentions(data: PreparedData, name: str) -> list[str]:
     return [word for word in data.card["warnings"] if repr(name) in word]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("suffix", "name"), diagonal(SUFFIXES, NAMES))
 def test_an_index_without_a_name_is_dropped(prepared: Prepare, tmp_path: Path, suffix: str, name: str) -> None:
     without = prepared(write(frame(), tmp_path / f"without.{suffix}"))
     indexed = frame()
@@ -123,8 +123,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("suffix", "case"), diagonal(SUFFIXES, CASES))
 def test_a_column_in_the_order_of_the_rows_is_reported_and_stays(
     prepared: Prepare, tmp_path: Path, suffix: str, case: str
 ) -> None:

@@ -15,6 +15,7 @@ from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from tests.support.formats import FORMATS, prepare_as
+from tests.support.proving import first_few
 from tests.support.shares import on_several
 from tests.support.tables import Prepare, vouch_for
 from tests.support.wording import refuses
@@ -48,7 +49,7 @@ def split_of_rows(data: PreparedData) -> dict[float, str]:
     }
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", first_few(FORMATS, 2))
 def test_a_row_without_a_group_has_the_split_that_it_has_without_the_setting(format: str, tmp_path: Path) -> None:
     columns = table(lacking=0.37)
     gaps = columns["customer"].is_null().to_pylist()
@@ -89,7 +90,7 @@ def test_a_value_that_stands_for_none_is_reported_by_the_share_of_its_split(prep
     assert warned and all("were asked for" in word for word in warned)
 
 
-@pytest.mark.parametrize("rows", [24, 60, 400])
+@pytest.mark.parametrize("rows", first_few([24, 60, 400], 1))
 def test_small_tables_are_uneven_by_chance(prepared: Prepare, rows: int) -> None:
     """No warning under twenty seeds, although shares differ by more than a fifth."""
     draw, uneven = np.random.default_rng(0), 0

@@ -74,6 +74,7 @@ def test_a_store_that_stays_away_is_no_mistake_of_the_user(store: FaultyS3, tmp_
     assert not list((tmp_path / "p").glob("*"))
 
 
+@pytest.mark.prove
 def test_rows_of_an_earlier_set_are_copied_within_s3(store: FaultyS3, tmp_path: Path) -> None:
     """Several pods copy them; where they are fetched they have to be what they were."""
     directory = tmp_path / "in"

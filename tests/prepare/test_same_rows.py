@@ -138,7 +138,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return types, bad, rows
 
 
-@pytest.mark.parametrize(("arrangement", "format", "pods"), first_few(CASES, 16))
+@pytest.mark.parametrize(("arrangement", "format", "pods"), first_few(CASES, 6))
 def test_rows_files_formats_and_pods_do_not_matter(
     expected: Any, tmp_path: Path, arrangement: str, format: str, pods: int
 ) -> None:

@@ -164,6 +164,7 @@ def test_times_that_microseconds_cannot_hold(prepared: Prepare, tmp_path: Path, 
 TIMES = ["2020-01-02T03:04:05Z", "20200102", "now", "+2020-1-2", "-20-01-01", "12:30", "1/2/2020", "Jan 2020", "v 3"]
 
 
+@pytest.mark.prove
 @given(st.sampled_from(TIMES), st.lists(st.tuples(st.integers(0, 20), st.sampled_from("0129-+:/TZ. W")), max_size=3))
 @settings(max_examples=300, deadline=None, phases=PHASES)
 def test_times_are_those_that_pandas_reads_without_a_clock(text: str, changes: list[tuple[int, str]]) -> None:

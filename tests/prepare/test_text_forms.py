@@ -141,6 +141,7 @@ class TestJsonLines:
         ]
         assert data.card["rows"]["kept"] == 295
 
+    @pytest.mark.prove
     def test_a_key_that_comes_late_or_in_one_file_is_a_column(self, prepared: Prepare, tmp_path: Path) -> None:
         rows = json_lines(20_000)
         rows[15_000]["late"] = rows[15_001]["late"] = "2024-01-01"

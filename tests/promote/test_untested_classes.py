@@ -38,6 +38,7 @@ def frauds(directory: Path, number: int, *, untested: bool) -> PreparedData:
     raise AssertionError("no split fits")
 
 
+@pytest.mark.prove
 def test_a_class_without_a_test_row_is_a_doubt(tmp_path: Path) -> None:
     data = frauds(tmp_path / "data", 5, untested=True)
     counts = {split: int(np.sum(data.split(split)[TARGET] == 0)) for split in ("train", "validation", "test")}

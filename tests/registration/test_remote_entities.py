@@ -82,6 +82,7 @@ def registered_types(made: RegistrationArchive) -> dict[str, Variable]:
     return dict(found.values())
 
 
+@pytest.mark.prove
 def test_flytekit_rebuilds_every_registered_interface(package_for: Callable[[str], RegistrationArchive]) -> None:
     found, registered = set(), registered_types(package_for("local"))
     for place, kind in TypeEngine.guess_python_types(registered).items():
@@ -129,6 +130,7 @@ def test_no_setting_is_left_out_of_the_registered_schema() -> None:
 COMMANDS = [("remote-launchplan", PLAN), ("remote-workflow", WORKFLOW)]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("command", "name"), first_few(COMMANDS))
 def test_its_help_shows_the_defaults(admin: FlyteAdmin, tmp_path: Path, command: str, name: str) -> None:
     ended = started(admin, tmp_path / "client", command, name, "--help")
@@ -163,7 +165,7 @@ def test_a_workflow_starts_with_the_defaults_of_its_plan(admin: FlyteAdmin, tmp_
     assert found == FineTuneConfig(data=DataConfig(length=2048)) and found.model.lora.rank == 16
 
 
-@pytest.mark.parametrize("command", ["remote-launchplan", "remote-workflow"])
+@pytest.mark.parametrize("command", first_few(["remote-launchplan", "remote-workflow"], 1))
 def test_a_base_on_this_machine_is_refused_before_it_starts(admin: FlyteAdmin, tmp_path: Path, command: str) -> None:
     before = len(admin.executions)
     ended = started(admin, tmp_path / "client", command, FINE_TUNING, "--base", "../qwen")
@@ -192,7 +194,7 @@ def remote(admin: FlyteAdmin, tmp_path: Path) -> FlyteRemote:
     return FlyteRemote(config, default_project="flytesnacks", default_domain="development")
 
 
-@pytest.mark.parametrize("given", ["partial", "full"])
+@pytest.mark.parametrize("given", first_few(["partial", "full"], 1))
 def test_a_client_in_python_gives_a_mapping_or_the_class(admin: FlyteAdmin, remote: FlyteRemote, given: str) -> None:
     plan, expected = remote.fetch_launch_plan(name=PLAN), RunConfig.from_dict(GIVEN[given])
     for value in (GIVEN[given], expected, json.dumps(GIVEN[given])):

@@ -24,6 +24,7 @@ from slipstream.shared.interconnect.profile import (
 )
 from slipstream.shared.interconnect.tuning import DdpSettings, Tuning, TuningTrial, write_tuning
 from tests.support.network_profiles import launch, network_profile
+from tests.support.proving import first_few
 from tests.support.report_pages import CHROMIUM, assert_is_inert, too_wide
 
 
@@ -51,6 +52,7 @@ def test_sizes_are_at_equal_distances_and_times_at_powers_of_ten() -> None:
     assert {"1 KiB", "100 µs", "1 ms"} <= said
 
 
+@pytest.mark.prove
 def test_every_operation_has_a_line_of_its_own() -> None:
     names = tuple(f"operation_{number}" for number in range(11))
     bandwidth = chart(network_profile(operations=names), "bandwidth")
@@ -102,6 +104,7 @@ def test_intervals_and_the_model_stay_within_the_axes() -> None:
         assert max(ys) - min(ys) == pytest.approx(max(grid) - min(grid), abs=0.1)
 
 
+@pytest.mark.prove
 def test_pairs_are_a_heat_map_darker_where_they_are_slow() -> None:
     pairs = chart(network_profile(4, pair_seconds={(0, 2): 0.08}), "pairs")
     root = ElementTree.fromstring(pairs)
@@ -116,7 +119,7 @@ def test_pairs_are_a_heat_map_darker_where_they_are_slow() -> None:
     assert network_charts(network_profile(2))["pairs"] is None, "a single pair is no map"
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", first_few([1, 2], 1))
 def test_a_network_of_which_nothing_was_measured_has_empty_axes(world: int) -> None:
     empty = replace(network_profile(world), measurements=(), pairs=())
     for name in ("bandwidth", "time"):

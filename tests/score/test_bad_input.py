@@ -50,6 +50,7 @@ def test_an_empty_registry(tmp_path: Path) -> None:
     same_wording(said)
 
 
+@pytest.mark.prove
 def test_neither_a_registry_nor_a_package_or_both(served: Registry, tmp_path: Path) -> None:
     data = csv(tmp_path, rows(9))
     same_wording(refusal(tmp_path, "", data))

@@ -91,6 +91,7 @@ def test_the_number_of_rows_is_weighed_and_not_the_threshold_alone(training: Tra
     assert np.mean(above) > 0.5
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("column", "of_each"), first_few(product(["age", "income", "visits", "when"], [200, 1000])))
 def test_a_shift_of_one_deviation_in_one_column_is_always_found(training: Training, column: str, of_each: int) -> None:
     draw = np.random.default_rng(2)

@@ -53,7 +53,7 @@ def by_hand(model: Path, frame: pd.DataFrame) -> np.ndarray:
     return session.run(["value"], feed)[0]
 
 
-@pytest.mark.parametrize("offset", first_few(OFFSETS, 2))
+@pytest.mark.parametrize("offset", first_few(OFFSETS))
 def test_an_offset_changes_nothing_but_the_offset(tmp_path: Path, offset: float) -> None:
     data, frame = prepared(tmp_path / "prepared", offset), table(offset)
     stored = np.concatenate([data.split(split)["target"] for split in SPLITS])
@@ -85,7 +85,7 @@ def test_an_offset_changes_nothing_but_the_offset(tmp_path: Path, offset: float)
     assert len(np.unique(paired.new)) > 0.9 * len(test)
 
 
-@pytest.mark.parametrize("offset", first_few(OFFSETS, 2))
+@pytest.mark.parametrize("offset", first_few(OFFSETS))
 def test_the_reported_error_is_the_real_one(tmp_path: Path, offset: float) -> None:
     import torch
 
@@ -111,6 +111,7 @@ def test_the_reported_error_is_the_real_one(tmp_path: Path, offset: float) -> No
     assert outputs.dtype == np.float64
 
 
+@pytest.mark.prove
 def test_packages_with_float_outputs_are_still_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an earlier version exported them, from targets in single precision."""
     monkeypatch.setattr("slipstream.pipeline.prepare.fit.fit.REGRESSION_DTYPE", "float32")

@@ -16,6 +16,7 @@ from slipstream.pipeline.score.publish import list_publications, score_data
 from slipstream.shared.artifacts.results.scoring import Publication
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.storage.local import LocalStorage
+from tests.support.proving import diagonal
 from tests.support.scoring import KEEP, bytes_below, table_of, write_files
 
 
@@ -30,8 +31,7 @@ def names_of(output: Path) -> list[str]:
     return sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("lost", ["part-*", "_quarantine/*", "_manifest-*"])
-@pytest.mark.parametrize("how", ["missing", "cut"])
+@pytest.mark.parametrize(("lost", "how"), diagonal(["part-*", "_quarantine/*", "_manifest-*"], ["missing", "cut"]))
 def test_lost_files_are_put_back(served: Registry, tmp_path: Path, lost: str, how: str) -> None:
     first, _ = score(served, tmp_path)
     output = tmp_path / "out"

@@ -15,6 +15,7 @@ from slipstream.pipeline.score.config import ScoringConfig
 from slipstream.pipeline.score.publish import score_data
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
+from tests.support.proving import diagonal
 from tests.support.scoring import by_hand, rows, scored
 
 FORMATS = ("csv", "parquet", "arrow", "jsonl")
@@ -66,10 +67,11 @@ def nothing_in_any_column(frame: pd.DataFrame) -> None:
         frame[name] = np.nan
 
 
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
-    "change",
-    [gaps_in_integers, gaps_in_booleans, booleans_and_none, fractions_of_integers, nothing_in_any_column],
+    ("format", "change"),
+    diagonal(
+        FORMATS, [gaps_in_integers, gaps_in_booleans, booleans_and_none, fractions_of_integers, nothing_in_any_column]
+    ),
 )
 def test_gaps_and_floats_are_scored(served: Registry, tmp_path: Path, change: Any, format: str) -> None:
     frame = rows(60)

@@ -194,6 +194,7 @@ def test_more_keys_than_one_request_takes_are_deleted(store: FaultyS3, tmp_path:
     assert sum(line.startswith("POST") for line in store.requests) == 3
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("way", first_few(["several", "one request", "a service without checksums"]))
 def test_what_is_copied_within_s3_is_verified(
     way: str, store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

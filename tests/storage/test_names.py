@@ -13,6 +13,7 @@ from slipstream.shared.storage import Storage, download_all, list_names, path_be
 from slipstream.shared.storage.names import LONGEST, LONGEST_PART, name_fault
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, anchored, memory, outside, target_among_others
+from tests.support.proving import first_few
 from tests.support.wording import refuses, same_wording
 
 __all__ = ["memory"]
@@ -65,7 +66,7 @@ WRITES: dict[str, Callable[[Path, str, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", WRITES)
+@pytest.mark.parametrize("way", first_few(WRITES, 3))
 @given(name=NAMES)
 @SHARED
 def test_nothing_outside_of_the_directory_is_touched(way: str, name: str) -> None:

@@ -63,6 +63,7 @@ def test_rows_add_up_to_stages_and_stages_to_all(used: list[AttemptUsage]) -> No
         assert total_of(list(found.stages.values()), column) == known(getattr(found.total, column))
 
 
+@pytest.mark.prove
 @settings(max_examples=200, deadline=None)
 @given(ATTEMPTS)
 def test_the_sums_are_those_of_the_exact_amounts(used: list[AttemptUsage]) -> None:

@@ -33,8 +33,7 @@ def asked(base: str, asked_spot: bool = False) -> NodeFacts:
     return node_facts(asked_spot, {cloud: partial(asker, base) for cloud, asker in ASKERS.items()})
 
 
-@pytest.mark.parametrize("spot", [True, False])
-@pytest.mark.parametrize("cloud", ASKERS)
+@pytest.mark.parametrize(("spot", "cloud"), diagonal([True, False], ASKERS))
 def test_a_cloud_is_found_and_believed_against_what_was_asked_for(cloud: str, spot: bool) -> None:
     with metadata_server(cloud) as server:
         server.spot = SPOT[cloud][0 if spot else 1]

@@ -36,6 +36,7 @@ def ups(directory: Path) -> list[bool]:
     return [device.up for device in sample.devices] if sample else []
 
 
+@pytest.mark.prove
 def test_it_samples_each_second_and_counts_until_its_end(nvml: FakeNvml, tmp_path: Path) -> None:
     with sampling(tmp_path, nvml.environment(), "--price=spot=3600") as process:
         until(lambda: len(read_samples(tmp_path)) >= 3)

@@ -66,6 +66,7 @@ def tensor_bytes(home: Path) -> int:
     return sum(path.stat().st_size for path in newest.glob("tensors-*"))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("world", "training", "quantise"),
     [

@@ -149,6 +149,7 @@ def counting_rank(rank: int, world: int, port: int, settings: dict[str, Any], en
     rank_body(rank, world, port, settings, environment)
 
 
+@pytest.mark.prove
 def test_a_process_opens_a_base_once(
     data: PreparedData, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

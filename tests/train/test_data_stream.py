@@ -121,6 +121,7 @@ def test_a_flipped_bit_in_the_store_is_named(store: FaultyS3, whole: PreparedDat
         open_prepared(make_stub("s3://bucket/flipped", tmp_path / "all")).split("train")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("size", first_few([None, 100]))
 def test_rows_that_are_not_in_the_store_are_named(store: FaultyS3, uri: str, tmp_path: Path, size: int | None) -> None:
     stub = make_stub(uri, tmp_path / "stub")
@@ -131,6 +132,7 @@ def test_rows_that_are_not_in_the_store_are_named(store: FaultyS3, uri: str, tmp
         open_prepared(stub)
 
 
+@pytest.mark.prove
 def test_what_is_read_is_all_that_is_asked_for(uri: str, whole: PreparedData, tmp_path: Path) -> None:
     data = open_prepared(make_stub(uri, tmp_path / "stub"))
     assert isinstance(data, StreamedData) and data.stream.fetched_bytes == 0
@@ -159,6 +161,7 @@ def test_a_cache_too_small_for_one_batch_names_the_setting(uri: str, tmp_path: P
         numbers(streamed(uri, tmp_path / "stub", 2), 0, 1, 1)
 
 
+@pytest.mark.prove
 def test_a_stub_is_no_prepared_data_for_others(uri: str, tmp_path: Path) -> None:
     stub = make_stub(uri, tmp_path / "stub", 1 << 20)
     with refuses(DamagedArtifact):

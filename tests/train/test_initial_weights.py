@@ -17,6 +17,7 @@ from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.shared.models import initial
 from slipstream.shared.models.config import ModelConfig
 from tests.support.layout_runs import on_ranks
+from tests.support.proving import first_few
 from tests.support.training import rank_body, started, trained
 
 MODEL = ModelConfig("transformer", SMALL_TRANSFORMER)
@@ -33,6 +34,7 @@ def body_without_draws(rank: int, *arguments: Any) -> None:
     rank_body(rank, *arguments)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("world", "settings"),
     [
@@ -92,7 +94,7 @@ def filled(frozen: bool) -> tuple[int, dict[str, Tensor]]:
     return values.filled, {name: p.detach() for name, p in model.network.named_parameters()}
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", first_few([False, True], 1))
 def test_replicas_draw_parts_and_get_the_whole(frozen: bool, tmp_path: Path) -> None:
     ((_, expected),) = on_ranks(1, partial(filled, frozen), tmp_path / "1")
     assert expected["many"].flatten().tolist() == [4.0 + place for place in range(14)]

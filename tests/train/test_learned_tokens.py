@@ -158,6 +158,7 @@ def test_stored_tokens_are_read_as_ids_and_torchs_labels(kind: str) -> None:
     assert functional.cross_entropy(torch.zeros(5, 40_000), read_tokens(torch.from_numpy(stored))[1][0]).isfinite()
 
 
+@pytest.mark.prove
 def test_their_stored_form_is_known_in_one_module() -> None:
     def made(node: ast.AST) -> bool:
         return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and ast.unparse(node.left) == "-1"

@@ -130,6 +130,7 @@ def test_a_base_in_a_store(remote: Remote, tmp_path: Path) -> None:
     assert fingerprint_base(remote.base) != before
 
 
+@pytest.mark.prove
 def test_a_store_that_stays_away_or_writes_anew(
     store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

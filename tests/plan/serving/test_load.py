@@ -43,6 +43,7 @@ def test_the_busiest_minute_of_all_days_counts(tmp_path: Path) -> None:
     assert load.month == pytest.approx((2 * 8640 + 60) / 2 / 86_400 * MONTH_S)
 
 
+@pytest.mark.prove
 def test_poisson_even_and_batched_arrivals_are_told_apart(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     poisson = np.sort(random.uniform(0, 86_400, 40_000))

@@ -47,7 +47,7 @@ def test_without_the_variation_of_service_times_it_would_be_far_off(servers: int
     assert p99_seconds(rate, EXPONENTIAL, servers, 1.0) > 1.3 * found
 
 
-@pytest.mark.parametrize("servers", [1, 4])
+@pytest.mark.parametrize("servers", first_few([1, 4], 1))
 def test_uneven_arrivals_make_it_longer_and_even_ones_shorter(servers: int) -> None:
     rate, random = 0.8 * servers / STEADY.mean, np.random.default_rng(0)
     # Of two kinds of gaps, so that their standard deviation is twice their mean; and of four stages.

@@ -261,6 +261,7 @@ def spells(path: Path, idle: timedelta) -> Path:
     return path
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("minutes", "pays"),
     [

@@ -134,6 +134,7 @@ def test_an_older_attempt_cannot_publish_once_a_later_one_began(tmp_path: Path) 
     assert not [name for name in names(tmp_path) if "000009" in name]
 
 
+@pytest.mark.prove
 def test_a_later_attempt_is_newer_whatever_its_step(tmp_path: Path) -> None:
     old = Run(tmp_path)
     old.steps(1)

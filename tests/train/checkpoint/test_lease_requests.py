@@ -60,6 +60,7 @@ CLAIMS: dict[str, Callable[[CheckpointDirectory, OccupiedSlots], object]] = {
 }
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "claim",
     [

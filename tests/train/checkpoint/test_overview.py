@@ -133,6 +133,7 @@ def test_the_same_in_a_store(invoke: Callable[..., Result], store: FaultyS3) -> 
     assert "freed 0 of 1 checkpoint directories, 0 B" in invoke("s3://bucket/overview", "--free").output
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("short_leases")
 def test_a_clock_that_is_ahead_frees_nothing(
     invoke: Callable[..., Result], tmp_path: Path, store: FaultyS3, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +154,7 @@ def test_a_clock_that_is_ahead_frees_nothing(
     assert CheckpointDirectory(storage_for(str(below / "held"))).checkpoints()
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("short_leases")
 def test_what_a_process_holds_is_kept_however_old_it_looks(invoke: Callable[..., Result], tmp_path: Path) -> None:
     """As after the clock of a disk was set ahead."""

@@ -42,6 +42,7 @@ def ask(place: Path, *options: str, model: dict[str, Any] | None = None, **train
     return CliRunner().invoke(slipstream, ["memory", str(config), *options])
 
 
+@pytest.mark.prove
 def test_a_table_and_what_fits(tmp_path: Path) -> None:
     found = ask(tmp_path, "--length", "16", "--devices", "1", "--memory", "100MiB")
     assert found.exit_code == 0, found.output

@@ -21,6 +21,7 @@ from slipstream.shared.models.factory import build_model
 from slipstream.shared.profiles.profile import Profile, load_profile
 from tasks.train import train
 from tests.support.fake_nvml import see_four_gpus
+from tests.support.proving import first_few
 from tests.support.training import table_of_numbers
 from tests.support.wording import refuses
 
@@ -156,7 +157,7 @@ MISTAKES: dict[str, tuple[str, ModelConfig, dict[str, Any], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", first_few(MISTAKES, 8))
 def test_it_is_one_line(name: str, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     kind, model, training, processes, message = MISTAKES[name]
     monkeypatch.setattr(checks, "check_compiler", lambda gpu: None)
