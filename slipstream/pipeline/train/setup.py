@@ -53,6 +53,8 @@ class ResolvedTraining:
     precision: str
     #: Micro-batches of one rank's batch.
     pieces: list[slice]
+    #: True if all ranks compute the loss of tokens by Triton kernels.
+    fused_loss: bool
     #: Number of data-parallel ranks.
     data_ranks: int
 
@@ -129,6 +131,7 @@ class Setup:
             traits=self.traits,
             averaged=AveragedWeights(predictor, training.ema) if training.ema else None,
             teacher=self.resolved.lineage.teacher_on(group.device, self.resolved.precision),
+            fused_loss=self.resolved.fused_loss,
             conditions=bit_identity_conditions(training, group) | self.kernels,
         )
 
@@ -136,6 +139,8 @@ class Setup:
     def kernels(self) -> dict[str, object]:
         """Return the conditions of bitwise equality that automatic settings and this device decide."""
         found: dict[str, object] = {"compiled": self.compiled is not None}
+        if self.resolved.data.signature.task == "next token":
+            found["loss"] = "fused" if self.resolved.fused_loss else "reference"
         if self.resolved.data.signature.document_start >= 0:
             kernel = kernel_takes_documents(self.group.device, self.resolved.precision)
             found["documents"] = (

@@ -36,6 +36,7 @@ B1: dict[str, Any] = {
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
 }
+#: The reference computed the loss of all measured trainings.
 #: ``max_memory_allocated`` in GiB on an H100 80GB with torch 2.11, where DDP had buckets of 4 bytes a weight.
 MEASURED: dict[str, tuple[dict[str, Any], int, dict[str, Any], float]] = {
     "125M": (M125, ROWS, {}, 22.0),
@@ -135,7 +136,7 @@ def test_afterwards_the_cpu_has_its_own_operators() -> None:
 def step_of(model: dict[str, Any], rows: int, documents: int = 0, **settings: Any) -> TracedStep:
     tokens = (TensorSpec("tokens", "int64", (LENGTH,)),)
     signature = Signature(tokens, "next token", "next token", buckets=VOCABULARY, document_end=0 if documents else -1)
-    training = TrainingConfig.from_dict({"precision": "bf16", "batch_size": rows, **settings})
+    training = TrainingConfig.from_dict({"precision": "bf16", "batch_size": rows, "kernels": "reference", **settings})
     return replace(TraceJob(ModelConfig("transformer", model), signature, training, 1).step, documents=documents)
 
 
@@ -169,6 +170,13 @@ def test_the_peak_of_one_process_is_the_measured_one(name: str) -> None:
     settings, measured = MEASURED_WITHOUT_DDP[name]
     ((peak, _),) = peaks([step_of(M125, ROWS, **settings)])
     assert peak == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.prove
+def test_the_fused_loss_takes_one_tensor_of_logits_less() -> None:
+    (reference, _), (fused, _) = peaks([step_of(M125, ROWS, kernels=kernels) for kernels in ("reference", "auto")])
+    logits = ROWS * LENGTH * VOCABULARY * 2 / GIB
+    assert reference - fused == pytest.approx(logits, rel=0.02)
 
 
 @pytest.mark.prove

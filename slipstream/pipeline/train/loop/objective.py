@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from slipstream.pipeline.train.data_loader import Batch
+from slipstream.pipeline.train.loop.fused_loss import fused_token_losses
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.models.arithmetic import autocast_context
 from slipstream.shared.models.config import TeachingConfig
@@ -41,7 +42,13 @@ def at_least_float32(outputs: Tensor) -> Tensor:
 
 
 def loss_sum(
-    signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0, weight: Tensor | None = None
+    signature: Signature,
+    outputs: Tensor,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    weight: Tensor | None = None,
+    *,
+    fused: bool = False,
 ) -> Tensor:
     """Return the sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if given.
 
@@ -55,7 +62,7 @@ def loss_sum(
     """
     if signature.task == "next token":
         labels = target.clamp(min=0).flatten()
-        each = token_losses(outputs.flatten(0, 1), labels, label_smoothing).view(target.shape)
+        each = token_losses(outputs.flatten(0, 1), labels, label_smoothing, fused=fused).view(target.shape)
         loss = over_learned_tokens(signature, each, target)
     elif signature.task == "classification":
         reduction, logits = "sum" if weight is None else "none", at_least_float32(outputs)
@@ -169,12 +176,14 @@ class Teacher:
 PIECE = 1 << 24
 
 
-def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0, *, fused: bool = False) -> Tensor:
     """Return the cross-entropy of every token, ``[tokens]``, in float32 (float64 for float64 logits).
 
     ``logits`` are ``[tokens, vocabulary]`` of any precision, ``target`` is int64 ``[tokens]``. ``label_smoothing`` is
-    the fraction of every label that is spread over the whole vocabulary.
+    the fraction of every label that is spread over the whole vocabulary. ``fused`` runs Triton kernels.
     """
+    if fused and logits.dtype != torch.float64:
+        return fused_token_losses(logits, target, label_smoothing)
     return TokenLosses.apply(logits, target, label_smoothing)
 
 

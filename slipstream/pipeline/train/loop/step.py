@@ -143,7 +143,8 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
     if piece.stop > batch.rows:
         real = torch.arange(piece.start, piece.stop, device=batch.target.device) < batch.rows
         weight = real.float() if weight is None else weight * real
-    loss = loss_sum(state.model.signature, outputs, batch.target[piece], config.label_smoothing, weight)
+    signature, smoothing = state.model.signature, config.label_smoothing
+    loss = loss_sum(signature, outputs, batch.target[piece], smoothing, weight, fused=state.fused_loss)
     if state.teacher is None:
         return loss
     number = piece.start // (piece.stop - piece.start)

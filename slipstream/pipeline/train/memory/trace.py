@@ -122,13 +122,14 @@ def trace_footprint(step: TracedStep, watching: AbstractContextManager[object] |
                 for part in parts:
                     part.to_empty(device=CPU)
             parallel = divided(parts, layout, step, tracker) if divides else undivided(model, step, tracker)
-            state = begun(parallel, training, tracker)
+            # GPUs that compute in bf16 have both kernels.
+            modern = step.device == "cuda" and training.precision == "bf16"
+            state = begun(parallel, training, tracker, fused_loss=modern and training.kernels == "auto")
             group = parallel.sharing_rows(RankContext(step.rank, step.world, CPU, "fake"))
 
             def run(step: TracedStep) -> None:
                 number = step.traced_micro_batches
-                kernel = step.device == "cuda" and training.precision == "bf16"
-                documents = document_layout(parts[0], step.rows, number, kernel=kernel)
+                documents = document_layout(parts[0], step.rows, number, kernel=modern)
                 batch = zero_batch(step.signature, number * step.rows, group)
                 if documents and step.documents <= MOST_DOCUMENTS:
                     batch = batch._replace(documents=documents.whole_rows(step.documents))
@@ -285,7 +286,9 @@ def label_gradients(parts: Sequence[nn.Module], tracker: MemoryTracker) -> None:
                 parameter.register_post_accumulate_grad_hook(lambda p: tracker.relabel([p.grad], "gradients"))
 
 
-def begun(parallel: ParallelModel, training: TrainingConfig, tracker: MemoryTracker) -> TrainingState:
+def begun(
+    parallel: ParallelModel, training: TrainingConfig, tracker: MemoryTracker, *, fused_loss: bool
+) -> TrainingState:
     """Return the initial state of a training; its optimiser's tensors will be labelled "optimizer"."""
     with tracker.making("optimizer"):
         averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
@@ -300,7 +303,7 @@ def begun(parallel: ParallelModel, training: TrainingConfig, tracker: MemoryTrac
     optimizer.register_step_post_hook(lambda *_: making.pop().__exit__(None, None, None))
     traits = traits_without_values(parallel.model)
     scaler = LossScaler(CPU, enabled=training.precision == "fp16")
-    return TrainingState(parallel, optimizer, scaler, {}, Progress(), traits, averaged)
+    return TrainingState(parallel, optimizer, scaler, {}, Progress(), traits, averaged, fused_loss=fused_loss)
 
 
 def zero_batch(signature: Signature, rows: int, group: RankContext) -> Batch:
