@@ -42,7 +42,7 @@ LABELS = MetricLabels("gpu-proof", "telemetry", 0, "here")
 TOOL = "nvidia-smi"
 QUERY = ("utilization.gpu", "memory.used", "power.draw")
 #: Seconds of load that are compared, seconds before in which clocks and power settle, and seconds on a CPU.
-LOAD_S, SETTLING_S, REHEARSAL_S = 60.0, 5.0, 4.0
+LOAD_S, SETTLING_S, REHEARSAL_S = 14.0, 3.0, 4.0
 MIB = 1 << 20
 
 
