@@ -197,6 +197,13 @@ CHECKS = (
         (Limit("stall, of the steps", most=1.0),),
     ),
     GpuCheck(
+        "QLoRA",
+        "a base in four bits costs at most half of a step's time",
+        "steps:qlora",
+        60,
+        (Limit("NF4, of bf16", most=150.0),),
+    ),
+    GpuCheck(
         "deterministic",
         "deterministic kernels cost at most a third",
         "steps:deterministic",

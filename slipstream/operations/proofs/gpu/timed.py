@@ -69,8 +69,8 @@ def size_for(context: CheckContext, arguments: dict[str, Any] = M125) -> Trainin
     if context.small:
         return TrainingSize(SMALL_TRANSFORMER, 256, 4, length=64, steps=8, settling=3)
     free = torch.cuda.mem_get_info(context.device)[0] / GIB
-    if arguments is M125:
-        return TrainingSize(M125, 50_304, max(1, min(16, int(free / 1.5))))
+    if arguments is not B1:
+        return TrainingSize(arguments, 50_304, max(1, min(16, int(free / 1.5))))
     return TrainingSize(B1, 32_000, max(1, min(8, int((free - 20) / 4))), steps=20)
 
 
@@ -97,8 +97,13 @@ def share_of_peak(context: CheckContext, size: TrainingSize, steps: TimedSteps) 
     return size.rows * flops / steps.step_s / peak
 
 
-def timed_training(context: CheckContext, name: str, size: TrainingSize, **settings: Any) -> TimedSteps:
-    """Train for an epoch in bf16 with the trainer's defaults but for ``settings``; no model is written."""
+def timed_training(
+    context: CheckContext, name: str, size: TrainingSize, model: ModelConfig | None = None, **settings: Any
+) -> TimedSteps:
+    """Train for an epoch in bf16 with the trainer's defaults but for ``settings``; no model is written.
+
+    ``model`` is fresh by default.
+    """
     began, device, stall, finished = list[float](), list[float](), 0.0, Guard.finished
 
     def noting(self: Guard, step: int, timing: StepTiming) -> None:
@@ -121,7 +126,7 @@ def timed_training(context: CheckContext, name: str, size: TrainingSize, **setti
         train(
             directory / "model",
             tokens,
-            ModelConfig("transformer", size.arguments),
+            model or ModelConfig("transformer", size.arguments),
             **{**defaults, "evaluate_every": 10**6, **settings},
         )
     gaps = [after - before for before, after in pairwise(began[size.settling :])]

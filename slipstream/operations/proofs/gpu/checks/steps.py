@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from safetensors.torch import save_file
 
 from slipstream.operations.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 from slipstream.operations.proofs.gpu.timed import (
@@ -30,7 +33,8 @@ from slipstream.pipeline.train.memory.choices import TraceJob
 from slipstream.pipeline.train.memory.processes import TraceFailure, trace_footprints
 from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.shared.artifacts.results.training import TRACE, read_history, read_operations
-from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.config import LoraConfig, ModelConfig
+from slipstream.shared.models.factory import build_model
 
 
 def figures_of(context: CheckContext, size: TrainingSize, steps: TimedSteps) -> Iterator[CheckFigure]:
@@ -124,6 +128,38 @@ def profile(context: CheckContext) -> Iterator[CheckFigure]:
     yield CheckFigure("calls of a step's longest operations", calls)
     for each in operations.operations[:12]:
         yield CheckFigure(each.name[:60], 100 * each.seconds / operations.seconds, "% of the time")
+
+
+#: Layers of a 7 B model's kind, narrower.
+LORA: dict[str, Any] = {**B1, "num_hidden_layers": 12, "num_attention_heads": 16}
+
+
+def write_base(directory: Path, size: TrainingSize) -> Path:
+    """Write a random base in bf16 with Hugging Face's names."""
+    directory.mkdir()
+    config = {"model_type": "llama", "vocab_size": size.vocabulary, "max_position_embeddings": size.length}
+    config |= {**size.arguments, "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-6}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    signature = replace(size, documents=0).signature
+    network = build_model(ModelConfig("transformer", size.arguments), signature, 0, shapes_alone=True).network
+    weights = {name: (0.02 * torch.randn(x.shape)).bfloat16() for name, x in network.state_dict().items()}
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def qlora(context: CheckContext) -> Iterator[CheckFigure]:
+    """Train adapters next to a base in bf16, and in four bits."""
+    size = replace(size_for(context, LORA), steps=16)
+    size = replace(size, rows=min(8, size.rows))
+    base = write_base(context.directory / "base", size)
+    found = {}
+    for held in ("none", "nf4"):
+        model = ModelConfig("transformer", base=str(base), lora=LoraConfig(rank=16), quantise=held)
+        found[held] = timed_training(context, held, size, model)
+        name = "NF4" if held == "nf4" else "bf16"
+        yield CheckFigure(f"base in {name}: step", 1e3 * found[held].step_s, "ms")
+        yield CheckFigure(f"base in {name}: memory", found[held].memory / GIB, "GiB")
+    yield CheckFigure("NF4, of bf16", 100 * found["nf4"].step_s / found["none"].step_s, "% of the time")
 
 
 #: Trainings to watch, by their settings.
