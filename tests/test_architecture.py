@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "artifacts": BASE | {"logs", "stages", "storage", "distributed", "untrusted_files"},
     "source": BASE | {"logs", "artifacts", "storage", "cron"},
     "language": BASE | {"one_line", "artifacts", "storage", "distributed"},
-    "models": BASE | {"logs", "artifacts", "storage"},
+    "models": BASE | {"logs", "artifacts", "storage", "machine"},
     "comparison": BASE | {"formatting", "artifacts", "models"},
     "telemetry": BASE | {"logs", "one_line", "formatting", "toml_file", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
