@@ -29,7 +29,7 @@ from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
-from slipstream.shared.settings import differences, to_dict
+from slipstream.shared.settings import as_written, differences
 from slipstream.shared.stages import StageRun
 
 RUNS = Path("runs")
@@ -138,8 +138,8 @@ def origin_of(inputs: dict[str, str], config: RunConfig) -> RunOrigin:
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     if not runs_locally():
         command = current_context().execution_id.name
-    settings = to_dict(config)
-    return RunOrigin(command, git_commit(), inputs, differences(settings, to_dict(RunConfig())), settings)
+    settings = as_written(config)
+    return RunOrigin(command, git_commit(), inputs, differences(settings, as_written(RunConfig())), settings)
 
 
 def runs_here() -> Path:

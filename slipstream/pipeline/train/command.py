@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from slipstream.config import RunConfig
+from slipstream.config_values import read_settings
 from slipstream.pipeline.train.checkpoint.home import Superseded
 from slipstream.pipeline.train.checkpoint.lease import wait_for_others
 from slipstream.pipeline.train.identity import run_identity
@@ -104,17 +105,18 @@ def sampled_machine(request: TrainingRequest) -> Iterator[None]:
 @click.command()
 @click.argument("prepared")
 @click.argument("output", type=click.Path(path_type=Path))
-@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
-def main(prepared: str, output: Path, config: Path | None) -> None:
+@click.argument("config", nargs=-1)
+def main(prepared: str, output: Path, config: tuple[str, ...]) -> None:
     """Train on PREPARED and write the trained model to OUTPUT.
 
     Checkpoints go to OUTPUT.checkpoints, device telemetry to OUTPUT.telemetry (shown by slipstream telemetry).
 
     PREPARED is a directory, or an address on s3://, gs:// or abfs://, from which rows are streamed during training.
+    CONFIG is a YAML or JSON file, JSON, or single values.
 
-    Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml
+    Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml training.epochs=3
     """
-    settings = RunConfig.from_file(config) if config else RunConfig()
+    settings = read_settings(RunConfig, config)
     training, model = settings.for_training(), with_lasting_addresses(settings.model)
     origin = ModelOrigin(model)
     with alone_at_once(), local_prepared_data(prepared) as directory:
