@@ -43,6 +43,7 @@ SUBCOMMANDS = {
         "slipstream.pipeline.collectives.command", "Measure the interconnect, compare it, tune it."
     ),
     "runs": Subcommand("slipstream.pipeline.report.runs", "List runs with their metric and changed settings."),
+    "compare": Subcommand("slipstream.pipeline.report.compare", "Compare runs: settings, metrics, times, curves."),
     "sweep": Subcommand("slipstream.pipeline.sweep.command", "List the trials of a sweep."),
     "checkpoints": Subcommand(
         "slipstream.pipeline.train.checkpoint.command", "List checkpoints of trainings, delete old ones."

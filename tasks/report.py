@@ -74,10 +74,10 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     origin = origin_of({"data": data, "target": target}, config)
     inputs = {"inputs": origin.inputs, **origin.settings}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    store = ArtifactStore(STORE) if runs_locally() else None
-    summary = build_report(
-        runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep, origin
-    )
+    local = runs_locally()
+    store = ArtifactStore(STORE) if local else None
+    given = (results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep, origin)
+    summary = build_report(runs_here(), *given, links=local)
     return show_deck(summary, "Report", summary.report)
 
 

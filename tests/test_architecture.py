@@ -13,8 +13,8 @@ from slipstream.subcommands import SUBCOMMANDS
 from tests.support.documents.imports import FLOORS, GROUPS, IMPORTS, MODULES, loaded_by_string, names_in_strings
 
 #: Imports that each package of ``slipstream/`` may have besides itself. First the foundations, then the stages. Stages
-#: do not import each other. Exceptions: promotion evaluates exported packages, scoring runs promoted models, and the
-#: trials of a sweep are trainings.
+#: do not import each other. Exceptions: promotion evaluates exported packages, scoring runs promoted models, the
+#: trials of a sweep are trainings, and runs are compared as promotion compares models.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings", "spelling"}
 FOUNDATIONS = BASE | {
@@ -69,7 +69,8 @@ ALLOWED: dict[str, set[str]] = {
     "promote": FOUNDATIONS | {"export"},
     "score": FOUNDATIONS | {"export", "promote"},
     "sweep": FOUNDATIONS | {"train", "config"},
-    **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
+    "report": FOUNDATIONS | {"cron", "promote"},
+    "doctor": FOUNDATIONS | {"cron"},
     "plan": FOUNDATIONS,
     "manifests": FOUNDATIONS,
     "flyte": FOUNDATIONS | {"config", "config_values", "doctor", "evaluate", "export"},

@@ -25,8 +25,10 @@ def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
     directory = Path(summary.directory)
     assert list((tmp_path / "runs").iterdir()) == [directory]
     assert sorted(path.name for path in directory.iterdir()) == [
-        *("card.html", "card.json", "model", "report.html", "summary.json")
+        *("card.html", "card.json", "model", "prepared", "report.html", "summary.json", "trained")
     ]
+    assert Artifact.open(directory / "prepared", "prepare").fingerprint == found.prepared.fingerprint
+    assert Artifact.open(directory / "trained", "train").fingerprint == found.trained.fingerprint
     assert (directory / "card.json").read_bytes() == found.prepared.read_bytes("card.json")
     assert "Data card" in (directory / "card.html").read_text(encoding="utf-8")
     assert (directory / summary.report).read_text(encoding="utf-8").startswith("<!doctype html>")

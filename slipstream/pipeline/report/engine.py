@@ -21,6 +21,7 @@ from slipstream.pipeline.report.run_directory import (
     PREPARED,
     REPORT,
     SUMMARY,
+    TRAINED,
     RunOrigin,
     copy_model,
     link_artifact,
@@ -64,10 +65,12 @@ def build_report(  # noqa: PLR0913 - all that a run has to say
     store: ArtifactStore | None = None,
     sweep: Sweep | None = None,
     origin: RunOrigin | None = None,
+    links: bool = True,
 ) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return its summary.
 
-    ``config`` is the whole configuration by section. Charts are cached in ``store``.
+    ``config`` is the whole configuration by section. Charts are cached in ``store``. With ``links`` the
+    directory has prepared data and trained model, too, as hard links.
 
     Raises ``DamagedArtifact`` if the exported model or the data card is damaged.
     """
@@ -77,6 +80,9 @@ def build_report(  # noqa: PLR0913 - all that a run has to say
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, directory)
         write_card(results.prepared, results.card, directory, now)
+        if links:
+            link_artifact(results.prepared, directory / PREPARED)
+            link_artifact(results.trained, directory / TRAINED)
         if results.operations:
             (directory / TRACE).write_bytes(results.trained.read_bytes(TRACE))
         made = {"run": {**vars(origin), "data": results.prepared.content}} if origin else {}

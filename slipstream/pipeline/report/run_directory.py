@@ -15,7 +15,8 @@ from slipstream.shared.artifacts.results.export import DIGEST, ExportReport, dig
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 
 #: Names of files and directories in a run directory.
-REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
+REPORT, MODEL, SUMMARY = "report.html", "model", "summary.json"
+PREPARED, TRAINED = "prepared", "trained"
 CARD, CARD_DATA = "card.html", "card.json"
 ONNX = "model.onnx"
 #: Maximum length of the data's part of a directory's name.
