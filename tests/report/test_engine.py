@@ -5,6 +5,7 @@ import json
 import stat
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,12 @@ def test_every_model_file_is_copied_byte_by_byte(tmp_path: Path) -> None:
     copied = Path(summary.directory, summary.model)
     for name, record in found.exported.files.items():
         assert hashlib.sha256((copied / name).read_bytes()).hexdigest() == record.sha256
+
+
+def test_only_the_copy_beside_the_report_has_the_date(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/MODEL_CARD.md").write_text("# A model\n", encoding="utf-8")
+    for day in (1, 2):
+        engine.write_dated_card(tmp_path, datetime(2026, 1, day))
+        assert (tmp_path / "MODEL_CARD.md").read_text(encoding="utf-8") == f"# A model\n\nReported on 2026-01-0{day}.\n"
+        assert (tmp_path / "model/MODEL_CARD.md").read_text(encoding="utf-8") == "# A model\n"
