@@ -29,7 +29,7 @@ class Subcommand(NamedTuple):
         if self.in_clone and not Path(CLONE).is_file():
             return "the directory workflows is missing here; run the command in a clone of the project"
         if self.package and find_spec(self.package) is None:
-            return f"the package {self.package} is missing; pip install 'slipstream[{self.extra}]'"
+            return f"the package {self.package} is missing; pip install -e '.[{self.extra}]'"
         return ""
 
 

@@ -20,7 +20,7 @@ from slipstream.pipeline.train.checkpoint.lease import wait_for_others
 from slipstream.pipeline.train.identity import run_identity
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.pipeline.train.run import run_attempt
-from slipstream.shared.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
+from slipstream.shared.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json, in_run
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.streamed import make_stub
 from slipstream.shared.artifacts.results.training import KIND
@@ -47,7 +47,7 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
             raise UserError(
                 f"{prepared}: no such directory; expected prepared data, here or on s3://, gs:// or abfs://"
             )
-        yield Path(prepared)
+        yield in_run(Path(prepared), "prepare")
         return
     cache_bytes = int(current_profile().placement("train").data_cache_gib * 2**30)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
