@@ -28,6 +28,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import RESOLVED, current_profile, parse_profile
 from slipstream.shared.settings import Settings, settings_schema, to_dict
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.spelling import users_schema
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import FlyteAdmin, flyte_admin, register_package, write_config
@@ -117,13 +118,19 @@ def test_every_node_of_every_registered_schema_has_a_type(package_for: Callable[
         assert not list(without_type(schema, place))
 
 
+def nested_names(tree: dict[str, Any], path: str = "") -> set[str]:
+    return {path}.union(*(nested_names(child, f"{path}.{name}") for name, child in tree.items()))
+
+
 def test_no_setting_is_left_out_of_the_registered_schema() -> None:
     def names(node: Any, schema: Any) -> dict[str, Any]:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
         return {key: names(child, schema) for key, child in node.get("properties", {}).items()}
 
     metadata, schema = TypeEngine.to_literal_type(RunConfig).metadata, settings_schema(RunConfig)
-    assert names(metadata, {}) == names(schema, schema)
+    users = users_schema(schema)
+    assert names(metadata, {}) == names(users, users)
+    assert nested_names(names(schema, schema)) < nested_names(names(users, users))
 
 
 # Both commands

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from slipstream.shared.cron import next_times
-from slipstream.shared.settings import Settings, to_dict
+from slipstream.shared.settings import Settings, as_written
 from slipstream.shared.source.dates import dated_address, has_date
 from workflows.schedules.settings import (
     CHOICE,
@@ -82,7 +82,7 @@ def work_of(schedule: AnySchedule) -> Iterator[str]:
 
 
 def changes(config: Settings) -> dict[str, object]:
-    return differing(to_dict(config), to_dict(type(config)()))
+    return differing(as_written(config), as_written(type(config)()))
 
 
 def differing(given: dict[str, Any], default: dict[str, Any]) -> dict[str, object]:

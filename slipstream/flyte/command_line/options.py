@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flytekit import FlyteContextManager, LaunchPlan, StructuredDataset
 from flytekit.configuration import SerializationSettings
@@ -18,29 +19,28 @@ from flytekit.interaction.click_types import StructuredDatasetParamType
 from flytekit.tools.serialize_helpers import get_registrable_entities
 from google.protobuf.message import Message
 
+from slipstream.config_values import combined, read_part
 from slipstream.flyte.settings_type import from_client
 from slipstream.operations.doctor.archive import workflow_nodes
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import current_profile
-from slipstream.shared.settings import Settings, differences, to_dict
+from slipstream.shared.settings import Settings, as_written, differences, is_settings, to_dict
 from slipstream.shared.storage import STORES
 
 
 class SettingsParam(click.ParamType):
-    """Click type of settings: JSON on the command line, or the name of a YAML or JSON file."""
+    """Click type of a part of settings: a YAML or JSON file, JSON, or a single value."""
 
-    name = "JSON, or a YAML or JSON file"
+    name = "FILE, JSON or setting=value"
 
     def __init__(self, settings: type[Settings]) -> None:
         self.settings = settings
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, (self.settings, ArtifactQuery)):
-            return value
-        if not isinstance(value, str):  # from flytekit's --inputs-file
-            return self.settings.from_dict(value)
-        inline = value.lstrip().startswith(("{", "["))
-        return self.settings.from_json(value) if inline else self.settings.from_file(Path(value))
+        if isinstance(value, Settings):
+            return to_dict(value)
+        # Others are from flytekit's --inputs-file.
+        return read_part(self.settings, value) if isinstance(value, str) else value
 
 
 class DatasetParam(StructuredDatasetParamType):
@@ -71,14 +71,15 @@ def default_text(settings: type[Settings], default: Any) -> Any:
 def describe_settings(option: click.Option, settings: type[Settings], description: str, default: Any) -> None:
     """Show no schema, and of the default what is changed."""
     option.default = default_text(settings, default)
-    option.help = "; ".join(filter(None, [description, "slipstream schema lists all settings"]))
+    option.help = "; ".join(filter(None, [description, "may be given several times; docs/settings.md lists all"]))
     if isinstance(option.default, str):
         option.show_default = shown_default(settings, option.default)
+        option.default = [option.default]
 
 
 def shown_default(settings: type[Settings], text: str) -> str:
     try:
-        changed = differences(to_dict(from_client(settings, text)), to_dict(settings()))
+        changed = differences(as_written(from_client(settings, text)), as_written(settings()))
     except UserError:
         return text
     return json.dumps(changed) if changed else "all defaults"
@@ -113,8 +114,8 @@ def shorten_help(command: click.Command, module: str, entity: Any) -> None:
 def refine_option(option: click.Option, python_type: Any) -> None:
     """Give flytekit's option a type of this module, and an error for a missing required value."""
     # flytekit gives options a default of None, which hides from click that a value is missing.
-    if isinstance(python_type, type) and issubclass(python_type, Settings):
-        option.type = SettingsParam(python_type)
+    if is_settings(python_type):
+        option.type, option.multiple = SettingsParam(python_type), not isinstance(option.default, ArtifactQuery)
     elif python_type is StructuredDataset:
         option.type = DatasetParam()
     convert = option.callback
@@ -124,6 +125,9 @@ def refine_option(option: click.Option, python_type: Any) -> None:
             raise UserError(f"{param.opts[0]}: is missing; expected a value for it; --help lists all options")
         if param.name in TO_UPLOAD and isinstance(value, str) and getattr(context.obj, "is_remote", False):
             refuse_local_path(param.opts[0], value, TO_UPLOAD[param.name])
+        if is_settings(python_type) and isinstance(value, tuple):
+            given = context.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT
+            value = combined(python_type, value) if given else python_type.from_dict(*value) if value else None
         return convert(context, param, value) if convert else value
 
     option.callback = convert_given
