@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.shared.settings import Settings, settings
+from slipstream.shared.settings import LATER, Settings, settings
 
 
 @settings
@@ -21,5 +21,7 @@ class PromotionConfig(Settings):
     when_in_doubt: Literal["keep", "take"] = "keep"
     """Choice if the test rows are too few for a significant result: "keep" the promoted model, or "take" the new
     one."""
+    worse_than_baseline: Annotated[Literal["promote", "refuse"], LATER] = "promote"
+    """Choice if the baseline of the evaluation is significantly better than the new model."""
     signing_key: str = ""
     """File of an Ed25519 private key (PEM) that signs models in the registry; in pods a mounted secret."""

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import field, replace
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from slipstream.pipeline.train.parallel.config import GradientsConfig, ParallelConfig
-from slipstream.shared.settings import LARGEST, Natural, Positive, Seed, Settings, settings, to_dict
+from slipstream.shared.settings import (
+    LARGEST,
+    LATER,
+    Natural,
+    Positive,
+    Seed,
+    Settings,
+    counted_settings,
+    settings,
+    to_dict,
+)
 
 #: Version of the arithmetic of a training step. Increment it when a code change alters a step's results on purpose:
 #: older trainings then restart instead of resuming with different arithmetic.
@@ -62,10 +72,21 @@ class TrainingConfig(Settings):
     """Weight decay of AdamW."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Fraction of all steps over which the learning rate rises linearly."""
+    schedule: Annotated[Literal["cosine", "linear", "constant"], LATER] = "cosine"
+    """Learning rate after the warm-up: "cosine" (half a cosine to zero), "linear" (to zero) or "constant"."""
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
     """Largest norm of the gradient; 0 disables clipping."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of each label that is spread over all classes."""
+    balance_classes: Annotated[bool, LATER] = False
+    """Give every class the same total weight in the loss, as class_weight="balanced" in scikit-learn."""
+    class_weights: Annotated[dict[str, Annotated[float, Field(gt=0)]], LATER] = field(default_factory=dict)
+    """Weights of classes in the loss, 1 for others; scaled so that their mean over the training rows is 1."""
+    threshold: Annotated[Literal["none", "f1", "cost"], LATER] = "none"
+    """Threshold of two classes, from the validation rows: "f1" for the largest macro F1, "cost" for the least
+    error_costs, "none" for the likelier class. It decides in all later stages; probabilities are unchanged."""
+    error_costs: Annotated[dict[str, Annotated[float, Field(ge=0)]], LATER] = field(default_factory=dict)
+    """With threshold "cost": cost of a wrong decision by true class, 1 for others."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Floating-point type of forward and backward passes: "auto" takes bf16 if all GPUs support it, else fp16 on GPUs,
     else fp32."""
@@ -83,6 +104,9 @@ class TrainingConfig(Settings):
     """Consecutive steps with a non-finite loss or gradient that are skipped; one more rolls back to a checkpoint."""
     evaluate_every: Natural = 0
     """Steps between evaluations; 0 means once per epoch."""
+    metric: Annotated[Literal["loss", "auc", "f1", "accuracy", "rmse"], LATER] = "loss"
+    """Validation metric by which the best weights are chosen, training stops early and sweeps search: "loss", "auc"
+    (ROC, two classes), "f1" (macro F1), "accuracy" or "rmse"."""
     patience: Natural = 5
     """Evaluations without improvement after which training stops; 0 disables early stopping. Evaluations before step
     200 do not count."""
@@ -160,6 +184,10 @@ class TrainingConfig(Settings):
             raise self.gradients.reject("hook", "fp16 or powersgd with training.backend gloo, which has no bf16 hook")
         if self.gradients.hook == "powersgd" and self.precision == "fp16":
             raise self.gradients.reject("hook", "another with training.precision fp16, whose loss scale changes")
+        if self.balance_classes and self.class_weights:
+            raise self.reject("balance_classes", "false with training.class_weights")
+        if bool(self.error_costs) != (self.threshold == "cost"):
+            raise self.reject("threshold", "cost with training.error_costs, and only then")
         ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:
@@ -172,8 +200,12 @@ NO_LONGER_LASTING = ("training.gradients.gradient_as_bucket_view",)
 
 def resume_settings(training: TrainingConfig) -> dict[str, object]:
     """Return the settings that decide the result and must not change on resume."""
-    hints = get_type_hints(TrainingConfig, include_extras=True)
-    free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}
     # The key of a checkpoint directory contains this setting, so it always has its first default here.
     gradients = {**to_dict(training.gradients), "gradient_as_bucket_view": False}
-    return {name: value for name, value in to_dict(training).items() if name not in free} | {"gradients": gradients}
+    counted = counted_settings(training).items()
+    return {name: value for name, value in counted if decides_result(name)} | {"gradients": gradients}
+
+
+def decides_result(name: str) -> bool:
+    """Return True for a setting of the training that must not change on resume."""
+    return MAY_CHANGE not in vars(TrainingConfig)["__pydantic_fields__"][name].metadata

@@ -51,6 +51,7 @@ def assemble_package(
     data: PreparedData,
     origin: ModelProvenance,
     real: bool,
+    threshold: float | None = None,
 ) -> DeployedSignature:
     """Write ``model.onnx``, sample rows and, if the columns allow it, ``model.raw.onnx`` into the artifact.
 
@@ -75,7 +76,9 @@ def assemble_package(
     np.savez(packed, allow_pickle=False, **tensors, **{OUTPUT: outputs})
     writer.write_bytes(TENSORS, packed.getvalue())
     raw = (
-        write_raw(writer, model, columns, deployed, data.signature, origin) if isinstance(columns, RawColumns) else None
+        write_raw(writer, model, columns, deployed, data.signature, origin, threshold)
+        if isinstance(columns, RawColumns)
+        else None
     )
     return DeployedSignature(
         **{**vars(deployed), "model": MODEL},
@@ -83,6 +86,7 @@ def assemble_package(
         raw=raw,
         no_raw="" if isinstance(columns, RawColumns) else columns,
         holdout=holdout_rule(data),
+        threshold=threshold,
     )
 
 
@@ -93,12 +97,13 @@ def write_raw(
     deployed: ModelSignature,
     trained: Signature,
     origin: ModelProvenance,
+    threshold: float | None,
 ) -> RawSignature:
     """Write ``model.raw.onnx`` and raw sample rows with its outputs.
 
     Raises ``UserError`` if they differ from those of ``model``.
     """
-    raw, classes = raw_model(model, columns, deployed.classes), deployed.classes
+    raw, classes = raw_model(model, columns, deployed.classes, threshold), deployed.classes
     values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
     *labels, scores = run_model(raw, {name: raw_column(column, dtypes[name]) for name, column in values.items()})

@@ -102,8 +102,8 @@ def step_unless_skipped(
             delattr(optimizer, name)
 
 
-def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
-    """Return the learning rate of a step: linear warm-up, then a half cosine to zero.
+def learning_rate(step: int, total: int, peak: float, warmup: float, schedule: str = "cosine") -> float:
+    """Return the learning rate of a step: linear warm-up, then a half cosine to zero, or another ``schedule``.
 
     The warm-up takes the fraction ``warmup`` of all steps (Loshchilov, Hutter 2017). ``step`` counts from 0; the rates
     of the first and the last step are above 0.
@@ -111,7 +111,10 @@ def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
     rising = math.ceil(warmup * total)
     if step < rising:
         return peak * (step + 1) / rising
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, total - rising)))
+    falling = max(1, total - rising)
+    if schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / falling))
+    return peak * (1 - (step - rising) / falling) if schedule == "linear" else peak
 
 
 class AveragedWeights:
