@@ -74,6 +74,12 @@ OTHER: dict[str, Any] = {
 }
 
 
+def test_an_optimiser_and_its_settings_are_part_of_every_key() -> None:
+    sgd = replace(TRAINING, optimizer="sgd", learning_rate=0.1)
+    others = [TRAINING, sgd, replace(sgd, momentum=0.5), replace(sgd, nesterov=True)]
+    assert len({section_digest(each) for each in others}) == len({str(resume_settings(each)) for each in others}) == 4
+
+
 @pytest.mark.parametrize("name", OTHER)
 def test_another_value_is_part_of_every_key(name: str) -> None:
     changed = replace(TRAINING, **{name: OTHER[name]})
@@ -84,4 +90,6 @@ def test_another_value_is_part_of_every_key(name: str) -> None:
 def test_every_later_setting_of_the_training_is_tested() -> None:
     fields = vars(TrainingConfig)["__pydantic_fields__"]
     later = {name for name, about in fields.items() if LATER in about.metadata}
-    assert later - {"error_costs"} == OTHER.keys() and issubclass(TrainingConfig, Settings)
+    assert later - {"error_costs", "optimizer", "momentum", "nesterov"} == OTHER.keys() and issubclass(
+        TrainingConfig, Settings
+    )

@@ -27,6 +27,8 @@ STEP_VERSION = 2
 
 #: Values of ``batch_size: auto``, the largest first, and the number of steps per epoch that it aims at.
 AUTOMATIC_SIZES, STEPS_PER_EPOCH = (256, 128, 64, 32, 16), 20
+#: Default learning rate, which is AdamW's and stands in stored digests; and default momentum of SGD.
+ADAMW_RATE, MOMENTUM = 2e-3, 0.9
 #: Annotation of settings that may change on resume: they affect the result at most by rounding. All other settings must
 #: equal the checkpoint's, and are part of the key of the checkpoint directory.
 MAY_CHANGE = "may change on resume"
@@ -66,10 +68,16 @@ class TrainingConfig(Settings):
     recompute: Annotated[Literal["none", "full"], MAY_CHANGE] = "none"
     """Activation checkpointing: "none", or "full" to recompute the activations of all blocks in the backward pass. It
     takes less memory and more time, and changes no bit of the result."""
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
-    """Largest learning rate, at the end of the warm-up."""
+    optimizer: Annotated[Literal["adamw", "sgd"], LATER] = "adamw"
+    """Optimiser: AdamW, or SGD with momentum."""
+    momentum: Annotated[float, Field(ge=0, lt=1), LATER] = MOMENTUM
+    """Momentum of SGD; 0 disables it."""
+    nesterov: Annotated[bool, LATER] = False
+    """Nesterov's variant of the momentum, for SGD."""
+    learning_rate: Annotated[float, Field(gt=0)] = ADAMW_RATE
+    """Largest learning rate, at the end of the warm-up. The default is AdamW's; SGD needs its own, such as 0.1."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-2
-    """Weight decay of AdamW."""
+    """Weight decay, not for biases and normalisation layers: AdamW decouples it, SGD adds it to the gradient."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Fraction of all steps over which the learning rate rises linearly."""
     schedule: Annotated[Literal["cosine", "linear", "constant"], LATER] = "cosine"
@@ -184,6 +192,14 @@ class TrainingConfig(Settings):
             raise self.gradients.reject("hook", "fp16 or powersgd with training.backend gloo, which has no bf16 hook")
         if self.gradients.hook == "powersgd" and self.precision == "fp16":
             raise self.gradients.reject("hook", "another with training.precision fp16, whose loss scale changes")
+        if self.optimizer == "sgd" and self.learning_rate == ADAMW_RATE:
+            raise self.reject("learning_rate", "another with training.optimizer sgd, such as 0.1: this one is AdamW's")
+        if self.optimizer == "adamw" and (self.nesterov or self.momentum != MOMENTUM):
+            name = "nesterov" if self.nesterov else "momentum"
+            default = "false" if self.nesterov else f"{MOMENTUM:g}"
+            raise self.reject(name, f"{default} with training.optimizer adamw: only sgd has it")
+        if self.nesterov and not self.momentum:
+            raise self.reject("nesterov", "false with training.momentum 0")
         if self.balance_classes and self.class_weights:
             raise self.reject("balance_classes", "false with training.class_weights")
         if bool(self.error_costs) != (self.threshold == "cost"):

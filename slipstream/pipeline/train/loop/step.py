@@ -20,8 +20,8 @@ from slipstream.pipeline.train.loop.objective import loss_sum
 from slipstream.pipeline.train.loop.optimizer import (
     check_gradient,
     clipping_divisor,
+    divides_in_step,
     factor_or_nan,
-    is_fused,
     learning_rate,
     may_exceed,
     step_unless_skipped,
@@ -115,7 +115,7 @@ def train_step(
     verdict = check_gradient(state.parallel.norm())
     divisor = None
     if config.clip_norm and may_exceed(verdict.norm, config.clip_norm):
-        if state.parallel.clips_in_step and is_fused(state.optimizer):
+        if state.parallel.clips_in_step and divides_in_step(state.optimizer):
             divisor = clipping_divisor(verdict.norm, config.clip_norm)
         else:
             state.parallel.clip(verdict.norm, config.clip_norm)
