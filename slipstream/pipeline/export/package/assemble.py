@@ -140,6 +140,9 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
     settings = schema.get("settings") or data.artifact.made_by.get("config")
     if not settings or "split" not in settings:
         return None
+    given = {name: settings["split"][name] for name in ("directories", "column") if settings["split"].get(name)}
+    if given and 2 not in schema.get("drawn", []):
+        return Holdout("the given split", given, None)
     types = {column["name"]: column.get("type") for column in schema["columns"]}
     if schema.get("cuts"):
         column = settings["time"]
@@ -147,7 +150,7 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
         kind = "time" if types.get(column) in TIMES else "number"
         return Holdout("time", {"column": column, "type": kind}, schema["cuts"])
     by = next((name for name in ("group", "id") if settings.get(name)), "content")
-    aside = [column["name"] for column in schema["columns"] if column["role"] in ("dropped", "weight")]
+    aside = [column["name"] for column in schema["columns"] if column["role"] in ("dropped", "weight", "split")]
     content = sorted(name for name, kind in types.items() if kind != "other" and name not in aside)
     names = [settings[name] for name in ("group", "id") if settings.get(name)]
     # Rows without the group or id were split by the next of these.
@@ -157,7 +160,7 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
     if by == "content":  # hashed as values, in any notation
         types = {name: TIME if kind in TIMES else kind for name, kind in types.items()}
     rules = rules_of(schema, columns, types) if "settings" in schema else {}
-    return Holdout(by, {**rules, **shares, "columns": columns}, None)
+    return Holdout(by, {**rules, **given, **shares, "columns": columns}, None)
 
 
 def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) -> dict[str, object]:
