@@ -29,7 +29,7 @@ from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.versions import code_version
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
 from slipstream.shared.profiles.profile import current_profile
-from slipstream.shared.settings import to_dict
+from slipstream.shared.settings import counted_settings
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.dates import dated_address
 from slipstream.shared.storage import S3
@@ -139,7 +139,7 @@ def prepare(listing: Part, target: str, config: DataConfig, source: str) -> Made
 
 
 def made_by(target: str, config: DataConfig, source: str) -> dict[str, object]:
-    return {"config": to_dict(config), "code": code_version("prepare"), "source": source, "target": target}
+    return {"config": counted_settings(config), "code": code_version("prepare"), "source": source, "target": target}
 
 
 # On several pods

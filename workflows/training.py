@@ -154,7 +154,11 @@ def run_and_promote(registry: str, start: RunStart) -> RunSummary:
     found = open_registry(registry=registry, config=start.config)
     nodes = run_stages(start)
     judged = judge(
-        exported=nodes.exported.artifact, prepared=nodes.prepared.artifact, registry=found, config=start.config
+        exported=nodes.exported.artifact,
+        prepared=nodes.prepared.artifact,
+        evaluated=nodes.evaluated.artifact,
+        registry=found,
+        config=start.config,
     )
     promotion = (
         conditional("promotion")

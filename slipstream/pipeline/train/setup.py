@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from slipstream.pipeline.train.applied_tuning import AppliedTuning
 from slipstream.pipeline.train.checkpoint.manager import Checkpoints, RestoredCheckpoint
 from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
@@ -15,6 +17,7 @@ from slipstream.pipeline.train.data_loader import padding_inputs
 from slipstream.pipeline.train.documents import document_layout, kernel_takes_documents
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.identity import bit_identity_conditions, run_identity
+from slipstream.pipeline.train.loop.goal import class_weights
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.pipeline.train.loop.probe import ModelTraits
 from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState, copy_weights
@@ -122,6 +125,7 @@ class Setup:
     def initial_state(self) -> TrainingState:
         """Return the state before the first step. Loading a teacher seeds torch's random generators."""
         predictor, training, group = self.parallel.model, self.training, self.group
+        weights = class_weights(training, self.resolved.data)
         return TrainingState(
             parallel=self.parallel,
             optimizer=make_optimizer(predictor, training),
@@ -132,6 +136,7 @@ class Setup:
             averaged=AveragedWeights(predictor, training.ema) if training.ema else None,
             teacher=self.resolved.lineage.teacher_on(group.device, self.resolved.precision),
             fused_loss=self.resolved.fused_loss,
+            class_weights=None if weights is None else torch.from_numpy(weights).to(group.device),
             conditions=bit_identity_conditions(training, group) | self.kernels,
         )
 

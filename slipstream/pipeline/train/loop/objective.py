@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from slipstream.pipeline.train.data_loader import Batch
 from slipstream.pipeline.train.loop.fused_loss import fused_token_losses
+from slipstream.pipeline.train.loop.goal import JudgedRows, ValidationGoal, together
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.models.arithmetic import autocast_context
 from slipstream.shared.models.config import TeachingConfig
@@ -34,6 +35,10 @@ class SplitMetrics:
     loss: float
     accuracy: float | None = None
     rmse: float | None = None
+    #: AUC, macro F1 and decision threshold, if the goal needs them; the accuracy then is that of the decisions.
+    auc: float | None = None
+    f1: float | None = None
+    threshold: float | None = None
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
@@ -98,14 +103,16 @@ def evaluate_split(
     batches: Iterable[Batch],
     device: torch.device,
     precision: str = "fp32",
+    goal: ValidationGoal = ValidationGoal(),  # noqa: B008
 ) -> SplitMetrics:
-    """Return mean loss and accuracy (or RMSE) over the batches of all ranks, equal on every rank.
+    """Return mean loss and accuracy (or RMSE) over the batches of all ranks, and what ``goal`` needs.
 
     ``forward`` computes the model's outputs, or None on pipeline stages before the last.
     """
     was_training = model.training
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)
+    judged = JudgedRows(len(model.signature.classes))
     for batch in batches:
         with autocast_context(precision, device):
             outputs = forward(*batch.inputs, **({} if batch.documents is None else {"documents": batch.documents}))
@@ -114,6 +121,8 @@ def evaluate_split(
         outputs, target = outputs[: batch.rows], batch.target[: batch.rows]
         sums[0] += loss_sum(model.signature, outputs, target)
         sums[1] += correct_sum(model.signature, outputs, target)
+        if goal.needs_rows:
+            judged.add(outputs.double().cpu().numpy(), target.cpu().numpy())
         # Token losses are divided by the learned tokens of a training row; rows of this split may have a different
         # number.
         learned = model.signature.learned
@@ -121,6 +130,10 @@ def evaluate_split(
     model.train(was_training)
     dist.all_reduce(sums)
     loss, correct, rows = sums.tolist()
+    if goal.needs_rows:
+        everyones: list[JudgedRows] = [judged] * dist.get_world_size()
+        dist.all_gather_object(everyones, judged)
+        return SplitMetrics(loss / rows, **together(everyones).metrics(goal.rule))
     if model.signature.task != "regression":
         return SplitMetrics(loss / rows, accuracy=correct / rows)
     return SplitMetrics(loss / rows, rmse=math.sqrt(correct / rows))

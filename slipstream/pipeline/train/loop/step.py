@@ -20,8 +20,8 @@ from slipstream.pipeline.train.loop.objective import loss_sum
 from slipstream.pipeline.train.loop.optimizer import (
     check_gradient,
     clipping_divisor,
+    divides_in_step,
     factor_or_nan,
-    is_fused,
     learning_rate,
     may_exceed,
     step_unless_skipped,
@@ -85,7 +85,7 @@ def train_step(
     If a loss or the gradient is non-finite on any rank, weights and optimiser state stay unchanged. ``marks`` receives
     the timestamps of the phases.
     """
-    rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup)
+    rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup, config.schedule)
     for settings in state.optimizer.param_groups:
         settings["lr"] = rate
     parameters = state.parameters
@@ -116,7 +116,7 @@ def train_step(
     verdict = check_gradient(state.parallel.norm())
     divisor = None
     if config.clip_norm and may_exceed(verdict.norm, config.clip_norm):
-        if state.parallel.clips_in_step and is_fused(state.optimizer):
+        if state.parallel.clips_in_step and divides_in_step(state.optimizer):
             divisor = clipping_divisor(verdict.norm, config.clip_norm)
         else:
             state.parallel.clip(verdict.norm, config.clip_norm)
@@ -140,6 +140,9 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
     if not len(batch.target):
         return outputs.float().sum() * 0
     weight = None if batch.weight is None else batch.weight[piece]
+    if state.class_weights is not None:
+        by_class = state.class_weights[batch.target[piece].long()]
+        weight = by_class if weight is None else weight * by_class
     if piece.stop > batch.rows:
         real = torch.arange(piece.start, piece.stop, device=batch.target.device) < batch.rows
         weight = real.float() if weight is None else weight * real

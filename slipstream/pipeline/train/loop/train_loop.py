@@ -152,7 +152,8 @@ class TrainLoop:
         )
 
     def _point(self, step: int, loss: float) -> LossPoint:
-        rate = learning_rate(step - 1, self._total_steps, self._config.learning_rate, self._config.warmup)
+        config = self._config
+        rate = learning_rate(step - 1, self._total_steps, config.learning_rate, config.warmup, config.schedule)
         return LossPoint(step, self._epoch(step), loss, rate)
 
     def _is_over(self) -> bool:

@@ -292,7 +292,7 @@ def begun(
     """Return the initial state of a training; its optimiser's tensors will be labelled "optimizer"."""
     with tracker.making("optimizer"):
         averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
-    optimizer = make_optimizer(parallel.model, training)
+        optimizer = make_optimizer(parallel.model, training)
     making: list[Any] = []
 
     def begin(*_: object) -> None:
