@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import field, replace
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, ClassVar, Literal, get_type_hints
 
 from pydantic import Field
 
 from slipstream.pipeline.train.parallel.config import GradientsConfig, ParallelConfig
-from slipstream.shared.settings import LARGEST, Natural, Positive, Seed, Settings, settings, to_dict
+from slipstream.shared.settings import LARGEST, Natural, Positive, Seed, Settings, as_written, settings, to_dict
+from slipstream.shared.spelling import NO_NUMBER, NO_TEXT, NONE, SettingVariant
 
 #: Version of the arithmetic of a training step. Increment it when a code change alters a step's results on purpose:
 #: older trainings then restart instead of resuming with different arithmetic.
@@ -20,6 +21,8 @@ AUTOMATIC_SIZES, STEPS_PER_EPOCH = (256, 128, 64, 32, 16), 20
 #: Annotation of settings that may change on resume: they affect the result at most by rounding. All other settings must
 #: equal the checkpoint's, and are part of the key of the checkpoint directory.
 MAY_CHANGE = "may change on resume"
+#: Setting whose variants give the interval between checkpoints.
+INTERVAL = "checkpoint_interval"
 
 
 @settings
@@ -53,8 +56,8 @@ class TrainingConfig(Settings):
     """Micro-batches into which each process divides its batch, to save memory. "auto" traces a step before the first
     attempt and takes the fewest micro-batches that fit into the devices' memory; later attempts keep the number. If a
     step runs out of memory, the next attempt doubles the number."""
-    recompute: Annotated[Literal["none", "full"], MAY_CHANGE] = "none"
-    """Activation checkpointing: "none", or "full" to recompute the activations of all blocks in the backward pass. It
+    recompute: Annotated[Literal["none", "full"], NONE, MAY_CHANGE] = "none"
+    """Activation checkpointing: null, or "full" to recompute the activations of all blocks in the backward pass. It
     takes less memory and more time, and changes no bit of the result."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     """Largest learning rate, at the end of the warm-up."""
@@ -62,8 +65,8 @@ class TrainingConfig(Settings):
     """Weight decay of AdamW."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Fraction of all steps over which the learning rate rises linearly."""
-    clip_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Largest norm of the gradient; 0 disables clipping."""
+    clip_norm: Annotated[float, Field(ge=0), NO_NUMBER] = 1.0
+    """Largest norm of the gradient; null disables clipping."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of each label that is spread over all classes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -84,21 +87,24 @@ class TrainingConfig(Settings):
     become the trained model; 0 disables the average."""
     skip_nonfinite: Annotated[Natural, MAY_CHANGE] = 3
     """Consecutive steps with a non-finite loss or gradient that are skipped; one more rolls back to a checkpoint."""
-    evaluate_every: Natural = 0
-    """Steps between evaluations; 0 means once per epoch."""
-    patience: Natural = 5
-    """Evaluations without improvement after which training stops; 0 disables early stopping. Evaluations before step
+    evaluate_every: Annotated[Natural, NO_NUMBER] = 0
+    """Steps between evaluations; null means once per epoch."""
+    patience: Annotated[Natural, NO_NUMBER] = 5
+    """Evaluations without improvement after which training stops; null disables early stopping. Evaluations before step
     200 do not count."""
-    checkpoint_every: Annotated[Natural, MAY_CHANGE] = 0
-    """Steps between checkpoints. If checkpoint_every, checkpoint_seconds and mean_time_between_failures are all 0, a
-    checkpoint is saved once per epoch."""
-    checkpoint_seconds: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
-    """Seconds between checkpoints; an alternative to checkpoint_every."""
-    mean_time_between_failures: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
-    """Mean seconds between failures of the whole job, from which the checkpoint interval is computed by Young's and
-    Daly's formula; an alternative to checkpoint_every."""
-    checkpoint_uri: Annotated[str, MAY_CHANGE] = ""
-    """Your own directory or store address for the checkpoints, which are kept after the end. Empty: a location that
+    checkpoint_interval: ClassVar[None]  # stored in one of the next three
+    """Interval between checkpoints: {steps: …}, {seconds: …}, or {mean_time_between_failures: …}, from which Young's
+    and Daly's formula computes it: the mean seconds between failures of the whole job. null: once per epoch."""
+    checkpoint_every: Annotated[Natural, SettingVariant(INTERVAL, "steps"), MAY_CHANGE] = 0
+    """Earlier spelling of checkpoint_interval: {steps: …}."""
+    checkpoint_seconds: Annotated[float, Field(ge=0), SettingVariant(INTERVAL, "seconds"), MAY_CHANGE] = 0.0
+    """Earlier spelling of checkpoint_interval: {seconds: …}."""
+    mean_time_between_failures: Annotated[
+        float, Field(ge=0), SettingVariant(INTERVAL, "mean_time_between_failures"), MAY_CHANGE
+    ] = 0.0
+    """Earlier spelling of checkpoint_interval: {mean_time_between_failures: …}."""
+    checkpoint_uri: Annotated[str, NO_TEXT, MAY_CHANGE] = ""
+    """Your own directory or store address for the checkpoints, which are kept after the end. null: a location that
     is the same for every attempt and execution of this training, and that is emptied after the end."""
     resume: Annotated[Literal["auto", "same-code", "never"], MAY_CHANGE] = "auto"
     """Checkpoints to resume from: "auto" for all checkpoints of this training, "same-code" for checkpoints that only
@@ -120,12 +126,12 @@ class TrainingConfig(Settings):
 
     profile: Annotated[StepProfileConfig, MAY_CHANGE] = field(default_factory=StepProfileConfig)
     """Profiling of the operations in a step."""
-    network_profile: Annotated[str, MAY_CHANGE] = ""
+    network_profile: Annotated[str, NO_TEXT, MAY_CHANGE] = ""
     """Address of a tuner result, or of a history of results. It is applied if it is for the same hardware; "latest"
-    means the newest in collectives.history, empty means none."""
-    network_numbers: Annotated[Literal["", "keep", "may_change"], MAY_CHANGE] = ""
+    means the newest in collectives.history, null means none."""
+    network_numbers: Annotated[Literal["", "keep", "may_change"], NO_TEXT, MAY_CHANGE] = ""
     """Policy for tuner settings that can change numerical results: "keep" ignores them, "may_change" applies them;
-    empty means the value of collectives.numbers."""
+    null means the value of collectives.numbers."""
 
     def for_rows(self, rows: int) -> TrainingConfig:
         """Return the settings for a training split of ``rows`` rows, with a number as ``batch_size``."""
@@ -157,7 +163,7 @@ class TrainingConfig(Settings):
         changed = [n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n)]
         # gradient_as_bucket_view changes no number, and old settings of divided models hold its earlier default.
         if self.parallel.divides and (name := next((n for n in changed if n != "gradient_as_bucket_view"), "")):
-            default = getattr(GradientsConfig(), name)
+            default = as_written(GradientsConfig())[name]
             raise self.gradients.reject(name, f"{json.dumps(default)} with training.parallel: only DDP has it")
         if self.gradients.hook == "bf16" and self.backend == "gloo":
             raise self.gradients.reject("hook", "fp16 or powersgd with training.backend gloo, which has no bf16 hook")
@@ -166,7 +172,7 @@ class TrainingConfig(Settings):
         ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:
-            raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them may be set")
+            raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: {INTERVAL} is only one of them")
 
 
 #: Settings that older releases required to be unchanged on resume; checkpoints may hold any value of them.

@@ -178,7 +178,7 @@ def recompute_blocks(network: nn.Module) -> None:
     if not blocks:
         raise UserError(
             "training.recompute: this model repeats no kind of module, so it has no blocks to recompute; expected "
-            "none, or a method plan() that names the blocks (slipstream/shared/models/plan.py)"
+            "null, or a method plan() that names the blocks (slipstream/shared/models/plan.py)"
         )
     for name in blocks:
         block = network.get_submodule(name)
