@@ -66,8 +66,13 @@ class FineTuneConfig(RunConfig):
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(lora=LoraConfig(rank=16)))
     training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(epochs=2, batch_size=16, learning_rate=2e-4, weight_decay=0.0)
+        default_factory=lambda: TrainingConfig(epochs=2, batch_size=16, learning_rate=LEARNING_RATE, weight_decay=0.0)
     )
+
+    def check(self) -> None:
+        training = self.training
+        if training.optimizer == "sgd" and training.learning_rate in (LEARNING_RATE, FULL_LEARNING_RATE):
+            raise training.reject("learning_rate", "another with training.optimizer sgd: this one is AdamW's")
 
     @classmethod
     def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,5 +84,7 @@ class FineTuneConfig(RunConfig):
         return cast("dict[str, Any]", with_defaults(super().defaults_for(given), full))
 
 
+#: Default learning rate for adapters.
+LEARNING_RATE = 2e-4
 #: Default learning rate for all weights of a base, that of ``SFTConfig`` in Hugging Face's trl.
 FULL_LEARNING_RATE = 2e-5

@@ -7,6 +7,7 @@ placement to find its machine, which is part of the export's cache key, as it de
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -26,6 +27,7 @@ from slipstream.shared.machine.description import measuring_machine
 from slipstream.shared.models.config import BUILT_IN, BuiltIn, ModelConfig
 from slipstream.shared.settings import unknown_setting
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.storage import STORES
 from tasks.config import config_sections
 from tasks.prepare import list_and_divide, resolved_source
@@ -58,10 +60,10 @@ class RunInputs(NamedTuple):
 
 @task(**stage_metadata("export", cached=False))
 @map_errors
-def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
+def resolve_inputs(data: str, target: str, config: RunConfig, kickoff: datetime | None) -> RunInputs:
     """Find and check the raw data, all settings and the machine of the export."""
     sections = config_sections(config)
-    listed = list_and_divide(data, target, config.data)
+    listed = list_and_divide(dated_address("data", data, kickoff), target, config.data)
     check_model(FITTING.get(resolved_source(listed.listing).kind, "mlp"), config)
     found = (*listed, *sections, measuring_machine())
     return RunInputs(*found)

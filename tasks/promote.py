@@ -9,7 +9,7 @@ from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.config import RunConfig
-from slipstream.flyte.artifact_types import Exported, Prepared, artifact_uri
+from slipstream.flyte.artifact_types import Evaluated, Exported, Prepared, artifact_uri
 from slipstream.flyte.metadata import stage_metadata
 from slipstream.flyte.stage import local_path, map_errors, rows_path
 from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision, PromotionRequest
@@ -45,6 +45,7 @@ class JudgedPromotion(NamedTuple):
 def judge(
     exported: Exported,
     prepared: Prepared,
+    evaluated: Evaluated,
     registry: str,
     config: RunConfig,
 ) -> JudgedPromotion:
@@ -52,9 +53,11 @@ def judge(
     from slipstream.pipeline.promote import comparison as promote
     from slipstream.pipeline.promote.store import Registry
     from slipstream.shared.artifacts.prepared.streamed import open_prepared
+    from slipstream.shared.artifacts.results.evaluation import read_evaluation
 
     data = open_prepared(rows_path(prepared))
     verdict = promote.evaluate_promotion(local_path(exported), Registry(registry), data, config.promotion)
+    verdict = promote.against_baseline(verdict, read_evaluation(local_path(evaluated)), config.promotion)
     return JudgedPromotion(
         verdict.passed, verdict, PromotionRequest(artifact_uri(exported), artifact_uri(prepared), registry)
     )

@@ -30,6 +30,7 @@ from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
 from slipstream.shared.settings import as_written, differences
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.stages import StageRun
 
 RUNS = Path("runs")
@@ -71,7 +72,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     searched = [StageRun("sweep", sweep.seconds, reused=False)] if sweep else []
     # In the order of execution: the sweep runs between preparation and training, the compression after training.
     runs_of_stages = [stages[0], *searched, stages[1], *smaller, *stages[2:], *(network.run for network in measured)]
-    origin = origin_of({"data": data, "target": target}, config)
+    origin = origin_of({"data": dated_address("data", data, kickoff), "target": target}, config)
     inputs = {"inputs": origin.inputs, **origin.settings}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
     local = runs_locally()

@@ -21,7 +21,7 @@ from slipstream.shared.logs import logger
 from slipstream.shared.models.config import ModelConfig, TeachingConfig
 from slipstream.shared.profiles.placement import Placement
 from slipstream.shared.profiles.profile import current_profile
-from slipstream.shared.settings import to_dict
+from slipstream.shared.settings import counted_settings, to_dict
 from slipstream.shared.storage import STORES
 
 LOG = logger("train")
@@ -95,7 +95,7 @@ def run_in(
             made_by={
                 "code": code_version("train"),
                 "prepared": artifact_fingerprint(prepared),
-                "training": to_dict(training),
+                "training": counted_settings(training),
                 **made_by,
             },
             **lineage,

@@ -31,7 +31,7 @@ from slipstream.shared.logs import logger
 from slipstream.shared.machine.description import measuring_machine
 from slipstream.shared.machine.nvml import DriverHangs
 from slipstream.shared.models.config import ModelConfig
-from slipstream.shared.settings import Settings, to_dict
+from slipstream.shared.settings import Settings, counted_settings
 from slipstream.shared.stages import STAGES, StageRun, StageUsage
 from slipstream.shared.storage import (
     STORES,
@@ -54,7 +54,7 @@ def section_digest(section: Settings) -> str:
     The digest of a base is another output of the same task, so its address does not count.
     """
     counted = section.without_addresses() if isinstance(section, ModelConfig) else section
-    return hashlib.sha256(json.dumps(to_dict(counted), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(counted_settings(counted), sort_keys=True).encode()).hexdigest()
 
 
 #: Annotation for a configuration section that a task returns: ``Annotated[DataConfig, BY_VALUE]``. Without it the cache
@@ -201,6 +201,8 @@ def describe_input(value: object) -> object:
     """Return an input in JSON form for a key: an artifact as its content digest, settings as a dictionary."""
     if isinstance(value, FlyteDirectory):
         return artifact_fingerprint(value)
+    if isinstance(value, Settings):
+        return counted_settings(value)
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 

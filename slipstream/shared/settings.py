@@ -51,6 +51,8 @@ SHOWN = 100
 Natural = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_EXACT)]
+#: Annotation of settings that are newer than stored digests: at its default such a setting enters no digest.
+LATER = "enters no digest at its default"
 
 
 class TwiceError(Exception):
@@ -183,6 +185,16 @@ def as_written(value: Settings) -> dict[str, Any]:
     """Return settings as users write them, with ``null`` and variants."""
     schema = settings_schema(type(value))
     return as_users_write(schema, to_dict(value), partial(resolved, schema))
+
+
+def counted_settings(value: Settings) -> dict[str, Any]:
+    """Return settings as a dictionary for digests: without :data:`LATER` settings that have their default."""
+    counted = {}
+    for name, about in vars(type(value))["__pydantic_fields__"].items():
+        found = getattr(value, name)
+        if LATER not in about.metadata or found != about.get_default(call_default_factory=True):
+            counted[name] = counted_settings(found) if isinstance(found, Settings) else found
+    return counted
 
 
 @cache

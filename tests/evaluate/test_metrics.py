@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream.shared.models import metrics
+from slipstream.shared.models.decision import count_decisions
 from slipstream.shared.models.metrics import FEWEST
 
 # Four rows, two classes: right, right, wrong, right; the truth has the probabilities .9 .8 .3 .6.
@@ -62,7 +63,7 @@ def test_calibration_bins_cover_every_row_even_at_certainty() -> None:
 
 
 def test_confusion_rows_are_truth() -> None:
-    assert metrics.confusion_matrix(PROBABILITIES, LABELS).tolist() == [[2, 0], [1, 1]]
+    assert count_decisions(PROBABILITIES.argmax(axis=1), LABELS, 2).tolist() == [[2, 0], [1, 1]]
 
 
 def test_macro_f1_leaves_out_classes_that_do_not_occur() -> None:

@@ -26,8 +26,8 @@ def test_it_says_how_training_goes() -> None:
     page = training_page(GOING, NOW)
     lead = " ".join(page.partition('<p class="lead">')[2].partition("</p>")[0].split())
     assert lead == (
-        "Step 25 of 100, 1,024 rows/s, saved at step 20, lowest validation loss 0.4000 at step 20, 1 step skipped for "
-        "a non-finite loss or gradient."
+        "Step 25 of 100, 1,024 rows/s, saved at step 20, validation loss 0.4000 at the best evaluation, step 20, 1 "
+        "step skipped for a non-finite loss or gradient."
     )
     assert page.count("<svg") == 2 and "Learning rate over the epochs" in page
     assert page.count('class="note"') == 2 and ">in progress<" in page
@@ -45,4 +45,4 @@ def test_before_the_first_point_there_are_no_charts() -> None:
 
 def test_before_the_first_evaluation_there_is_the_training_loss() -> None:
     page = training_page(replace(GOING, evaluations=[], best=None), NOW)
-    assert page.count("<svg") == 2 and "lowest validation loss" not in page
+    assert page.count("<svg") == 2 and "best evaluation" not in page

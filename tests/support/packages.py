@@ -1,5 +1,6 @@
 """Exported models, made by the real export from small models in a moment."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,9 +11,11 @@ from slipstream.shared.models.trained import TrainedModel
 from tests.support.toys import trained_on
 
 
-def package(directory: Path, data: PreparedData, steps: int = 150, **settings: Any) -> Path:
+def package(
+    directory: Path, data: PreparedData, steps: int = 150, threshold: float | None = None, **settings: Any
+) -> Path:
     """A model trained for ``steps`` on ``data`` and exported to ``directory``, which is returned."""
     made_by = {"prepared": data.artifact.fingerprint, "trained": "b" * 64, "code": "c" * 16}
-    trained = cast(TrainedModel, trained_on(data, steps))
+    trained = cast(TrainedModel, replace(trained_on(data, steps), threshold=threshold))
     engine.export(directory, trained, data, ExportConfig(seconds=0.1, **settings), made_by)
     return directory

@@ -27,6 +27,7 @@ class ToyTrained:
     config: ModelConfig = field(default_factory=ModelConfig)
     artifact: Artifact = Artifact(Path(), "train", {}, {}, "")
     inherited: dict[str, dict[str, Any]] = field(default_factory=dict)
+    threshold: float | None = None
 
     def load(self) -> nn.Module:
         return self.model.eval()

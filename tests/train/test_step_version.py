@@ -34,6 +34,7 @@ KINDS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "mlp": (ModelConfig("mlp", {"hidden": [16]}), {}),
     "mlp, clipped": (ModelConfig("mlp", {"hidden": [16]}), {"clip_norm": 0.1}),
     "mlp, averaged weights": (ModelConfig("mlp", {"hidden": [16]}), {"ema": 0.9}),
+    "mlp, sgd": (ModelConfig("mlp", {"hidden": [16]}), {"optimizer": "sgd", "nesterov": True, "learning_rate": 0.1}),
     "mlp, accumulation": (ModelConfig("mlp", {"hidden": [16]}), {"accumulation": 2}),
     "mlp, regression": (ModelConfig("mlp", {"hidden": [16]}), {}),
     "resnet": (ModelConfig("resnet", {"widths": [4, 8]}), {}),
@@ -45,6 +46,8 @@ KINDS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 STEP_MODULES = (
     "slipstream.pipeline.train.loop.step",
     "slipstream.pipeline.train.loop.objective",
+    "slipstream.pipeline.train.loop.fused_loss",
+    "slipstream.pipeline.train.loop.loss_kernels",
     "slipstream.pipeline.train.loop.optimizer",
     "slipstream.pipeline.train.loop.state",
     "slipstream.shared.models.arithmetic",

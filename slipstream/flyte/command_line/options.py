@@ -23,6 +23,7 @@ from slipstream.config_values import combined, read_part
 from slipstream.flyte.settings_type import from_client
 from slipstream.operations.doctor.archive import workflow_nodes
 from slipstream.shared.errors import UserError
+from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.settings import Settings, as_written, differences, is_settings, to_dict
 from slipstream.shared.storage import STORES
 
@@ -122,8 +123,8 @@ def refine_option(option: click.Option, python_type: Any) -> None:
     def convert_given(context: click.Context, param: click.Parameter, value: Any) -> Any:
         if param.required and value is None and not context.resilient_parsing:
             raise UserError(f"{param.opts[0]}: is missing; expected a value for it; --help lists all options")
-        if param.name == "base" and value and getattr(context.obj, "is_remote", False):
-            refuse_local_base(value)
+        if param.name in TO_UPLOAD and isinstance(value, str) and getattr(context.obj, "is_remote", False):
+            refuse_local_path(param.opts[0], value, TO_UPLOAD[param.name])
         if is_settings(python_type) and isinstance(value, tuple):
             given = context.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT
             value = combined(python_type, value) if given else python_type.from_dict(*value) if value else None
@@ -132,11 +133,25 @@ def refine_option(option: click.Option, python_type: Any) -> None:
     option.callback = convert_given
 
 
-def refuse_local_base(base: str) -> None:
-    if not base.startswith(STORES):
+#: What to do for the addresses among a workflow's inputs. flytekit itself uploads directories and tables.
+TO_UPLOAD = {
+    "base": "upload the directory with config.json, the safetensors and the tokenizer",
+    "data": "upload the files",
+    "training_data": "upload the files",
+    "registry": "upload the registry, or let the first promotion start one there",
+    "output": "scores are written there",
+}
+
+
+def refuse_local_path(option: str, given: str, what: str) -> None:
+    """Raise ``UserError`` for a path that no pod can read: neither in a store nor on a volume of the profile."""
+    profile = current_profile()
+    volumes = [volume.path for placement in (profile.default, *profile.stages.values()) for volume in placement.volumes]
+    mounted = any(f"{given}/".startswith(f"{path}/") for path in volumes)
+    if given and not given.startswith(STORES) and not mounted:
         raise UserError(
-            f"--base: {base}: pods cannot read this machine's disk or cache; expected an address in a store: upload "
-            "the directory with config.json, the safetensors and the tokenizer, and give its address (s3://, gs://, abfs://)"
+            f"{option}: {given}: pods cannot read this machine's disk or cache; expected an address in a store (s3://, "
+            f"gs://, abfs://) or a path on a volume of the profile: {what}"
         )
 
 

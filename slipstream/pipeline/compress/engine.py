@@ -31,9 +31,9 @@ from slipstream.shared.models.factory import Predictor, build_model
 from slipstream.shared.models.metrics import HEADLINE, compute_scores
 from slipstream.shared.models.predict import (
     ModelFunction,
+    decided_outputs,
     held_out_rows,
     model_function,
-    predict_records,
     record_inputs,
     record_targets,
 )
@@ -126,7 +126,7 @@ def evaluate_candidate(
     if any(one.candidate == candidate for one in tried):
         return list(tried)
     rows = work.data.split("validation")
-    outputs = outputs_of(work, fine_tuned, rows)
+    outputs = decided_outputs(fine_tuned, rows)
     loss = loss_on(work, outputs, rows)
     return [
         *tried,
@@ -145,17 +145,13 @@ def evaluate_candidate(
     ]
 
 
-def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> np.ndarray:
-    return predict_records(model_function(model.load()), work.trained.signature, rows)
-
-
 def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
     task = work.trained.signature.task
     return cast(float, compute_scores(task, outputs, record_targets(rows)).of(HEADLINE[task][0]))
 
 
 def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> QualityLoss:
-    before = outputs_of(work, work.trained, rows)
+    before = decided_outputs(work.trained, rows)
     return quality_loss(work.trained.signature.task, record_targets(rows), before, outputs, work.config.max_loss)
 
 
@@ -192,7 +188,7 @@ def choose_model(
         config.method,
         metric,
         size_of(work.trained),
-        value_of(work, outputs_of(work, work.trained, rows), rows),
+        value_of(work, decided_outputs(work.trained, rows), rows),
         list(tried),
         speeds_of(work, models, rows[:TIMED_ROWS]),
         TIMED_ROWS,
@@ -205,7 +201,7 @@ def choose_model(
         )
         return work.trained, replace(compression, why=why)
     model, rows = models[winner.name], held_out_rows(work.data)
-    loss = loss_on(work, outputs_of(work, model, rows), rows)
+    loss = loss_on(work, decided_outputs(model, rows), rows)
     answer, words = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
     if given or config.passes(answer):
         doubt = (

@@ -28,10 +28,12 @@ from slipstream.shared.artifacts.results.evaluation import (
     Scatter,
     write_evaluation,
 )
+from slipstream.shared.artifacts.results.training import ThresholdRule
 from slipstream.shared.comparison.quality import quality_loss
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.models import metrics
+from slipstream.shared.models.decision import choose_threshold, count_decisions, margins, with_threshold
 from slipstream.shared.models.metrics import classification_scores, regression_scores
 from slipstream.shared.models.predict import held_out_rows, model_function, predict_records, record_targets
 
@@ -61,18 +63,21 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     outputs = predict_records(run, trained.signature, records)
     truth = record_targets(records)
     name, _ = metrics.HEADLINE[task]
-    scores = metrics.compute_scores(task, outputs, truth)
-    beside = train_baseline(data, records)
+    threshold = trained.threshold
+    scores = metrics.compute_scores(task, outputs, truth, threshold)
+    beside = train_baseline(data, records, trained.history.rule if threshold is not None else None)
+    decided = with_threshold(outputs, threshold)
     evaluation = Evaluation(
         task=task,
         rows=len(records),
         metric=Headline(name, cast(float, scores.of(name))),
         model=scores,
         baseline=beside.scores,
-        gain=gain_over(beside.outputs, outputs, task, truth),
+        gain=gain_over(beside.outputs, decided, task, truth),
         classes=list(trained.signature.classes),
         majority=beside.majority,
-        **vars(plot_data(task, outputs, truth)),
+        threshold=threshold,
+        **vars(plot_data(task, outputs, truth, threshold)),
     )
     return write_evaluation(directory, evaluation, made_by)
 
@@ -105,7 +110,7 @@ def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndar
     return Gain(0.0 - loss.loss, 0.0 - loss.high, 0.0 - loss.low)  # and not -0.0
 
 
-def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray) -> PlotData:
+def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray, threshold: float | None = None) -> PlotData:
     """Return the data of the report's plots.
 
     Classification has a confusion matrix, reliability diagram and ROC curve, regression actual against predicted
@@ -114,9 +119,9 @@ def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray) -> PlotData:
     if task == "regression":
         sample = np.unique(np.linspace(0, len(truth) - 1, SCATTER_POINTS).astype(int))
         return PlotData(scatter=Scatter(truth[sample].tolist(), outputs[sample, 0].tolist()))
-    probabilities = metrics.softmax(outputs)
+    probabilities, decisions = metrics.softmax(outputs), with_threshold(outputs, threshold).argmax(axis=1)
     return PlotData(
-        confusion=metrics.confusion_matrix(probabilities, truth).tolist(),
+        confusion=count_decisions(decisions, truth, probabilities.shape[1]).tolist(),
         calibration=metrics.calibration_bins(probabilities, truth),
         roc=metrics.roc_points(probabilities[:, 1], truth) if probabilities.shape[1] == 2 else None,
     )
@@ -185,8 +190,8 @@ def categorical_columns(signature: Signature) -> list[int]:
 class Baseline:
     """Scores and predictions of the baseline.
 
-    ``outputs`` are probabilities ``[rows, classes]``, or ``[rows, 1]`` values in units of the target. ``majority`` is
-    the accuracy of always predicting the most frequent class.
+    ``outputs`` are scores ``[rows, classes]`` whose largest is the decision, or ``[rows, 1]`` values in units of the
+    target. ``majority`` is the accuracy of always predicting the most frequent class.
     """
 
     scores: BaselineScores
@@ -194,10 +199,14 @@ class Baseline:
     majority: float | None
 
 
-def train_baseline(data: PreparedData, test: np.ndarray) -> Baseline:
+def logarithms(probabilities: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(probabilities, metrics.SMALLEST_PROBABILITY))
+
+
+def train_baseline(data: PreparedData, test: np.ndarray, rule: ThresholdRule | None = None) -> Baseline:
     """Train on a sample of the training split, within the limits of this module, and predict ``test``.
 
-    Early stopping uses the validation split, as for our model.
+    Early stopping and the threshold of ``rule`` use the validation split, as for our model.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
@@ -223,7 +232,13 @@ def train_baseline(data: PreparedData, test: np.ndarray) -> Baseline:
             model = HistGradientBoostingClassifier(**settings).fit(x, y, **validation_data)
             outputs = np.zeros((len(test), classes))
             outputs[:, model.classes_] = model.predict_proba(feature_table(signature, test))
-            scores = classification_scores(outputs, truth)
+            decided = outputs
+            if rule:
+                held = logarithms(model.predict_proba(feature_table(signature, validation)))
+                threshold = choose_threshold(rule, margins(held), record_targets(validation))
+                decided = with_threshold(logarithms(outputs), threshold)
+            scores = classification_scores(outputs, truth, decided.argmax(axis=1))
+            outputs = decided
         else:
             model = HistGradientBoostingRegressor(**settings).fit(x, y, **validation_data)
             outputs = model.predict(feature_table(signature, test))[:, None]

@@ -336,8 +336,9 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
         raise BadPackage(f"{path}: its outputs on raw sample rows differ by {difference:.3g}, more than {allowed:.3g}")
     if samples["labels"]:
         labels = run_session(path, session, feed, raw["outputs"][0]["name"])[:, 0]
-        ranked = np.sort(expected, axis=1)
-        clear = ranked[:, -1] - ranked[:, -2] > 2 * allowed
+        ranked, threshold = np.sort(expected, axis=1), deployed.get("threshold")
+        apart = ranked[:, -1] - ranked[:, -2] if threshold is None else 2 * np.abs(expected[:, 1] - threshold)
+        clear = apart > 2 * allowed
         if wrong := [row for row in np.flatnonzero(clear) if labels[row] != samples["labels"][row]]:
             raise BadPackage(f"{path}: sample row {wrong[0] + 1} is labelled {labels[wrong[0]]!r}, not as exported")
     return f"raw model  {len(expected)} sample rows, within {allowed:.3g}"

@@ -265,6 +265,7 @@ def variant_figures(
     test: np.ndarray,
     latency_ms: dict[str, LatencyFigures],
     config: ExportConfig,
+    threshold: float | None = None,
 ) -> VariantFigures:
     """Return a variant's entry in ``export.json``, without its gate result."""
     medians = {rows: at.p50.value for rows, at in latency_ms.items() if at.p50}
@@ -282,7 +283,7 @@ def variant_figures(
         latency_ms=latency_ms,
         rows_per_second=rates,
         cost_per_million={rows: price / 3600 / rate * 1e6 for rows, rate in rates.items()} if price else {},
-        metrics=compute_scores(task, variant.outputs, record_targets(test)),
+        metrics=compute_scores(task, variant.outputs, record_targets(test), threshold),
         largest_difference=largest_difference(reference.outputs, variant.outputs),
         mean_difference=float(difference.mean()),
     )

@@ -59,6 +59,7 @@ from slipstream.shared.comparison.quality import QualityLoss, quality_loss
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import CpuModel, this_machine
 from slipstream.shared.machine.limits import usable_cores
+from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records, record_targets
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def export(
         return export_weights(writer, libraries, data, config, made_by, figures, why, code, trained.artifact.made_by)
     merge_adapters(network)
     round_weights(network, dtype)
-    test = held_out_rows(data)
+    test, threshold = held_out_rows(data), trained.threshold
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
     for_gpus = gpu_files(writer, directory / str(fp32.file), data, config)
@@ -117,13 +118,13 @@ def export(
     workload = Workload(signature, test, config.threads)
     batches = affordable_batches(fp32.load(), workload, TIMING * config.seconds, deciding_first)
     profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
-    searched = search_recipes(directory, directory / str(fp32.file), data, config, started, batches)
+    searched = search_recipes(directory, directory / str(fp32.file), data, config, started, batches, threshold)
     finalists = [onnx_variant(each.name, each.path, signature, test, config, each.code) for each in searched.finalists]
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
     timed_variants = [*torch, fp32, *finalists]
     loads = {variant.name: variant.load for variant in timed_variants}
     timed = measure_latencies(loads, FP32, workload, left, batches)
-    losses = finalist_losses(fp32, finalists, data, test, config)
+    losses = finalist_losses(fp32, finalists, data, test, config, threshold)
     decision = choose_variant(
         signature.task,
         Contender(FP32, fp32.bytes, timed[FP32]),
@@ -134,7 +135,7 @@ def export(
     quality = {name: loss.figures(config.max_loss, config.evidence) for name, loss in losses.items()}
     variants = [
         replace(
-            variant_figures(v, torch[0], signature.task, test, timed[v.name], config),
+            variant_figures(v, torch[0], signature.task, test, timed[v.name], config, threshold),
             chosen=v.name == decision.chosen,
             verdict=verdicts[v.name].short,
             reason=verdicts[v.name].reason,
@@ -159,9 +160,9 @@ def export(
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
     quantised = decision.chosen != FP32
     origin = ModelProvenance(made_by, config.licence, config.target if quantised else "portable")
-    on_tensors = deployed_signature(signature, config.opset, str(chosen.file))
+    on_tensors = deployed_signature(signature, config.opset, str(chosen.file), threshold)
     file = directory / str(chosen.file)
-    deployed = assemble_package(writer, file, on_tensors, data, origin, config.sample_rows == "real")
+    deployed = assemble_package(writer, file, on_tensors, data, origin, config.sample_rows == "real", threshold)
     if distributions := model_distributions(chosen.load(), data):
         write_record(writer, DISTRIBUTIONS, distributions)
     write_descriptions(writer, report, deployed, data)
@@ -201,7 +202,12 @@ def shortened(value: object) -> str:
 
 
 def finalist_losses(
-    fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
+    fp32: Variant,
+    finalists: list[Variant],
+    data: PreparedData,
+    test: np.ndarray,
+    config: ExportConfig,
+    threshold: float | None = None,
 ) -> dict[str, QualityLoss]:
     """Return every finalist's loss against FP32 on the rows of the splits in ``config.evidence``."""
     task, truth = data.signature.task, record_targets(test)
@@ -210,16 +216,17 @@ def finalist_losses(
 
     def outputs(variant: Variant) -> np.ndarray:
         more = [predict_records(variant.load(), data.signature, validation)] if len(validation) else []
-        return np.concatenate([variant.outputs, *more])
+        return with_threshold(np.concatenate([variant.outputs, *more]), threshold)
 
     before, allowed, number = outputs(fp32), config.max_loss, len(finalists)
     return {each.name: quality_loss(task, truth, before, outputs(each), allowed, number) for each in finalists}
 
 
-def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSignature:
+def deployed_signature(signature: Signature, opset: int, file: str, threshold: float | None = None) -> ModelSignature:
     """Return names, types, shapes and units for calling the model in ``file``."""
+    decided = f"; {signature.classes[1]!r} is predicted above {threshold:.6g}" if threshold is not None else ""
     units = {
-        "classification": "logits; softmax gives probabilities",
+        "classification": f"logits; softmax gives probabilities{decided}",
         "next token": LOGITS,
     }
     unit = units.get(signature.task, f"units of {signature.target}")

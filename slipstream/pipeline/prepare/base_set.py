@@ -42,7 +42,7 @@ from slipstream.shared.artifacts.prepared.streamed import ROWS, make_hole
 from slipstream.shared.comparison.stability import significant_drifts
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.settings import to_dict
+from slipstream.shared.settings import counted_settings
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import ROW_HASH
@@ -101,6 +101,8 @@ class TableSchema:
     cuts: Cuts | None
     sources: list[FileSet]
     gaps: list[int]
+    #: As in :class:`.SplitRule`.
+    drawn: list[int] | None = None
 
     @property
     def dropped(self) -> set[str]:
@@ -120,6 +122,7 @@ class TableSchema:
             "row_hash": ROW_HASH,
             "gaps": self.gaps,
             "sources": [vars(files) for files in self.sources],
+            **({} if self.drawn is None else {"drawn": self.drawn}),
         }
 
     @classmethod
@@ -132,7 +135,19 @@ class TableSchema:
         gaps = [int(count) for count in schema.get("gaps", [])]
         if len(gaps) != (0 if cuts else len(settings.identities)):
             raise ValueError("gaps")
-        return cls(schema["columns"], schema["target"], settings, cuts and (cuts[0], cuts[1]), sources, gaps)
+        drawn = schema.get("drawn")
+        if settings.split.is_given is (drawn is None):
+            raise ValueError("drawn")
+        cut = cuts and (cuts[0], cuts[1])
+        return cls(
+            schema["columns"],
+            schema["target"],
+            settings,
+            cut,
+            sources,
+            gaps,
+            None if drawn is None else [int(n) for n in drawn],
+        )
 
 
 @dataclass(frozen=True)
@@ -398,7 +413,7 @@ def both_read(earlier: str, now: str) -> bool:
 
 
 def setting_value(config: DataConfig, name: str) -> object:
-    return to_dict(config)[name]
+    return counted_settings(config)[name]
 
 
 def take_file(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 
 from slipstream.pipeline.prepare.card import row_counts, with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
-from slipstream.pipeline.prepare.fit.splits import TRAIN, assign_splits
+from slipstream.pipeline.prepare.fit.overlap import SplitOverlap
+from slipstream.pipeline.prepare.fit.splits import TRAIN, assign_splits, draw_missing
 from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
@@ -23,7 +25,14 @@ from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.errors import UserError
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.config import DataConfig
-from slipstream.shared.source.images import ImageChunk, ImageSet, Part, open_images
+from slipstream.shared.source.given_splits import (
+    folder_name,
+    in_words,
+    refuse_column,
+    report_drawn,
+    splits_of_files,
+)
+from slipstream.shared.source.images import DigitsPart, FolderPart, ImageChunk, ImageSet, Part, open_images
 from slipstream.shared.source.quarantine import BadRow
 
 
@@ -37,6 +46,9 @@ class EncodeImagesJob:
     signature: Signature
     config: DataConfig
     scratch: Path
+    #: Given split of every image of the part; None without given splits. Those of ``drawn`` are drawn.
+    given: np.ndarray | None = None
+    drawn: Sequence[int] = ()
 
 
 @dataclass
@@ -55,6 +67,7 @@ class EncodedImages:
     bad: list[BadRow] = field(default_factory=list)
     hashes: list[np.ndarray] = field(default_factory=list)
     labels: list[np.ndarray] = field(default_factory=list)
+    splits: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
     def nothing(cls, signature: Signature) -> EncodedImages:
@@ -70,7 +83,7 @@ class EncodedImages:
         self.sums += other.sums
         self.squares += other.squares
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        for name in ("runs", "bad", "hashes", "labels"):
+        for name in ("runs", "bad", "hashes", "labels", "splits"):
             getattr(self, name).extend(getattr(other, name))
 
 
@@ -89,7 +102,11 @@ def encode_part(job: EncodeImagesJob) -> EncodedImages:
 def add_chunk(chunk: ImageChunk, first: int, job: EncodeImagesJob, writer: RunWriter, encoded: EncodedImages) -> None:
     records = np.zeros(len(chunk.pixels), job.signature.record)
     records[job.signature.inputs[0].name], records[TARGET] = chunk.pixels, chunk.labels
-    splits = assign_splits(chunk.hashes, job.config.split)
+    if job.given is None:
+        splits = assign_splits(chunk.hashes, job.config.split)
+    else:
+        given = job.given[first - job.first :][: len(records)]
+        splits = draw_missing(given, chunk.hashes, job.drawn, job.config.split)
     order = order_keys(first, len(records), job.total, job.config.shuffle)
     for split in range(len(SPLITS)):
         chosen = np.flatnonzero(chunk.good & (splits == split))
@@ -103,6 +120,7 @@ def add_chunk(chunk: ImageChunk, first: int, job: EncodeImagesJob, writer: RunWr
     encoded.bad += chunk.bad
     encoded.hashes.append(chunk.hashes[chunk.good])
     encoded.labels.append(chunk.labels[chunk.good])
+    encoded.splits.append(splits[chunk.good])
 
 
 def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: SourceToPrepare) -> None:
@@ -115,8 +133,9 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
         classes=images.classes,
     )
     rows = [part.rows for part in images.parts]
+    drawn = drawn_of_images(source)
     jobs = (
-        EncodeImagesJob(part, first, sum(rows), signature, config, scratch.root)
+        EncodeImagesJob(part, first, sum(rows), signature, config, scratch.root, given_splits(part, source), drawn)
         for part, first in zip(images.parts, accumulate(rows, initial=0), strict=False)
     )
     encoded = EncodedImages.nothing(signature)
@@ -135,8 +154,31 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
     write_record(writer, "signature.json", signature)
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
-    writer.write_json("schema.json", {"columns": columns, "target": signature.target})
-    writer.write_json(CARD, with_skipped(card_of(images, signature, sum(rows), encoded), source.listing).to_json())
+    by_folder = {"drawn": drawn} if config.split.is_given else {}
+    writer.write_json("schema.json", {"columns": columns, "target": signature.target, **by_folder})
+    card = card_of(images, signature, sum(rows), encoded, given=config.split.is_given)
+    card = replace(card, warnings=[*card.warnings, *in_words(drawn, config)])
+    writer.write_json(CARD, with_skipped(card, source.listing).to_json())
+
+
+def drawn_of_images(source: SourceToPrepare) -> list[int]:
+    """Return the splits to draw from the training images; raise ``UserError`` for folders of other names."""
+    config = source.config
+    refuse_column(config)
+    if not config.split.directories:
+        return []
+    if not source.files:
+        raise UserError("data.split.directories: the digits of scikit-learn are in no folders; expected false")
+    return report_drawn({folder_name(source.listing, file) for file in source.files}, config)
+
+
+def given_splits(part: Part, source: SourceToPrepare) -> np.ndarray | None:
+    """Return the given split of every image of a part; None without given splits."""
+    if not source.config.split.directories:
+        return None
+    assert not isinstance(part, DigitsPart), "they are refused"
+    files = part.files if isinstance(part, FolderPart) else (part.file,) * part.rows
+    return splits_of_files(source.listing, files)
 
 
 def check_classes(classes: tuple[str, ...], encoded: EncodedImages) -> None:
@@ -153,7 +195,9 @@ def check_classes(classes: tuple[str, ...], encoded: EncodedImages) -> None:
     check_splits(encoded.counts.sum(axis=0).tolist())
 
 
-def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedImages) -> DataCard:
+def card_of(
+    images: ImageSet, signature: Signature, read: int, encoded: EncodedImages, *, given: bool = False
+) -> DataCard:
     channels, height, width = images.shape
     # One figure for all channels: the mean, and the deviation of all pixels from it.
     mean = sum(signature.image_mean) / channels
@@ -177,8 +221,17 @@ def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedI
         target=signature.target,
         columns=[column],
         classes=by_split,
-        warnings=[*images.warnings, *missing_classes(by_split), *duplicate_warnings(encoded)],
+        warnings=[
+            *images.warnings,
+            *missing_classes(by_split),
+            *(shared_images(encoded) if given else duplicate_warnings(encoded)),
+        ],
     )
+
+
+def shared_images(encoded: EncodedImages) -> list[str]:
+    """Return a warning about equal images in different given splits."""
+    return SplitOverlap(encoded.splits, encoded.hashes, times=[np.empty((0, 0))]).warnings()
 
 
 def duplicate_warnings(encoded: EncodedImages) -> list[str]:

@@ -21,7 +21,7 @@ from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import MergedPart, RunWriter, SortedRun, enter_segments, order_keys
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.card import CARD, DataCard
-from slipstream.shared.artifacts.prepared.data import TARGET, WEIGHT
+from slipstream.shared.artifacts.prepared.data import SPLITS, TARGET, WEIGHT
 from slipstream.shared.artifacts.records import write_record
 from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.errors import UserError
@@ -31,8 +31,9 @@ from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.number_formats import NumberFormat, retype_column
 from slipstream.shared.source.columns.spelling import rule_of
 from slipstream.shared.source.columns.transform import Transform
-from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.config import FOLDER, DataConfig
 from slipstream.shared.source.documents import open_documents
+from slipstream.shared.source.given_splits import in_words, missing_splits, names_in, report_drawn, split_number
 from slipstream.shared.source.memory import MemoryBudget
 from slipstream.shared.source.tables import header_hint, open_columnar
 from slipstream.shared.source.text.text_tables import open_text
@@ -71,10 +72,11 @@ def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: Table
     else:
         check_columns(table, source)
         aside, cuts = {*config.drop}, time_cuts(table, config)
+    drawn = drawn_splits(table, config, source.base.schema.drawn if source.base else None)
     dropped = [name for name in table.types if name in aside or name in table.indices]
     table = replace(table, warnings=[*table.warnings, *index_warnings(table.indices)])
     types = {name: kind for name, kind in table.types.items() if name not in dropped}
-    return OpenedTable(source, table, UnitScan(types, source.target, table.rows, config, cuts), dropped)
+    return OpenedTable(source, table, UnitScan(types, source.target, table.rows, config, cuts, drawn), dropped)
 
 
 def scan_units(scratch: ResumableScratch, scan: UnitScan, units: list[Unit]) -> Iterator[ScanResult]:
@@ -105,7 +107,8 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
     quarantine.check_limit(bad, table.read, limit)
     sample = scanned.sample_table()
     fitted = base.fitted(scanned) if base else fit_columns(scanned, sample, scan.types, scan.target, scan.config)
-    warnings = scan.rule.warnings(scanned.rows, scanned.gaps, sample)
+    warnings = [*scan.rule.warnings(scanned.rows, scanned.gaps, sample), *scanned.overlap.warnings()]
+    warnings += in_words(scan.drawn or (), scan.config)
     return FittedTable(opened, scanned, replace(fitted, warnings=[*fitted.warnings, *warnings]))
 
 
@@ -194,7 +197,7 @@ def write_table(
     gaps = fitting.scanned.gaps
     if source.base:
         gaps = [a + b for a, b in zip(gaps, source.base.schema.gaps, strict=True)]
-    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets), gaps)
+    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets), gaps, scan.drawn)
     writer.write_json("schema.json", schema.to_json())
     writer.write_json(CARD, card.to_json())
 
@@ -222,6 +225,31 @@ def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
     return find_cuts(present, config.split) if len(present) else (0.0, 0.0)
 
 
+def drawn_splits(table: TableInput, config: DataConfig, before: list[int] | None) -> list[int] | None:
+    """Return the splits that are drawn because the data do not give them; None if splits are not given.
+
+    ``before`` are those of a base set, whose new files must not give them.
+    """
+    if not config.split.is_given:
+        return None
+    column, names = config.split.named_by, set[str | None]()
+    for unit in table.units:
+        if column in unit.partition:
+            names.add(unit.partition[column])
+        else:
+            for batch, _ in read_unit(unit, [column], MemoryBudget(config.memory)):
+                names |= names_in(batch.column(0))
+    if before is None:
+        return report_drawn(names, config)
+    missing_splits({*names, "train"}, config)
+    if both := sorted(SPLITS[number] for number in before if number in map(split_number, names)):
+        raise UserError(
+            f"data.split: the new files give a {both[0]} split, which was drawn from the training rows of the earlier "
+            "data; prepare all files together"
+        )
+    return before
+
+
 # The columns that the user names
 
 
@@ -231,6 +259,7 @@ def check_columns(table: TableInput, source: SourceToPrepare) -> None:
     if not target:
         raise UserError(f"target: name the column to predict with --target; {source.address!r} has {listed(names)}")
     special = {name: getattr(config, name) for name in ("id", "group", "time", "weight")}
+    special["split.column"] = config.split.column
     named = {"target": target, **{f"data.{setting}": name for setting, name in special.items()}}
     for setting, name in [
         *named.items(),
@@ -243,7 +272,8 @@ def check_columns(table: TableInput, source: SourceToPrepare) -> None:
             raise UserError(f"{setting}: {source.address!r} has no column {name!r}; {hint}{shape_hint(names, config)}")
     if target in (*special.values(), *config.drop):
         raise UserError(
-            f"target: {target!r} is also data.id, group, time, weight or in data.drop; expected another column"
+            f"target: {target!r} is also data.id, group, time, weight, split.column or in data.drop; expected another "
+            "column"
         )
     for setting, name in special.items():
         if name in config.drop:
@@ -258,7 +288,7 @@ def check_columns(table: TableInput, source: SourceToPrepare) -> None:
         raise UserError(f"data.time: {config.time!r} holds {kind} values; expected dates, times or numbers")
     if types[target] == value_types.OTHER:
         raise UserError(f"target: {target!r} holds neither numbers nor texts")
-    if not set(names) - {target, *special.values(), *config.drop, *table.indices}:
+    if not set(names) - {target, *special.values(), *config.drop, *table.indices, FOLDER}:
         raise UserError(
             f"data: {source.address!r} has no column to use as a feature: in addition to the target {target!r} there "
             "is "

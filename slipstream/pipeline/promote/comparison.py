@@ -18,9 +18,11 @@ from slipstream.pipeline.promote.store import PromotionPointer, Registry, manife
 from slipstream.shared.artifacts.prepared.card import CARD, NAMED
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.shared.artifacts.prepared.token_rows import FILES
+from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.export import DeployedSignature, Holdout
 from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision
-from slipstream.shared.comparison.quality import in_words, paired_loss, predicted_answers
+from slipstream.shared.comparison.quality import baseline_wins, in_words, paired_loss, predicted_answers
+from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records
 
 #: Entries of ``statistics.json`` that decide how raw columns become tensors.
@@ -204,7 +206,7 @@ def on_tensors(package: ComparedPackage, data: PreparedData, records: np.ndarray
     """Return the predictions of ``model.onnx`` on prepared rows."""
     signature = package.signature
     outputs = predict_records(onnx_predictor(signature.onnx(package.directory), 1), data.signature, records)
-    answers = predicted_answers(signature.task, outputs)
+    answers = predicted_answers(signature.task, with_threshold(outputs, signature.threshold))
     return np.array(signature.classes)[answers] if signature.classes else answers
 
 
@@ -238,6 +240,14 @@ def evaluate_promotion(
     except Incomparable as reason:
         return PromotionDecision(False, number, f"it cannot be compared with version {served.version}: {reason}")
     return promotion_decision(paired, data.signature.task, served, config, doubt)
+
+
+def against_baseline(decision: PromotionDecision, evaluation: Evaluation, config: PromotionConfig) -> PromotionDecision:
+    """Return the decision, refused if the baseline is better and the settings ask for that."""
+    better = baseline_wins(evaluation) if config.worse_than_baseline == "refuse" else ""
+    if not (decision.passed and better):
+        return decision
+    return PromotionDecision(False, decision.number, f"{better} (promotion.worse_than_baseline)")
 
 
 def untested_classes(data: PreparedData) -> str:

@@ -18,6 +18,7 @@ from slipstream.shared.artifacts.results.export import ExportReport, VariantFigu
 from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
+from slipstream.shared.comparison.quality import baseline_wins
 from slipstream.shared.stages import StageRun
 
 WIDTH = 80
@@ -89,6 +90,8 @@ def quality_lines(evaluation: Evaluation) -> Iterator[str]:
     yield from labelled_lines(
         "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
     )
+    if better := baseline_wins(evaluation):
+        yield from labelled_lines("", f"{better}; it is neither exported nor promoted.")
     if more := unbalanced_figures(evaluation) or references(evaluation):
         yield from labelled_lines("", more)
 

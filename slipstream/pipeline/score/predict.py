@@ -24,6 +24,7 @@ from slipstream.shared.comparison.stability import (
     drift_test,
     significant_drifts,
 )
+from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import record_inputs
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.transform import Transform
@@ -108,20 +109,22 @@ class TensorPredictor:
     session: onnxruntime.InferenceSession
     inputs: list[str]
     classes: list[str]
+    threshold: float | None
 
     @classmethod
     def of(cls, model: ServedModel) -> TensorPredictor:
         signature = model.signature
         names = [given.name for given in signature.inputs]
-        return cls(open_session(signature.onnx(model.directory)), names, signature.classes)
+        return cls(open_session(signature.onnx(model.directory)), names, signature.classes, signature.threshold)
 
     def __call__(self, tensors: dict[str, np.ndarray]) -> Predictions:
         rows = len(next(iter(tensors.values())))
         (outputs,) = in_calls(lambda part: self.session.run(None, part), tensors, rows)
         if not self.classes:
             return Predictions(None, outputs.reshape(rows, 1))
+        decisions = with_threshold(outputs, self.threshold).argmax(axis=1)
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        best = pa.DictionaryArray.from_arrays(outputs.argmax(axis=1), pa.array(self.classes, pa.string()))
+        best = pa.DictionaryArray.from_arrays(decisions, pa.array(self.classes, pa.string()))
         return Predictions(best.cast(pa.string()), powers / powers.sum(axis=1, keepdims=True))
 
 

@@ -23,7 +23,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
 from slipstream.shared.models.base.directory import ModelOrigin
 from slipstream.shared.models.config import ModelConfig
-from slipstream.shared.models.predict import held_out_rows, model_function, predict_records, record_targets
+from slipstream.shared.models.predict import decided_outputs, held_out_rows, record_targets
 from slipstream.shared.settings import to_dict
 from slipstream.shared.storage import STORES, download_all
 
@@ -89,11 +89,11 @@ def against_given(
     records, task = held_out_rows(data), best.signature.task
     try:
         given = open_given(address, asked, directory, best.signature)
-        before = predict_records(model_function(given.load()), best.signature, records)
+        before = decided_outputs(given, records)
     except UserError as error:
         LOG.warning("the best settings could not be compared with the given configuration: %s", error.message)
         return None
-    after = predict_records(model_function(best.load()), best.signature, records)
+    after = decided_outputs(best, records)
     lost = quality_loss(task, record_targets(records), before, after, most=0.0, judged=2)
     return AgainstGiven(0.0 - lost.loss, 0.0 - lost.high, 0.0 - lost.low, UNITS[task], len(records))
 

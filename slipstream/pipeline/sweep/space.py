@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream.config import RunConfig
 from slipstream.pipeline.sweep.config import RangeConfig, SweepConfig, Values
-from slipstream.pipeline.train.config import StepProfileConfig, TrainingConfig, resume_settings
+from slipstream.pipeline.train.config import StepProfileConfig, decides_result
 from slipstream.pipeline.train.parallel.config import ParallelConfig
 from slipstream.shared.artifacts.results.sweep import AS_GIVEN
 from slipstream.shared.errors import UserError
@@ -102,7 +102,7 @@ def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> SearchedParam
         )
     value = setting_at(config, path)
     section, name = path.split(".")[:2]
-    if section == "training" and name not in resume_settings(TrainingConfig()):
+    if section == "training" and not decides_result(name):
         raise UserError(f"{where}: does not change the trained model; expected a setting that does")
     if isinstance(value, Settings):
         names = ", ".join(field.name for field in dataclasses.fields(value))

@@ -82,7 +82,7 @@ def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
     from slipstream.pipeline.train.run import run_attempt
 
     def told(evaluations: Sequence[ValidationPoint]) -> bool:
-        link.send(curve_of(evaluations))
+        link.send(curve_of(evaluations, job.config.training.metric))
         return bool(link.recv())
 
     try:
@@ -123,9 +123,10 @@ def attempt_trial(link: Connection, job: TrialJob) -> TrialOutcome:
         return TrialOutcome("failed", mistake.message if mistake else f"{type(error).__name__}: {error}")
 
 
-def curve_of(evaluations: Sequence[ValidationPoint]) -> list[CurvePoint]:
+def curve_of(evaluations: Sequence[ValidationPoint], metric: str) -> list[CurvePoint]:
     best, points = float("inf"), []
     for each in evaluations:
-        best = min(best, each.loss)
-        points.append(CurvePoint(round(1000 * each.epoch), each.loss, best))
+        cost = each.cost(metric)
+        best = min(best, cost)
+        points.append(CurvePoint(round(1000 * each.epoch), cost, best))
     return points

@@ -18,6 +18,7 @@ from torch import nn
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import stored_blocks
 from slipstream.pipeline.train.data_order import GlobalOrder
+from slipstream.pipeline.train.loop.goal import check_goal
 from slipstream.pipeline.train.loop.probe import ModelTraits, probe_model
 from slipstream.pipeline.train.loop.step import micro_batches, padded_rows
 from slipstream.pipeline.train.memory.lasting import MemoryCapacity, ModelState, refuse_what_cannot_fit, room_of_host
@@ -55,6 +56,7 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
     data = open_prepared(prepared)
     check_rows(data)
+    check_goal(training, data)
     origin = ModelOrigin(model)
     model = shaped_for(model, data.signature, origin)
     pieces = micro_batch_slices(data, training, replicas * shards)
@@ -197,6 +199,15 @@ def check_compiler(gpu: bool) -> None:
             f"training.compile: there is no {' or '.join(names)}; expected false, or install one, or name another in "
             f"{variable}"
         )
+
+
+def can_fuse(device: torch.device) -> bool:
+    """Return True for a GPU for which Triton compiles the kernels of this project."""
+    try:
+        check_compiler(device.type == "cuda")
+    except UserError:
+        return False
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 
 def check_memory(predictor: Predictor, training: TrainingConfig, group: RankContext, precision: str) -> None:

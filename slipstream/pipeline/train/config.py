@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import field, replace
-from typing import Annotated, ClassVar, Literal, get_type_hints
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from slipstream.pipeline.train.parallel.config import GradientsConfig, ParallelConfig
-from slipstream.shared.settings import LARGEST, Natural, Positive, Seed, Settings, as_written, settings, to_dict
+from slipstream.shared.settings import (
+    LARGEST,
+    LATER,
+    Natural,
+    Positive,
+    Seed,
+    Settings,
+    as_written,
+    counted_settings,
+    settings,
+    to_dict,
+)
 from slipstream.shared.spelling import NO_NUMBER, NO_TEXT, NONE, SettingVariant
 
 #: Version of the arithmetic of a training step. Increment it when a code change alters a step's results on purpose:
@@ -18,6 +29,8 @@ STEP_VERSION = 2
 
 #: Values of ``batch_size: auto``, the largest first, and the number of steps per epoch that it aims at.
 AUTOMATIC_SIZES, STEPS_PER_EPOCH = (256, 128, 64, 32, 16), 20
+#: Default learning rate, which is AdamW's and stands in stored digests; and default momentum of SGD.
+ADAMW_RATE, MOMENTUM = 2e-3, 0.9
 #: Annotation of settings that may change on resume: they affect the result at most by rounding. All other settings must
 #: equal the checkpoint's, and are part of the key of the checkpoint directory.
 MAY_CHANGE = "may change on resume"
@@ -59,16 +72,33 @@ class TrainingConfig(Settings):
     recompute: Annotated[Literal["none", "full"], NONE, MAY_CHANGE] = "none"
     """Activation checkpointing: null, or "full" to recompute the activations of all blocks in the backward pass. It
     takes less memory and more time, and changes no bit of the result."""
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
-    """Largest learning rate, at the end of the warm-up."""
+    optimizer: Annotated[Literal["adamw", "sgd"], LATER] = "adamw"
+    """Optimiser: AdamW, or SGD with momentum."""
+    momentum: Annotated[float, Field(ge=0, lt=1), LATER] = MOMENTUM
+    """Momentum of SGD; 0 disables it."""
+    nesterov: Annotated[bool, LATER] = False
+    """Nesterov's variant of the momentum, for SGD."""
+    learning_rate: Annotated[float, Field(gt=0)] = ADAMW_RATE
+    """Largest learning rate, at the end of the warm-up. The default is AdamW's; SGD needs its own, such as 0.1."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-2
-    """Weight decay of AdamW."""
+    """Weight decay, not for biases and normalisation layers: AdamW decouples it, SGD adds it to the gradient."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Fraction of all steps over which the learning rate rises linearly."""
+    schedule: Annotated[Literal["cosine", "linear", "constant"], LATER] = "cosine"
+    """Learning rate after the warm-up: "cosine" (half a cosine to zero), "linear" (to zero) or "constant"."""
     clip_norm: Annotated[float, Field(ge=0), NO_NUMBER] = 1.0
     """Largest norm of the gradient; null disables clipping."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of each label that is spread over all classes."""
+    balance_classes: Annotated[bool, LATER] = False
+    """Give every class the same total weight in the loss, as class_weight="balanced" in scikit-learn."""
+    class_weights: Annotated[dict[str, Annotated[float, Field(gt=0)]], LATER] = field(default_factory=dict)
+    """Weights of classes in the loss, 1 for others; scaled so that their mean over the training rows is 1."""
+    threshold: Annotated[Literal["none", "f1", "cost"], NONE, LATER] = "none"
+    """Threshold of two classes, from the validation rows: "f1" for the largest macro F1, "cost" for the least
+    error_costs, null for the likelier class. It decides in all later stages; probabilities are unchanged."""
+    error_costs: Annotated[dict[str, Annotated[float, Field(ge=0)]], LATER] = field(default_factory=dict)
+    """With threshold "cost": cost of a wrong decision by true class, 1 for others."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Floating-point type of forward and backward passes: "auto" takes bf16 if all GPUs support it, else fp16 on GPUs,
     else fp32."""
@@ -79,6 +109,9 @@ class TrainingConfig(Settings):
     compile: Annotated[bool | Literal["auto"], MAY_CHANGE] = "auto"
     """Compile the model's training pass with torch.compile, which takes about a minute at every start: "auto" compiles
     transformers on GPUs, unless a checkpoint to resume from was trained without. The report shows the speedup."""
+    kernels: Annotated[Literal["auto", "reference"], MAY_CHANGE] = "auto"
+    """Kernels of the loss of tokens: "auto" takes a fused Triton kernel on GPUs, "reference" torch's operations, which
+    CPUs always take. They differ by rounding."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay per step of an exponential moving average (EMA) of the weights. The averaged weights are evaluated and
     become the trained model; 0 disables the average."""
@@ -86,6 +119,9 @@ class TrainingConfig(Settings):
     """Consecutive steps with a non-finite loss or gradient that are skipped; one more rolls back to a checkpoint."""
     evaluate_every: Annotated[Natural, NO_NUMBER] = 0
     """Steps between evaluations; null means once per epoch."""
+    metric: Annotated[Literal["loss", "auc", "f1", "accuracy", "rmse"], LATER] = "loss"
+    """Validation metric by which the best weights are chosen, training stops early and sweeps search: "loss", "auc"
+    (ROC, two classes), "f1" (macro F1), "accuracy" or "rmse"."""
     patience: Annotated[Natural, NO_NUMBER] = 5
     """Evaluations without improvement after which training stops; null disables early stopping. Evaluations before step
     200 do not count."""
@@ -166,6 +202,18 @@ class TrainingConfig(Settings):
             raise self.gradients.reject("hook", "fp16 or powersgd with training.backend gloo, which has no bf16 hook")
         if self.gradients.hook == "powersgd" and self.precision == "fp16":
             raise self.gradients.reject("hook", "another with training.precision fp16, whose loss scale changes")
+        if self.optimizer == "sgd" and self.learning_rate == ADAMW_RATE:
+            raise self.reject("learning_rate", "another with training.optimizer sgd, such as 0.1: this one is AdamW's")
+        if self.optimizer == "adamw" and (self.nesterov or self.momentum != MOMENTUM):
+            name = "nesterov" if self.nesterov else "momentum"
+            default = "false" if self.nesterov else f"{MOMENTUM:g}"
+            raise self.reject(name, f"{default} with training.optimizer adamw: only sgd has it")
+        if self.nesterov and not self.momentum:
+            raise self.reject("nesterov", "false with training.momentum 0")
+        if self.balance_classes and self.class_weights:
+            raise self.reject("balance_classes", "false with training.class_weights")
+        if bool(self.error_costs) != (self.threshold == "cost"):
+            raise self.reject("threshold", "cost with training.error_costs, and only then")
         ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:
@@ -178,8 +226,12 @@ NO_LONGER_LASTING = ("training.gradients.gradient_as_bucket_view",)
 
 def resume_settings(training: TrainingConfig) -> dict[str, object]:
     """Return the settings that decide the result and must not change on resume."""
-    hints = get_type_hints(TrainingConfig, include_extras=True)
-    free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}
     # The key of a checkpoint directory contains this setting, so it always has its first default here.
     gradients = {**to_dict(training.gradients), "gradient_as_bucket_view": False}
-    return {name: value for name, value in to_dict(training).items() if name not in free} | {"gradients": gradients}
+    counted = counted_settings(training).items()
+    return {name: value for name, value in counted if decides_result(name)} | {"gradients": gradients}
+
+
+def decides_result(name: str) -> bool:
+    """Return True for a setting of the training that must not change on resume."""
+    return MAY_CHANGE not in vars(TrainingConfig)["__pydantic_fields__"][name].metadata

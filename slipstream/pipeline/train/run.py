@@ -19,6 +19,7 @@ from slipstream.pipeline.train.checkpoint.manager import Checkpoints, RestoredCh
 from slipstream.pipeline.train.checkpoint.restore import newest_conditions, newest_identity
 from slipstream.pipeline.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.pipeline.train.checks import (
+    can_fuse,
     check_compiler,
     check_divisible,
     check_memory,
@@ -34,6 +35,7 @@ from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher, metadata_servers
 from slipstream.pipeline.train.identity import log_resumption, training_code
+from slipstream.pipeline.train.loop.goal import check_goal
 from slipstream.pipeline.train.loop.state import kernels_configured
 from slipstream.pipeline.train.loop.train_loop import RanOutOfMemory, TrainLoop
 from slipstream.pipeline.train.memory.decision import with_micro_batches
@@ -148,6 +150,7 @@ class Trainer:
         with same_error_on_all_ranks(self.on_host):
             data = open_prepared(self.request.prepared)
             check_rows(data)
+            check_goal(self.request.training, data)
         known = self.request.for_data(data)
         request, made_for = with_micro_batches(known, self.group, self.on_host)
         training, group = request.training, self.group
@@ -168,6 +171,8 @@ class Trainer:
         compiles = training.compile
         if compiles == "auto":
             compiles = suits_compilation(architecture, abilities) and self.compiles_automatically()
+        fused = training.kernels == "auto" and data.signature.task == "next token"
+        fused = fused and all(self.peers.gather(can_fuse(group.device)))
         return ResolvedTraining(
             request=replace(request, training=replace(training, compile=compiles)),
             group=group,
@@ -178,6 +183,7 @@ class Trainer:
             inherited=inherited,
             precision=precision,
             pieces=pieces,
+            fused_loss=fused,
             data_ranks=replicas * shards,
         )
 

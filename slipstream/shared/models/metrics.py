@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
+from slipstream.shared.models.decision import count_decisions, macro_f1, with_threshold
 
 #: Maximum number of confidence bins, and minimum number of rows in a bin. Bins of equal width could have single rows,
 #: whose accuracy is 0 or 1 (Nixon et al., "Measuring Calibration in Deep Learning", 2019).
@@ -35,8 +36,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
-def compute_scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
-    """Compute the metrics of a model's raw ``outputs``.
+def compute_scores(task: str, outputs: np.ndarray, targets: np.ndarray, threshold: float | None = None) -> Scores:
+    """Compute the metrics of a model's raw ``outputs``, with decisions by ``threshold``.
 
     These are logits ``[rows, classes]``, or values ``[rows, 1]`` in target units. For tokens they are the results of
     :func:`slipstream.shared.models.predict.grade_tokens`, averaged over all learned tokens.
@@ -45,22 +46,24 @@ def compute_scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Score
         right, likelihood = outputs.reshape(-1, 2).sum(axis=0, dtype=np.float64) / np.count_nonzero(targets >= 0)
         return Scores(accuracy=float(right), log_loss=float(-likelihood))
     if task == "classification":
-        return classification_scores(softmax(outputs), targets)
+        return classification_scores(softmax(outputs), targets, with_threshold(outputs, threshold).argmax(axis=1))
     return regression_scores(outputs[:, 0], targets)
 
 
-def classification_scores(probabilities: np.ndarray, labels: np.ndarray) -> Scores:
+def classification_scores(probabilities: np.ndarray, labels: np.ndarray, decisions: np.ndarray | None = None) -> Scores:
     """Compute accuracy, log loss (nats), macro F1, expected calibration error and, for two classes, rank statistics.
 
-    ``probabilities`` is ``[rows, classes]``, ``labels`` ``[rows]`` of int. ROC AUC and average precision (of the rarer
+    ``probabilities`` is ``[rows, classes]``, ``labels`` and ``decisions`` (by default the likeliest classes) are
+    ``[rows]`` of int. ROC AUC and average precision (of the rarer
     class) are None if only one class occurs.
     """
     binary = probabilities.shape[1] == 2
+    decisions = probabilities.argmax(axis=1) if decisions is None else decisions
     of_truth = probabilities[np.arange(len(labels)), labels]
     return Scores(
-        accuracy=float(np.mean(probabilities.argmax(axis=1) == labels)),
+        accuracy=float(np.mean(decisions == labels)),
         log_loss=float(-np.mean(np.log(np.maximum(of_truth, SMALLEST_PROBABILITY)))),
-        macro_f1=macro_f1(confusion_matrix(probabilities, labels)),
+        macro_f1=macro_f1(count_decisions(decisions, labels, probabilities.shape[1])),
         ece=calibration_error(calibration_bins(probabilities, labels)),
         roc_auc=roc_auc(probabilities[:, 1], labels) if binary else None,
         average_precision=average_precision(probabilities, labels) if binary else None,
@@ -80,21 +83,6 @@ def regression_scores(predictions: np.ndarray, targets: np.ndarray) -> Scores:
         mae=float(np.mean(np.abs(errors))),
         r2=1 - float(np.sum(errors**2)) / spread if spread > 0 else None,
     )
-
-
-def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Count rows by class, int64 ``[classes, classes]``: rows are true, columns predicted classes."""
-    classes = probabilities.shape[1]
-    cells = labels.astype(np.int64) * classes + probabilities.argmax(axis=1)
-    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
-
-
-def macro_f1(confusion: np.ndarray) -> float:
-    """Return the mean F1 of the classes that occur in truth or prediction."""
-    hits = np.diagonal(confusion)
-    occurrences = confusion.sum(axis=0) + confusion.sum(axis=1)
-    occurs = occurrences > 0
-    return float(np.mean(2 * hits[occurs] / occurrences[occurs]))
 
 
 def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[CalibrationBin]:

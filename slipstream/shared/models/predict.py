@@ -11,9 +11,12 @@ import numpy as np
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData, Signature
 from slipstream.shared.artifacts.prepared.token_rows import read_tokens
 from slipstream.shared.errors import UserError
+from slipstream.shared.models.decision import with_threshold
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from slipstream.shared.models.trained import TrainedModel
 
 #: Function of the inputs ``[batch, ...]`` in the signature's order that returns ``[batch, *output_shape]``, of the
 #: signature's output dtype.
@@ -63,6 +66,12 @@ def predict_records(run: ModelFunction, signature: Signature, records: np.ndarra
             "try a lower training.learning_rate"
         )
     return outputs
+
+
+def decided_outputs(model: TrainedModel, records: np.ndarray) -> np.ndarray:
+    """Return the outputs of a trained model, whose largest decide by its threshold, if it has one."""
+    outputs = predict_records(model_function(model.load()), model.signature, records)
+    return with_threshold(outputs, model.threshold)
 
 
 def grade_tokens(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:

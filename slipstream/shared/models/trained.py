@@ -265,6 +265,11 @@ class TrainedModel:
     def history(self) -> History:
         return read_record(self.artifact, HISTORY, History)
 
+    @property
+    def threshold(self) -> float | None:
+        """Decision threshold of the best weights; None if the likeliest class is predicted."""
+        return self.history.best.threshold if HISTORY in self.artifact.files else None
+
 
 def write_trained(
     directory: Path,

@@ -9,8 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.shared.settings import Seed, Settings, settings
+from slipstream.shared.settings import LATER, Seed, Settings, settings
 from slipstream.shared.spelling import NO_NUMBER, NO_TEXT
+
+#: Column of a table that holds the first folder of every file, if that names the split.
+FOLDER = "(folder)"
 
 
 @settings
@@ -30,8 +33,18 @@ class SplitConfig(Settings):
     rows, by the fractions above."""
     test_from: Annotated[str, NO_TEXT] = ""
     """With data.time: rows from this time on (ISO 8601) are the test split; null with validation_from null."""
+    directories: Annotated[bool, LATER] = False
+    """Whether the first folder names the split: train or training; val, valid, validation or dev; test. A missing
+    validation or test split is drawn from the training rows, by its fraction above."""
+    column: Annotated[str, NO_TEXT, LATER] = ""
+    """Column of a table that names the split in the same way. Never a feature. null: none."""
 
     def check(self) -> None:
+        if self.directories and self.column:
+            raise self.reject("column", "none with data.split.directories")
+        if self.is_given and (self.validation_from or self.test_from):
+            name = "validation_from" if self.validation_from else "test_from"
+            raise self.reject(name, "none with a given split")
         for name in ("validation_from", "test_from"):
             if getattr(self, name) and seconds_of(getattr(self, name)) is None:
                 raise self.reject(name, 'a date or time such as "2024-06-30" or "2024-06-30T12:00:00"')
@@ -41,6 +54,16 @@ class SplitConfig(Settings):
             raise self.reject("test_from", f"a time after validation_from, {self.validation_from}")
         if self.validation + self.test >= 1:
             raise self.reject("test", f"less than {1 - self.validation:g}, so that rows are left to train on")
+
+    @property
+    def is_given(self) -> bool:
+        """True if the data name their splits."""
+        return self.directories or bool(self.column)
+
+    @property
+    def named_by(self) -> str:
+        """Column of a table that names the split; "" without."""
+        return FOLDER if self.directories else self.column
 
     @property
     def cuts(self) -> tuple[float, float]:
@@ -158,6 +181,10 @@ class DataConfig(Settings):
             raise self.reject("date", 'a date such as "2024-07-26"')
         if self.group and self.time:
             raise self.reject("group", "a group or a time to split by, not both")
+        if self.time and self.split.is_given:
+            raise self.reject("time", "none with a given split")
+        if self.split.column and self.split.column in (self.id, self.group, self.weight):
+            raise self.split.reject("column", "another column than data.id, data.group or data.weight")
         if self.weight and self.weight in (self.id, self.group, self.time):
             raise self.reject("weight", "another column than data.id, data.group or data.time")
         if self.split.test_from and not self.time:

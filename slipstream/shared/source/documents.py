@@ -13,8 +13,9 @@ import pyarrow as pa
 from slipstream.shared.artifacts.resume import ResumableScratch
 from slipstream.shared.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.config import FOLDER, DataConfig
 from slipstream.shared.source.files import Listing, SourceFile, list_source, local_file
+from slipstream.shared.source.given_splits import folder_name
 from slipstream.shared.source.quarantine import BadRow, QuarantinedRows
 from slipstream.shared.source.resolved import CLASS, TEXT, ResolvedSource, class_folders
 
@@ -33,6 +34,8 @@ class TextFiles:
     classes: tuple[str, ...]
     encoding: str
     path: Path
+    #: First folder of every file, if it names the split.
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,10 @@ def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableIn
             units.append(Unit(source.address, str(piece.path), "arrow", 0, piece.rows, first, 0))
         first += piece.rows
         bad += piece.bad
-    return TableInput(units, {TEXT: value_types.TEXT, CLASS: value_types.TEXT}, first + len(bad), bad)
+    types = {TEXT: value_types.TEXT, CLASS: value_types.TEXT}
+    if source.config.split.directories:
+        types[FOLDER] = value_types.TEXT
+    return TableInput(units, types, first + len(bad), bad)
 
 
 def blocks_of(source: ResolvedSource, scratch: Path) -> Iterator[TextFiles]:
@@ -69,7 +75,10 @@ def blocks_of(source: ResolvedSource, scratch: Path) -> Iterator[TextFiles]:
         full = size >= BLOCK_BYTES or len(block) >= BLOCK_FILES
         if block and (file is None or full):
             classes = tuple(source.listing.relative(member).split("/")[-2] for member in block)
-            yield TextFiles(tuple(block), classes, source.config.encoding, scratch / f"text-{number:06d}.arrow")
+            given = block if source.config.split.directories else []
+            folders = tuple(folder_name(source.listing, member) for member in given)
+            path = scratch / f"text-{number:06d}.arrow"
+            yield TextFiles(tuple(block), classes, source.config.encoding, path, folders)
             block, size, number = [], 0, number + 1
         if file is not None:
             block.append(file)
@@ -80,13 +89,15 @@ def read_files(job: TextFiles) -> TextUnit:
     """Write the texts of a job as one unit; quarantine files that are not text. Runs in a worker process."""
     rows: list[dict[str, object]] = []
     bad: list[BadRow] = []
-    for file, name in zip(job.files, job.classes, strict=True):
+    for number, (file, name) in enumerate(zip(job.files, job.classes, strict=True)):
         text = read_text(file, job.encoding)
         if isinstance(text, BadRow):
             bad.append(text)
         else:
-            rows.append({TEXT: text, CLASS: name, LINE: 1})
-    schema = pa.schema({TEXT: pa.string(), CLASS: pa.string(), LINE: pa.int64()})
+            folder = {FOLDER: job.folders[number]} if job.folders else {}
+            rows.append({TEXT: text, CLASS: name, LINE: 1, **folder})
+    folders = {FOLDER: pa.string()} if job.folders else {}
+    schema = pa.schema({TEXT: pa.string(), CLASS: pa.string(), LINE: pa.int64(), **folders})
     write_spool(job.path, pa.RecordBatch.from_pylist(rows, schema))
     return TextUnit(job.path, len(rows), QuarantinedRows.spooled(bad, job.path.with_suffix(".bad")))
 

@@ -155,6 +155,7 @@ def open_folders(source: ResolvedSource) -> ImageSet:
     ignored = [
         f"the folders above the class folders, such as {name!r}, are ignored: splits depend on the content (data.split)"
         for name in above[:1]
+        if not source.config.split.directories
     ]
     step = rows_at_once(shape)
     parts = [

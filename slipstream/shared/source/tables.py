@@ -24,8 +24,9 @@ from slipstream.shared.source.columns.readings import (
     total_readings,
     type_warning,
 )
-from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.config import FOLDER, DataConfig
 from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.given_splits import folder_name
 from slipstream.shared.source.memory import MemoryBudget
 from slipstream.shared.source.resolved import ResolvedSource
 
@@ -180,6 +181,10 @@ def find_partitions(source: ResolvedSource) -> Partitions:
     names = list(dict.fromkeys(name for keys in keys_of.values() for name in keys))
     values = {uri: {name: keys.get(name) for name in names} for uri, keys in keys_of.items()} if names else {}
     config, types = source.config, dict[str, str]()
+    if config.split.directories:
+        types[FOLDER] = value_types.TEXT
+        for file in source.files:
+            values.setdefault(file.uri, {})[FOLDER] = folder_name(source.listing, file)
     for name in names:
         texts = pa.array([keys[name] for keys in values.values()], pa.string())
         types[name] = (

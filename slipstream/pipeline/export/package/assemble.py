@@ -51,6 +51,7 @@ def assemble_package(
     data: PreparedData,
     origin: ModelProvenance,
     real: bool,
+    threshold: float | None = None,
 ) -> DeployedSignature:
     """Write ``model.onnx``, sample rows and, if the columns allow it, ``model.raw.onnx`` into the artifact.
 
@@ -75,7 +76,9 @@ def assemble_package(
     np.savez(packed, allow_pickle=False, **tensors, **{OUTPUT: outputs})
     writer.write_bytes(TENSORS, packed.getvalue())
     raw = (
-        write_raw(writer, model, columns, deployed, data.signature, origin) if isinstance(columns, RawColumns) else None
+        write_raw(writer, model, columns, deployed, data.signature, origin, threshold)
+        if isinstance(columns, RawColumns)
+        else None
     )
     return DeployedSignature(
         **{**vars(deployed), "model": MODEL},
@@ -83,6 +86,7 @@ def assemble_package(
         raw=raw,
         no_raw="" if isinstance(columns, RawColumns) else columns,
         holdout=holdout_rule(data),
+        threshold=threshold,
     )
 
 
@@ -93,12 +97,13 @@ def write_raw(
     deployed: ModelSignature,
     trained: Signature,
     origin: ModelProvenance,
+    threshold: float | None,
 ) -> RawSignature:
     """Write ``model.raw.onnx`` and raw sample rows with its outputs.
 
     Raises ``UserError`` if they differ from those of ``model``.
     """
-    raw, classes = raw_model(model, columns, deployed.classes), deployed.classes
+    raw, classes = raw_model(model, columns, deployed.classes, threshold), deployed.classes
     values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
     *labels, scores = run_model(raw, {name: raw_column(column, dtypes[name]) for name, column in values.items()})
@@ -135,6 +140,9 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
     settings = schema.get("settings") or data.artifact.made_by.get("config")
     if not settings or "split" not in settings:
         return None
+    given = {name: settings["split"][name] for name in ("directories", "column") if settings["split"].get(name)}
+    if given and 2 not in schema.get("drawn", []):
+        return Holdout("the given split", given, None)
     types = {column["name"]: column.get("type") for column in schema["columns"]}
     if schema.get("cuts"):
         column = settings["time"]
@@ -142,7 +150,7 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
         kind = "time" if types.get(column) in TIMES else "number"
         return Holdout("time", {"column": column, "type": kind}, schema["cuts"])
     by = next((name for name in ("group", "id") if settings.get(name)), "content")
-    aside = [column["name"] for column in schema["columns"] if column["role"] in ("dropped", "weight")]
+    aside = [column["name"] for column in schema["columns"] if column["role"] in ("dropped", "weight", "split")]
     content = sorted(name for name, kind in types.items() if kind != "other" and name not in aside)
     names = [settings[name] for name in ("group", "id") if settings.get(name)]
     # Rows without the group or id were split by the next of these.
@@ -152,7 +160,7 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
     if by == "content":  # hashed as values, in any notation
         types = {name: TIME if kind in TIMES else kind for name, kind in types.items()}
     rules = rules_of(schema, columns, types) if "settings" in schema else {}
-    return Holdout(by, {**rules, **shares, "columns": columns}, None)
+    return Holdout(by, {**rules, **given, **shares, "columns": columns}, None)
 
 
 def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) -> dict[str, object]:

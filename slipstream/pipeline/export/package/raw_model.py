@@ -24,6 +24,7 @@ from slipstream.pipeline.export.package.raw_columns import (
     NumericInput,
     RawColumns,
 )
+from slipstream.shared.models.decision import log_odds
 from slipstream.shared.source.columns.spelling import BOOLEAN, WHOLE
 from slipstream.shared.source.columns.value_types import TEXT
 
@@ -63,12 +64,14 @@ class GraphBuilder:
         return output
 
 
-def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str]) -> onnx.ModelProto:
+def raw_model(
+    model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str], threshold: float | None = None
+) -> onnx.ModelProto:
     """Return ``model`` preceded by the encoding of raw columns.
 
-    With ``classes`` the outputs are ``label`` (text) and ``probabilities`` (float32 ``[batch, classes]``), otherwise
-    ``value`` (``[batch, 1]``, of the type in ``model``). Inputs have the columns' names and order; a number is appended
-    to a name that is also an output.
+    With ``classes`` the outputs are ``label`` (text, of two classes by ``threshold``) and ``probabilities`` (float32
+    ``[batch, classes]``), otherwise ``value`` (``[batch, 1]``, of the type in ``model``). Inputs have the names and
+    order of the columns; a number is appended to a name that is also an output.
     """
     inner = onnx.compose.add_prefix(model, "model/")
     outer = GraphBuilder(
@@ -81,7 +84,7 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
     for name, tensor in tensors.items():
         outer.add("Identity", tensor, named=f"model/{name}")
     before, outer.nodes = outer.nodes, []
-    outputs = outer_ends(outer, inner.graph.output[0], classes, ends)
+    outputs = outer_ends(outer, inner.graph.output[0], classes, ends, threshold)
     graph = helper.make_graph(
         [*before, *inner.graph.node, *outer.nodes],
         "raw",
@@ -117,14 +120,22 @@ def column_input(name: str, kind: str) -> onnx.ValueInfoProto:
 
 
 def outer_ends(
-    graph: GraphBuilder, output: onnx.ValueInfoProto, classes: Sequence[str], ends: list[str]
+    graph: GraphBuilder,
+    output: onnx.ValueInfoProto,
+    classes: Sequence[str],
+    ends: list[str],
+    threshold: float | None,
 ) -> list[onnx.ValueInfoProto]:
     """Append nodes for label and probabilities, or the value, and return the graph outputs."""
     if not classes:
         graph.add("Identity", output.name, named=ends[0])
         return [helper.make_tensor_value_info(ends[0], output.type.tensor_type.elem_type, [BATCH, 1])]
     label, probabilities = ends
-    best = graph.add("ArgMax", output.name, axis=1, keepdims=1)
+    deciding = output.name
+    if threshold is not None:
+        doubles = graph.add("Cast", output.name, to=TensorProto.DOUBLE)
+        deciding = graph.add("Add", doubles, graph.constant([log_odds(threshold), 0.0]))
+    best = graph.add("ArgMax", deciding, axis=1, keepdims=1)
     numbers, names = list(range(len(classes))), list(classes)
     graph.add("LabelEncoder", best, named=label, domain=ML_DOMAIN, keys_int64s=numbers, values_strings=names)
     graph.add("Softmax", output.name, named=probabilities, axis=1)

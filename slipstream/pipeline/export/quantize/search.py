@@ -24,6 +24,7 @@ from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.export import VariantFigures
 from slipstream.shared.comparison.latencies import SCREENING_ROUNDS, Workload, screen_speedups
 from slipstream.shared.comparison.quality import UNITS, correct_predictions
+from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import ModelFunction, predict_records, record_inputs, record_targets
 
 
@@ -139,7 +140,13 @@ class SearchResult:
 
 
 def search_recipes(
-    directory: Path, fp32: Path, data: PreparedData, config: ExportConfig, started: float, batches: Sequence[int]
+    directory: Path,
+    fp32: Path,
+    data: PreparedData,
+    config: ExportConfig,
+    started: float,
+    batches: Sequence[int],
+    threshold: float | None = None,
 ) -> SearchResult:
     """Make candidates from the file ``fp32`` and choose at most three finalists.
 
@@ -152,7 +159,9 @@ def search_recipes(
             fp32, calibration_inputs(data, config), Path(scratch), 8 if config.target == "vnni" else 7
         )
         expected = predict_with_file(fp32, data, records, config)
-        loss_of = partial(quality_loss, data=data, records=records, expected=expected, config=config)
+        loss_of = partial(
+            quality_loss, data=data, records=records, expected=expected, config=config, threshold=threshold
+        )
         candidates = list(make_all(directory, quantiser, loss_of, config, started, others))
         speeds = SpeedRanking(fp32, data.signature, records, config, batches)
         speeds.screen(candidates, started + SCREENING * config.seconds)
@@ -202,13 +211,20 @@ def predict_with_file(path: Path, data: PreparedData, records: np.ndarray, confi
 
 
 def quality_loss(
-    path: Path, *, data: PreparedData, records: np.ndarray, expected: np.ndarray, config: ExportConfig
+    path: Path,
+    *,
+    data: PreparedData,
+    records: np.ndarray,
+    expected: np.ndarray,
+    config: ExportConfig,
+    threshold: float | None = None,
 ) -> float:
     """Return a file's loss on the search rows, in points of accuracy or percent of RMSE."""
     outputs, truth = predict_with_file(path, data, records, config), record_targets(records)
     task = data.signature.task
     if task != "regression":
-        right, still = (float(np.mean(correct_predictions(task, each, truth))) for each in (expected, outputs))
+        decided = (with_threshold(each, threshold) for each in (expected, outputs))
+        right, still = (float(np.mean(correct_predictions(task, each, truth))) for each in decided)
         return 100 * (right - still)
     before, after = (float(np.sqrt(np.mean((each[:, 0] - truth) ** 2))) for each in (expected, outputs))
     return 100 * (after / max(before, 1e-12) - 1)

@@ -29,7 +29,7 @@ from slipstream.shared.source.quarantine import QuarantinedRows, describe
 #: Roles of a column.
 NUMERIC, CATEGORICAL, DOCUMENT, TARGET = "numeric", "categorical", "document", "target"
 USED = (NUMERIC, CATEGORICAL, DOCUMENT, TARGET)
-IDENTIFIER, GROUP, TIME, WEIGHT = "identifier", "group", "time", "weight"
+IDENTIFIER, GROUP, TIME, WEIGHT, OF_SPLIT = "identifier", "group", "time", "weight", "split"
 CONSTANT, EMPTY, PROSE, UNSUPPORTED = "constant", "empty", "prose", "unsupported"
 
 #: Largest vocabulary of a column; rarer values share the code of unseen values.
@@ -81,6 +81,7 @@ def fit_columns(
     """
     task, classes, warnings = judge_target(scanned, types, target, config)
     aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME, config.weight: WEIGHT}
+    aside[config.split.named_by] = OF_SPLIT
     aside.pop("", None)
     roles: dict[str, ColumnRole] = {}
     numeric: list[NumericColumn] = []

@@ -18,6 +18,7 @@ from slipstream.pipeline.prepare.fit.moments import (
     TextOccurrences,
     column_moments,
 )
+from slipstream.pipeline.prepare.fit.overlap import SplitOverlap
 from slipstream.pipeline.prepare.fit.scan_result import SPLIT, ScanResult, UnitScan
 from slipstream.pipeline.prepare.fit.splits import TRAIN
 from slipstream.shared.artifacts.prepared.data import SPLITS
@@ -108,6 +109,8 @@ def bad_rows(job: ScanUnitJob, result: ScanResult) -> Iterator[BadRow]:
         yield from set_aside(original, reasons, lines, unit, scan)
         result.rejected.append(done + np.array(sorted(reasons), np.int64))
         count_rows(rows, scan, result)
+        if scan.drawn is not None:
+            count_overlap(rows, original, lines, numbers, unit, scan, result.overlap)
         result.gaps = [count + int((gaps[rows.keep] > lacks).sum()) for lacks, count in enumerate(result.gaps)]
         result.figures = result.figures.merge(figures)
         result.order = result.order.then(list(numbers.values()))
@@ -119,6 +122,27 @@ def bad_rows(job: ScanUnitJob, result: ScanResult) -> Iterator[BadRow]:
     if drawn:
         result.sample.append(sample_of(drawn, scan))
     result.rejected = [np.concatenate([np.empty(0, np.int64), *result.rejected])]
+
+
+def count_overlap(
+    rows: SplitRows,
+    original: pa.RecordBatch,
+    lines: np.ndarray,
+    numbers: dict[str, np.ndarray],
+    unit: Unit,
+    scan: UnitScan,
+    overlap: SplitOverlap,
+) -> None:
+    """Add what may not occur in several splits of the good rows."""
+    rule, keep, config = scan.rule, rows.keep, scan.config
+    overlap.splits.append(rows.splits[keep])
+    overlap.rows.append(rule.contents(rows.batch)[keep])
+    for name, hashes in ((config.id, overlap.ids), (config.group, overlap.groups)):
+        if name:
+            hashes.append(rule.identities(name, original, lines, unit)[keep])
+    overlap.names = [name for name in scan.numeric if scan.types[name] in value_types.TIMES]
+    times = [numbers[name][keep] for name in overlap.names]
+    overlap.times.append(np.stack(times, axis=1) if times else np.empty((len(keep), 0)))
 
 
 def as_declared(batch: pa.RecordBatch, scan: UnitScan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:

@@ -14,6 +14,7 @@ from slipstream.pipeline.prepare.fit.moments import (
     TextOccurrences,
     column_moments,
 )
+from slipstream.pipeline.prepare.fit.overlap import SplitOverlap
 from slipstream.pipeline.prepare.fit.row_order import RowOrder
 from slipstream.pipeline.prepare.fit.splits import Cuts, SplitRule
 from slipstream.shared.artifacts.prepared.data import SPLITS
@@ -42,6 +43,8 @@ class UnitScan:
     rows: int
     config: DataConfig
     cuts: Cuts | None = None
+    #: As in :class:`.SplitRule`.
+    drawn: list[int] | None = None
 
     @property
     def budget(self) -> MemoryBudget:
@@ -59,9 +62,11 @@ class UnitScan:
     @property
     def rule(self) -> SplitRule:
         content = [
-            name for name, kind in self.types.items() if kind != value_types.OTHER and name != self.config.weight
+            name
+            for name, kind in self.types.items()
+            if kind != value_types.OTHER and name not in (self.config.weight, self.config.split.named_by)
         ]
-        return SplitRule(self.config, content, self.cuts)
+        return SplitRule(self.config, content, self.cuts, self.drawn)
 
     def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
         """Return the numeric columns of a batch as float64 ``[rows]``, NaN where missing."""
@@ -133,6 +138,8 @@ class ScanResult:
     #: Rows without the first column of ``data.identities``, and those without both.
     gaps: list[int] = field(default_factory=list)
     sample: list[pa.RecordBatch] = field(default_factory=list)
+    #: What given splits share; empty without them.
+    overlap: SplitOverlap = field(default_factory=SplitOverlap)
 
     @property
     def files(self) -> list[Path]:
@@ -159,6 +166,7 @@ class ScanResult:
         self.bad += other.bad
         self.rejected += other.rejected
         self.sample += other.sample
+        self.overlap.merge(other.overlap)
 
     def column(self, name: str) -> ColumnCount:
         if name in self.numeric:

@@ -22,6 +22,7 @@ from slipstream.shared.source.columns.identity import (
 )
 from slipstream.shared.source.columns.number_formats import NumberFormat
 from slipstream.shared.source.config import DataConfig, SplitConfig
+from slipstream.shared.source.given_splits import splits_of_column
 
 #: Times in seconds since 1970 at which the validation and test splits start.
 Cuts = tuple[float, float]
@@ -38,6 +39,8 @@ class SplitRule:
     config: DataConfig
     content: list[str]
     cuts: Cuts | None
+    #: Splits to draw from the training rows of given splits; None if the data name no splits.
+    drawn: list[int] | None = None
 
     def assign(
         self, original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray, unit: Unit
@@ -51,6 +54,10 @@ class SplitRule:
         hashes, gaps, left = np.zeros(rows, np.uint64), np.zeros(rows, np.int64), np.arange(rows)
         if self.cuts:
             return assign_by_time(value_types.as_numbers(batch.column(config.time)), self.cuts), gaps
+        if self.drawn is not None:
+            given = splits_of_column(original.column(config.split.named_by))
+            if not self.drawn:
+                return given, gaps
         for name in config.identities:
             own = self._identities(name, original, lines, unit)[left]
             hashes[left] = combine_hashes([(name, own)], len(own))
@@ -62,7 +69,17 @@ class SplitRule:
             of_rows = batch if len(left) == rows else batch.take(pa.array(left))
             content = [(name, of_rows.column(name)) for name in self.content]
             hashes[left] = hash_rows(content, len(left), NumberFormat.of(config))
-        return assign_splits(hashes, config.split), gaps
+        return assign_splits(hashes, config.split) if self.drawn is None else draw_missing(
+            given, hashes, self.drawn, config.split
+        ), gaps
+
+    def contents(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Return the hashes of whole rows without their id, uint64 ``[rows]``."""
+        columns = [(name, batch.column(name)) for name in self.content if name != self.config.id]
+        return hash_rows(columns, batch.num_rows, NumberFormat.of(self.config))
+
+    def identities(self, name: str, original: pa.RecordBatch, lines: np.ndarray, unit: Unit) -> np.ndarray:
+        return self._identities(name, original, lines, unit)
 
     def _identities(self, name: str, original: pa.RecordBatch, lines: np.ndarray, unit: Unit) -> np.ndarray:
         """Return the hashes of an id or group: stored ones, or of the directory's name or the values."""
@@ -88,7 +105,11 @@ class SplitRule:
         ]
         shares = (1 - split.validation - split.test, split.validation, split.test)
         wrong = [abs(count / max(total, 1) - share) for count, share in zip(rows, shares, strict=True)]
-        if split.test_from or all(off <= FAR * share for off, share in zip(wrong, shares, strict=True)):
+        if (
+            split.test_from
+            or split.is_given
+            or all(off <= FAR * share for off, share in zip(wrong, shares, strict=True))
+        ):
             return warnings
         groups = self._groups(sample)
         return warnings + [
@@ -117,10 +138,20 @@ def assign_splits(hashes: np.ndarray, config: SplitConfig) -> np.ndarray:
 
     The result is uint8 ``[rows]``, an index into ``SPLITS``.
     """
-    seed = splitmix64(np.array([config.seed], np.uint64))
-    share = (splitmix64(hashes ^ seed) >> np.uint64(11)) * 2.0**-53
-    held_out = np.where(share < config.test, TEST, VALIDATION)
-    return np.where(share < config.test + config.validation, held_out, TRAIN).astype(np.uint8)
+    return held_out_by(hashes, config.validation, config.test, config.seed)
+
+
+def held_out_by(hashes: np.ndarray, validation: float, test: float, seed: int) -> np.ndarray:
+    start = splitmix64(np.array([seed], np.uint64))
+    share = (splitmix64(hashes ^ start) >> np.uint64(11)) * 2.0**-53
+    held_out = np.where(share < test, TEST, VALIDATION)
+    return np.where(share < test + validation, held_out, TRAIN).astype(np.uint8)
+
+
+def draw_missing(given: np.ndarray, hashes: np.ndarray, drawn: Sequence[int], config: SplitConfig) -> np.ndarray:
+    """Return the given splits, with the splits ``drawn`` taken from the training rows by their hashes."""
+    shares = (config.validation if VALIDATION in drawn else 0.0, config.test if TEST in drawn else 0.0)
+    return np.where(given == TRAIN, held_out_by(hashes, *shares, config.seed), given)
 
 
 def assign_by_time(seconds: np.ndarray, cuts: Cuts) -> np.ndarray:

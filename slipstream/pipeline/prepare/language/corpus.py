@@ -131,14 +131,17 @@ def shape_of(names: Any, file: SourceFile) -> Shape:
     raise UserError(f"{file.uri}: has the columns {', '.join(map(repr, sorted(names)))}; {EXPECTED}")
 
 
-def read_piece(piece: CorpusChunk, encoding: str) -> Iterator[CorpusRecord | BadRow | BlankLine]:
-    """Yield records, bad rows and blank lines; lines of JSON Lines are counted from the chunk's start."""
+def read_piece(piece: CorpusChunk, encoding: str, column: str = "") -> Iterator[CorpusRecord | BadRow | BlankLine]:
+    """Yield records, bad rows and blank lines; lines of JSON Lines are counted from the chunk's start.
+
+    Records of tables have ``column``, too.
+    """
     if piece.format == "text":
         yield from (read_file(file, encoding) for file in piece.files)
     elif piece.format == "json":
         yield from read_lines(piece)
     else:
-        yield from read_rows(piece)
+        yield from read_rows(piece, column)
 
 
 def read_file(file: SourceFile, encoding: str) -> CorpusRecord | BadRow:
@@ -190,9 +193,9 @@ def parse_json_line(file: SourceFile, line: bytes) -> dict[str, Any] | str:
     return found if isinstance(found, dict) else "not a JSON object"
 
 
-def read_rows(piece: CorpusChunk) -> Iterator[CorpusRecord]:
+def read_rows(piece: CorpusChunk, column: str) -> Iterator[CorpusRecord]:
     (file,) = piece.files
-    columns = [*COLUMNS[piece.shape], *([] if piece.shape == "text" else [TOOLS])]
+    columns = [*COLUMNS[piece.shape], *([] if piece.shape == "text" else [TOOLS]), *([column] if column else [])]
     with damage_named(file.uri, piece.format), file.open() as stream:
         if piece.format == "arrow":
             batch = pa.ipc.open_file(stream).get_batch(piece.start)

@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,9 @@ import xxhash
 from slipstream.pipeline.prepare.card import row_counts as counted
 from slipstream.pipeline.prepare.card import with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
+from slipstream.pipeline.prepare.fit.overlap import SplitOverlap
 from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN
-from slipstream.pipeline.prepare.language.corpus import TOOLS, corpus_chunks
+from slipstream.pipeline.prepare.language.corpus import TOOLS, CorpusChunk, CorpusRecord, corpus_chunks, read_piece
 from slipstream.pipeline.prepare.language.encode import (
     EncodedChunk,
     EncodeDocumentsJob,
@@ -52,6 +53,14 @@ from slipstream.shared.language.tokenizer import (
 )
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.given_splits import (
+    folder_name,
+    in_words,
+    refuse_column,
+    report_drawn,
+    splits_of_files,
+)
 from slipstream.shared.source.quarantine import BadRow
 
 #: Largest number of bytes of training text for training a tokenizer, of training text stored for the baseline, and of
@@ -71,6 +80,8 @@ class Corpus:
     #: Number of lines before every unit within its file.
     before: list[int]
     dropped: list[int]
+    #: Given splits that are drawn from the training rows.
+    drawn: list[int] = field(default_factory=list)
 
     @property
     def documents(self) -> list[int]:
@@ -148,8 +159,17 @@ def read_corpus(source: SourceToPrepare, scratch: ResumableScratch) -> Corpus:
     template = source.tokenizer or (with_template(bytes_tokenizer(turns=True)) if conversations else {})
     if conversations:
         load_chat_template(template, source.config.date)  # before any row is read
+    config = source.config
+    drawn = report_drawn(given_names(source, pieces), config) if config.split.is_given else []
     jobs = (
-        ReadJob(piece, source.config, scratch.root / f"text-{number:06d}.arrow", template)
+        ReadJob(
+            piece,
+            source.config,
+            scratch.root / f"text-{number:06d}.arrow",
+            template,
+            given_by_file(source, piece.files),
+            drawn,
+        )
         for number, piece in enumerate(pieces)
     )
     units = list[ReadChunk]()
@@ -161,9 +181,26 @@ def read_corpus(source: SourceToPrepare, scratch: ResumableScratch) -> Corpus:
         raise TemplateStopped(error.reason, error.tokenizer, error.file, line) from None
     before = first_lines(pieces, units)
     bad = [row for unit, lines in zip(units, before, strict=True) for row in shift_lines(unit.bad, lines)]
-    corpus = Corpus(units, bad, conversations, before, [0] * len(SPLITS))
+    corpus = Corpus(units, bad, conversations, before, [0] * len(SPLITS), drawn)
     corpus.check(source.config)
     return corpus
+
+
+def given_names(source: SourceToPrepare, pieces: Sequence[CorpusChunk]) -> set[str | None]:
+    """Return the names of given splits: folders, or all values of the column; empty without given splits."""
+    config, column = source.config, source.config.split.column
+    if config.split.directories:
+        return {folder_name(source.listing, file) for file in source.files}
+    if column and pieces[0].format == "text":
+        refuse_column(config)
+    records = (record for piece in pieces if column for record in read_piece(piece, config.encoding, column))
+    return {str(each.values.get(column) or "") for each in records if isinstance(each, CorpusRecord)}
+
+
+def given_by_file(source: SourceToPrepare, files: Sequence[SourceFile]) -> dict[str, int]:
+    if not source.config.split.directories:
+        return {}
+    return {file.uri: int(n) for file, n in zip(files, splits_of_files(source.listing, files), strict=True)}
 
 
 def with_template(files: TokenizerFiles) -> TokenizerFiles:
@@ -242,6 +279,10 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedChunk]
     tokens = np.sum([piece.tokens for piece in encoded], axis=0).tolist()
     what = "conversations" if corpus.conversations else "documents"
     notes = [f"{corpus.copies:,} {what} are copies of others; copies share a split"] if corpus.copies else []
+    if source.config.split.is_given:
+        splits, hashes = [unit.splits for unit in corpus.units], [unit.hashes for unit in corpus.units]
+        notes = SplitOverlap(splits, hashes, times=[np.empty((0, 0))]).warnings()
+        notes += in_words(corpus.drawn, source.config)
     if any(unit.asked_for_date for unit in corpus.units):
         notes.append(f"the chat template asked for the date and was given {source.config.date} (data.date)")
     if source.tokenizer and not corpus.conversations and not Tokenizer(source.tokenizer).front:

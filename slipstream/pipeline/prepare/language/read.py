@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from slipstream.pipeline.prepare.fit.splits import assign_splits
+from slipstream.pipeline.prepare.fit.splits import assign_splits, draw_missing
 from slipstream.pipeline.prepare.language.corpus import CorpusChunk, CorpusRecord, Shape, read_piece
 from slipstream.shared.artifacts.prepared.card import AnswersCard
 from slipstream.shared.artifacts.prepared.data import SPLITS
@@ -31,6 +31,7 @@ from slipstream.shared.language.template_worker import MARKED, Rule
 from slipstream.shared.language.tokenizer import Tokenizer
 from slipstream.shared.source.columns.identity import splitmix64
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.given_splits import split_number
 from slipstream.shared.source.quarantine import BadRow
 
 #: Seed for choosing the documents that are stored unchanged; differs from the seed of the splits.
@@ -60,6 +61,9 @@ class ReadJob:
     config: DataConfig
     path: Path
     tokenizer: dict[str, str] = field(default_factory=dict)
+    #: Split of every file by URI, if its folder names it; given splits of ``drawn`` are drawn.
+    given: dict[str, int] = field(default_factory=dict)
+    drawn: Sequence[int] = ()
 
 
 class ReadText(NamedTuple):
@@ -105,6 +109,7 @@ class ReadChunk:
     documents: list[int]
     bytes: list[int]
     hashes: np.ndarray
+    splits: np.ndarray
     bad: list[BadRow] = field(default_factory=list)
     #: Whether the chat template used the date.
     asked_for_date: bool = False
@@ -126,7 +131,7 @@ def read(job: ReadJob) -> ReadChunk:
 
     def records() -> Iterator[CorpusRecord]:
         nonlocal lines
-        for found in read_piece(job.piece, job.config.encoding):
+        for found in read_piece(job.piece, job.config.encoding, job.config.split.column):
             lines = found.line
             if isinstance(found, BadRow):
                 bad.append(found)
@@ -139,7 +144,11 @@ def read(job: ReadJob) -> ReadChunk:
         texts = list(read_conversations(job, records(), bad))
         bad.sort(key=lambda row: row.line)  # rendered rows come in batches
     hashes = hashes_of((each.content, 0) for each in texts)
-    splits = assign_splits(hashes, job.config.split)
+    if job.config.split.is_given:
+        given = np.array([given_split(each.record, job) for each in texts], np.uint8)
+        splits = draw_missing(given, hashes, job.drawn, job.config.split)
+    else:
+        splits = assign_splits(hashes, job.config.split)
     sizes = np.array([len(each.text.encode()) for each in texts], np.int64)
     columns = {
         "name": [each.record.file for each in texts],
@@ -160,10 +169,16 @@ def read(job: ReadJob) -> ReadChunk:
         documents=np.bincount(splits, minlength=len(SPLITS)).tolist(),
         bytes=[int(sizes[splits == split].sum()) for split in range(len(SPLITS))],
         hashes=hashes_of((each.content, each.number) for each in texts),
+        splits=splits,
         bad=bad,
         asked_for_date=any(each.rendered.asked_for_date for each in texts if each.rendered),
         answers=None if job.piece.shape == "text" else answers_card(texts),
     )
+
+
+def given_split(record: CorpusRecord, job: ReadJob) -> int:
+    column = job.config.split.column
+    return split_number(str(record.values.get(column))) if column else job.given[record.file]
 
 
 def hashes_of(contents: Iterable[tuple[str, int]]) -> np.ndarray:

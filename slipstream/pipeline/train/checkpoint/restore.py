@@ -252,7 +252,7 @@ def first_difference(
     if path in ignored:
         return None
     if isinstance(then, Mapping) and isinstance(now, Mapping):
-        for key in sorted({*then, *now}):
+        for key in sorted({*then, *now}, key=lambda name: (name != "optimizer", name)):  # other settings follow from it
             deeper = f"{path}.{key}" if path else str(key)
             difference = first_difference(then.get(key), now.get(key), deeper, ignored=ignored)
             if difference:

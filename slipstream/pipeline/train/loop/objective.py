@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,10 +19,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from slipstream.pipeline.train.data_loader import Batch
+from slipstream.pipeline.train.loop.fused_loss import fused_token_losses
+from slipstream.pipeline.train.loop.goal import JudgedRows, ValidationGoal, together
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.models.arithmetic import autocast_context
 from slipstream.shared.models.config import TeachingConfig
 from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.plan import model_plan
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,10 @@ class SplitMetrics:
     loss: float
     accuracy: float | None = None
     rmse: float | None = None
+    #: AUC, macro F1 and decision threshold, if the goal needs them; the accuracy then is that of the decisions.
+    auc: float | None = None
+    f1: float | None = None
+    threshold: float | None = None
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
@@ -39,7 +47,13 @@ def at_least_float32(outputs: Tensor) -> Tensor:
 
 
 def loss_sum(
-    signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0, weight: Tensor | None = None
+    signature: Signature,
+    outputs: Tensor,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    weight: Tensor | None = None,
+    *,
+    fused: bool = False,
 ) -> Tensor:
     """Return the sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if given.
 
@@ -53,7 +67,7 @@ def loss_sum(
     """
     if signature.task == "next token":
         labels = target.clamp(min=0).flatten()
-        each = token_losses(outputs.flatten(0, 1), labels, label_smoothing).view(target.shape)
+        each = token_losses(outputs.flatten(0, 1), labels, label_smoothing, fused=fused).view(target.shape)
         loss = over_learned_tokens(signature, each, target)
     elif signature.task == "classification":
         reduction, logits = "sum" if weight is None else "none", at_least_float32(outputs)
@@ -89,22 +103,26 @@ def evaluate_split(
     batches: Iterable[Batch],
     device: torch.device,
     precision: str = "fp32",
+    goal: ValidationGoal = ValidationGoal(),  # noqa: B008
 ) -> SplitMetrics:
-    """Return mean loss and accuracy (or RMSE) over the batches of all ranks, equal on every rank.
+    """Return mean loss and accuracy (or RMSE) over the batches of all ranks, and what ``goal`` needs.
 
     ``forward`` computes the model's outputs, or None on pipeline stages before the last.
     """
     was_training = model.training
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)
+    judged = JudgedRows(len(model.signature.classes))
     for batch in batches:
         with autocast_context(precision, device):
-            outputs = forward(*batch.inputs)
+            outputs = forward(*batch.inputs, **({} if batch.documents is None else {"documents": batch.documents}))
         if outputs is None:  # only the last stage of a pipeline has outputs
             continue
         outputs, target = outputs[: batch.rows], batch.target[: batch.rows]
         sums[0] += loss_sum(model.signature, outputs, target)
         sums[1] += correct_sum(model.signature, outputs, target)
+        if goal.needs_rows:
+            judged.add(outputs.double().cpu().numpy(), target.cpu().numpy())
         # Token losses are divided by the learned tokens of a training row; rows of this split may have a different
         # number.
         learned = model.signature.learned
@@ -112,6 +130,10 @@ def evaluate_split(
     model.train(was_training)
     dist.all_reduce(sums)
     loss, correct, rows = sums.tolist()
+    if goal.needs_rows:
+        everyones: list[JudgedRows] = [judged] * dist.get_world_size()
+        dist.all_gather_object(everyones, judged)
+        return SplitMetrics(loss / rows, **together(everyones).metrics(goal.rule))
     if model.signature.task != "regression":
         return SplitMetrics(loss / rows, accuracy=correct / rows)
     return SplitMetrics(loss / rows, rmse=math.sqrt(correct / rows))
@@ -125,6 +147,12 @@ class Teacher:
     teaching: TeachingConfig
     precision: str
 
+    @cached_property
+    def takes_documents(self) -> bool:
+        """True if attention needs no mask, given a batch's documents."""
+        plan = model_plan(self.model.network)
+        return plan is not None and plan.takes_documents
+
     def blend(self, loss: Tensor, outputs: Tensor, batch: Batch, weight: Tensor | None) -> Tensor:
         """Return the weighted mean of ``loss`` and the distillation loss, both summed over rows.
 
@@ -137,7 +165,8 @@ class Teacher:
         if not share:
             return loss
         with torch.no_grad(), autocast_context(self.precision, loss.device):
-            teacher_outputs = at_least_float32(self.model(*batch.inputs))
+            documents = {"documents": batch.documents} if self.takes_documents and batch.documents is not None else {}
+            teacher_outputs = at_least_float32(self.model(*batch.inputs, **documents))
         divergence = self.divergence(at_least_float32(outputs), teacher_outputs, batch.target)
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 
@@ -160,12 +189,14 @@ class Teacher:
 PIECE = 1 << 24
 
 
-def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0, *, fused: bool = False) -> Tensor:
     """Return the cross-entropy of every token, ``[tokens]``, in float32 (float64 for float64 logits).
 
     ``logits`` are ``[tokens, vocabulary]`` of any precision, ``target`` is int64 ``[tokens]``. ``label_smoothing`` is
-    the fraction of every label that is spread over the whole vocabulary.
+    the fraction of every label that is spread over the whole vocabulary. ``fused`` runs Triton kernels.
     """
+    if fused and logits.dtype != torch.float64:
+        return fused_token_losses(logits, target, label_smoothing)
     return TokenLosses.apply(logits, target, label_smoothing)
 
 

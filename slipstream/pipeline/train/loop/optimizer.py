@@ -1,4 +1,4 @@
-"""Update of a step: learning rate, check of the gradient, AdamW, averaged weights.
+"""Update of a step: learning rate, check of the gradient, AdamW or SGD, averaged weights.
 
 The learning rate is a pure function of the step, so checkpoints need not hold it.
 """
@@ -6,11 +6,12 @@ The learning rate is a pure function of the step, so checkpoints need not hold i
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
 from slipstream.pipeline.train.checkpoint.staging import local_tensor
@@ -81,6 +82,11 @@ def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
+def divides_in_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if the optimiser's step may divide the gradients by a float32 number."""
+    return is_fused(optimizer) and (not isinstance(optimizer, Sgd) or optimizer.divides)
+
+
 def step_unless_skipped(
     optimizer: torch.optim.Optimizer, verdict: GradientCheck, divisor: Tensor | None = None
 ) -> None:
@@ -102,8 +108,8 @@ def step_unless_skipped(
             delattr(optimizer, name)
 
 
-def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
-    """Return the learning rate of a step: linear warm-up, then a half cosine to zero.
+def learning_rate(step: int, total: int, peak: float, warmup: float, schedule: str = "cosine") -> float:
+    """Return the learning rate of a step: linear warm-up, then a half cosine to zero, or another ``schedule``.
 
     The warm-up takes the fraction ``warmup`` of all steps (Loshchilov, Hutter 2017). ``step`` counts from 0; the rates
     of the first and the last step are above 0.
@@ -111,7 +117,10 @@ def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
     rising = math.ceil(warmup * total)
     if step < rising:
         return peak * (step + 1) / rising
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, total - rising)))
+    falling = max(1, total - rising)
+    if schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / falling))
+    return peak * (1 - (step - rising) / falling) if schedule == "linear" else peak
 
 
 class AveragedWeights:
@@ -149,9 +158,9 @@ class AveragedWeights:
         elif not skip:
             torch._foreach_lerp_(averages, weights, share)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor, **documents: Tensor) -> Tensor:
         """Return the model's outputs for ``inputs``, computed with the averaged weights."""
-        return functional_call(self._model, self.weights, inputs)
+        return functional_call(self._model, self.weights, inputs, documents)
 
     def state_dict(self) -> StateDict:
         return dict(self.weights)
@@ -161,16 +170,63 @@ class AveragedWeights:
             self.weights[name].copy_(tensor)
 
 
-def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW (Loshchilov, Hutter 2019) for the trained parameters.
+class Sgd(torch.optim.SGD):
+    """SGD with a fused step on the local shards of divided tensors, for which torch has none.
 
-    Parameters of fewer than two dimensions (biases, normalisation) have no weight decay. AdamW is fused unless a
-    parameter's dtype has no fused kernel.
+    The momentum starts from zeros, which gives the first step of torch's SGD, and lets a device skip that step.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], config: TrainingConfig, *, fused: bool) -> None:
+        nesterov = config.nesterov
+        super().__init__(groups, lr=config.learning_rate, momentum=config.momentum, nesterov=nesterov, fused=fused)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        #: True if float32, in which a fused step divides gradients, is exact enough for them.
+        self.divides = all(p.dtype != torch.float64 for p in parameters)
+        if config.momentum:
+            for p in parameters:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if not group["fused"]:
+                return super().step(closure)
+            alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, ...]]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    gradient = p.grad
+                    if isinstance(p, DTensor) and isinstance(gradient, DTensor):  # divided otherwise if not summed yet
+                        gradient = gradient.redistribute(placements=p.placements)
+                    tensors = (p, gradient, *self.state.get(p, {}).values())
+                    alike.setdefault((p.device, p.dtype), []).append(tuple(map(local_tensor, tensors)))
+            for rows in alike.values():
+                weights, gradients, *momenta = (list(column) for column in zip(*rows, strict=True))
+                torch._fused_sgd_(
+                    weights,
+                    gradients,
+                    momenta[0] if momenta else [],
+                    **{name: group[name] for name in ("weight_decay", "momentum", "lr", "dampening", "nesterov")},
+                    maximize=False,
+                    is_first_step=False,
+                    grad_scale=getattr(self, "grad_scale", None),
+                    found_inf=getattr(self, "found_inf", None),
+                )
+        return None
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Return AdamW (Loshchilov, Hutter 2019) or SGD for the trained parameters.
+
+    Parameters of fewer than two dimensions (biases, normalisation) have no weight decay. The optimiser is fused unless
+    a parameter's dtype has no fused kernel.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
+    decays = (
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    )
+    groups = [group for group in decays if group["params"]]
     fused = all(p.is_floating_point() for p in trained)
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.learning_rate, fused=fused)
+    if config.optimizer == "sgd":
+        return Sgd(groups, config, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=fused)

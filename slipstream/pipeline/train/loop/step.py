@@ -20,8 +20,8 @@ from slipstream.pipeline.train.loop.objective import loss_sum
 from slipstream.pipeline.train.loop.optimizer import (
     check_gradient,
     clipping_divisor,
+    divides_in_step,
     factor_or_nan,
-    is_fused,
     learning_rate,
     may_exceed,
     step_unless_skipped,
@@ -85,7 +85,7 @@ def train_step(
     If a loss or the gradient is non-finite on any rank, weights and optimiser state stay unchanged. ``marks`` receives
     the timestamps of the phases.
     """
-    rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup)
+    rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup, config.schedule)
     for settings in state.optimizer.param_groups:
         settings["lr"] = rate
     parameters = state.parameters
@@ -108,14 +108,15 @@ def train_step(
             marks.backward_of(scaled)
         return scaled
 
-    state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast_context, precision, group.device))
+    passes = partial(autocast_context, precision, group.device)
+    state.parallel.accumulate(batch.inputs, pieces, loss_of, passes, batch.documents)
     if marks:
         marks.has_exchanged()
     state.scaler.unscale(parameters)
     verdict = check_gradient(state.parallel.norm())
     divisor = None
     if config.clip_norm and may_exceed(verdict.norm, config.clip_norm):
-        if state.parallel.clips_in_step and is_fused(state.optimizer):
+        if state.parallel.clips_in_step and divides_in_step(state.optimizer):
             divisor = clipping_divisor(verdict.norm, config.clip_norm)
         else:
             state.parallel.clip(verdict.norm, config.clip_norm)
@@ -139,13 +140,20 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
     if not len(batch.target):
         return outputs.float().sum() * 0
     weight = None if batch.weight is None else batch.weight[piece]
+    if state.class_weights is not None:
+        by_class = state.class_weights[batch.target[piece].long()]
+        weight = by_class if weight is None else weight * by_class
     if piece.stop > batch.rows:
         real = torch.arange(piece.start, piece.stop, device=batch.target.device) < batch.rows
         weight = real.float() if weight is None else weight * real
-    loss = loss_sum(state.model.signature, outputs, batch.target[piece], config.label_smoothing, weight)
+    signature, smoothing = state.model.signature, config.label_smoothing
+    loss = loss_sum(signature, outputs, batch.target[piece], smoothing, weight, fused=state.fused_loss)
     if state.teacher is None:
         return loss
-    part = batch._replace(inputs=tuple(x[piece] for x in batch.inputs), target=batch.target[piece])
+    number = piece.start // (piece.stop - piece.start)
+    documents = None if batch.documents is None else batch.documents[number : number + 1]
+    inputs = tuple(x[piece] for x in batch.inputs)
+    part = batch._replace(inputs=inputs, target=batch.target[piece], documents=documents)
     return state.teacher.blend(loss, outputs, part, weight)
 
 

@@ -27,25 +27,25 @@ from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
 from slipstream.shared.telemetry.preflight import visible_memory
 
-#: Number of AdamW's moments per trained weight.
-MOMENTS = 2
 #: Factors by which a message may suggest to increase the number of devices.
 MORE = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """Bytes of an undivided model: all ``weights``, the ``trained`` weights, and their averaged copy."""
+    """Bytes of an undivided model: ``weights``, ``trained`` weights and their averaged copy; optimiser's moments."""
 
     weights: int
     trained: int
     averaged: int = 0
+    moments: int = 2
 
     @classmethod
     def of(cls, predictor: Predictor, training: TrainingConfig) -> ModelState:
         sizes = [(each.numel() * each.element_size(), each.requires_grad) for each in predictor.parameters()]
         weights, trained = sum(number for number, _ in sizes), sum(number for number, trains in sizes if trains)
-        return cls(weights, trained, trained if training.ema else 0)
+        moments = 2 if training.optimizer == "adamw" else int(training.momentum > 0)
+        return cls(weights, trained, trained if training.ema else 0, moments)
 
     def of_process(self, parallel: ParallelConfig, processes: int, nodes: int, precision: str) -> int:
         """Return a lower bound of a device's peak in a step, in bytes; 0 with offloading.
@@ -56,7 +56,7 @@ class ModelState:
             return 0
         stages, _, shards, tensor = parallel.sizes(processes, nodes)
         parts = stages * tensor
-        kept, gradients = self.weights + MOMENTS * self.trained + self.averaged, self.trained
+        kept, gradients = self.weights + self.moments * self.trained + self.averaged, self.trained
         # The weights stay gathered between the forward and backward pass of a micro-batch.
         whole = parallel.shard in ("optimizer", "gradients") and shards > 1
         gathered = self.weights // (2 if precision == "bf16" else 1) if whole else 0

@@ -15,6 +15,7 @@ from torch import Tensor
 from slipstream.pipeline.train.data_loader import stored_blocks
 from slipstream.pipeline.train.data_order import GlobalOrder
 from slipstream.pipeline.train.device_clock import DeviceClock, compute_throughput
+from slipstream.pipeline.train.loop.goal import ValidationGoal
 from slipstream.pipeline.train.loop.probe import ROWS, unchanged_after
 from slipstream.pipeline.train.loop.state import TrainingState
 from slipstream.pipeline.train.parallel.layout import Forward
@@ -77,7 +78,8 @@ def record_attempt(resumed: ResumedTraining) -> dict[str, bytes]:
     )
     # All pods have uploaded their samples, because the ranks have exchanged memory figures afterwards.
     devices = read_device_series(checkpoints.home.storage, attempts) if group.rank == 0 else None
-    return record_files(training_history(state, group, setup.resolved.precision), attempt, devices)
+    goal = ValidationGoal.of(setup.training, state.model.signature)
+    return record_files(training_history(state, group, setup.resolved.precision, goal), attempt, devices)
 
 
 def attempt_throughput(setup: Setup, state: TrainingState, first_step: int, record: AttemptRecord) -> Throughput | None:
@@ -94,7 +96,7 @@ def attempt_throughput(setup: Setup, state: TrainingState, first_step: int, reco
     )
 
 
-def training_history(state: TrainingState, group: RankContext, precision: str) -> History:
+def training_history(state: TrainingState, group: RankContext, precision: str, goal: ValidationGoal) -> History:
     """Return the contents of ``history.json``."""
     progress = state.progress
     assert progress.best, "training ends with an evaluation"
@@ -115,6 +117,7 @@ def training_history(state: TrainingState, group: RankContext, precision: str) -
         ),
         skipped=progress.skipped,
         left_out=progress.left_out,
+        **vars(goal),
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from slipstream.shared.artifacts.records import read_record, write_record
+from slipstream.shared.artifacts.results.later import Later
 
 KIND = "evaluate"
 FILE = "evaluation.json"
@@ -176,6 +177,8 @@ class Evaluation(PlotData):
     majority: float | None = None
     #: None unless the data is text.
     language: LanguageFigures | None = None
+    #: Decision threshold of the model, by which accuracy, F1 and the confusion matrix are computed.
+    threshold: Later[float] = None
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for an unknown task, a metric of another task, or plot data of other classes."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from slipstream.shared.artifacts.format import MANIFEST, Artifact
 from slipstream.shared.artifacts.records import read_record
 from slipstream.shared.artifacts.results.evaluation import METRICS, Scores
+from slipstream.shared.artifacts.results.later import Later
 from slipstream.shared.errors import UserError
 
 KIND = "export"
@@ -362,6 +363,8 @@ class DeployedSignature(ModelSignature):
     holdout: Holdout | None
     #: Reason for having no ONNX model; "" if there is one.
     no_onnx: str = ""
+    #: Probability of the second class above which it is predicted; None if the likeliest class is.
+    threshold: Later[float] = None
 
     def onnx(self, directory: Path) -> Path:
         """Return the path of the ONNX model below ``directory``. Raises ``UserError`` if there is none."""

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.records import read_record, to_json
 from slipstream.shared.artifacts.results.devices import DEVICES, Bottleneck, TrainingDevices
+from slipstream.shared.artifacts.results.later import Later
 
 KIND = "train"
 HISTORY = "history.json"
@@ -19,6 +23,13 @@ ATTEMPT = "attempt.json"
 FEW_STEPS = 200
 #: Optional profile of some steps: :class:`Operations`, and a Chrome trace.
 OPERATIONS, TRACE = "operations.json", "trace.json.gz"
+
+
+@dataclass(frozen=True)
+class ThresholdRule:
+    """Rule that chooses the decision threshold of two classes: cost of an error by true class; None for macro F1."""
+
+    costs: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,17 @@ class ValidationPoint:
     rmse: float | None = None
     #: Training loss of the last :class:`LossPoint` before this evaluation.
     train_loss: float | None = None
+    #: Area under the ROC curve, and macro F1, if the training's metric or threshold needs them.
+    auc: Later[float] = None
+    f1: Later[float] = None
+    #: Decision threshold: probability of the second class above which it is predicted.
+    threshold: Later[float] = None
+
+    def cost(self, metric: str) -> float:
+        """Return the metric as a number to minimise: one minus AUC, F1 or accuracy."""
+        value = getattr(self, metric)
+        assert value is not None, f"this task has no {metric}: refused before"
+        return float(value) if metric in ("loss", "rmse") else 1 - value
 
 
 @dataclass(frozen=True)
@@ -90,19 +112,23 @@ class History:
     left_out: list[RollbackRange] = field(default_factory=list)
     #: Number of trained parameters; None in older trainings, which trained all.
     trained: int | None = None
+    #: Metric that chose the best evaluation.
+    metric: Annotated[str, Field(exclude_if="loss".__eq__)] = "loss"
+    rule: Later[ThresholdRule] = None
 
     @property
     def ended(self) -> str:
         """Sentence on an early end, or on too few steps; "" for neither."""
+        falls = self.metric in ("loss", "rmse")
         if self.stopped_early:
             return (
-                f"Stopped early after {self.steps_total:,} steps, as the validation loss was lowest at step "
-                f"{self.best.step:,}."
+                f"Stopped early after {self.steps_total:,} steps, as the validation {self.metric} was "
+                f"{'lowest' if falls else 'highest'} at step {self.best.step:,}."
             )
         if self.steps_total < FEW_STEPS and self.best.step == self.steps_total:
             return (
-                f"Too few steps: the validation loss still fell at the last, step {self.steps_total:,}; raise "
-                "training.epochs or lower training.batch_size."
+                f"Too few steps: the validation {self.metric} still {'fell' if falls else 'rose'} at the last, step "
+                f"{self.steps_total:,}; raise training.epochs or lower training.batch_size."
             )
         return ""
 
