@@ -60,7 +60,7 @@ rehearse: $(READY)
 cluster-proof: $(READY)
 	$(BIN)/slipstream cluster-proof $(PROFILE) --image "$(IMAGE)" $(ARGS)
 
-# On a machine with GPUs, at most ten minutes; writes runs/gpu and the README's table. Elsewhere: ARGS=--quick. Where an
+# On a machine with GPUs, at most 530 s; writes runs/gpu and the README's table. Elsewhere: ARGS=--quick. Where an
 # image brings torch and nothing can be fetched: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))

@@ -129,7 +129,7 @@ def pruned(bench: Bench) -> Table:
     altogether = sizes.epochs + sizes.pruned_epochs
     for seed in range(sizes.pruned_seeds):
         teacher = bench.teacher(seed)
-        start = bench.start("pruned", teacher, seed, CompressionConfig("prune", share=0.5))
+        start = bench.start("pruned", teacher, seed, CompressionConfig(method="prune", share=0.5))
         place = teacher.artifact.directory
         models = {
             "teacher": teacher,
@@ -159,7 +159,8 @@ def student(bench: Bench) -> Table:
     accuracies: dict[str, list[float]] = {"teacher": [], "labels alone": [], "with its teacher": []}
     teacher = bench.teacher(0)
     accuracies["teacher"].append(bench.accuracy(teacher))
-    config, models = CompressionConfig("distil", students=[{"hidden": list(sizes.student)}]), {"teacher": teacher}
+    config = CompressionConfig(method="distil", students=[{"hidden": list(sizes.student)}])
+    models = {"teacher": teacher}
     for seed in range(sizes.student_seeds):
         start = bench.start("student", teacher, seed, config)
         place, epochs = teacher.artifact.directory, sizes.student_epochs

@@ -5,7 +5,8 @@
 *step*: the operations of a real training step in bf16, the bytes that they move, and its peak memory, on tensors
 without memory. Attention and normalisation are the operators that CUDA would choose
 (:func:`slipstream.pipeline.train.memory.tracker.cuda_operators`). Every operation reads each of its tensors once. A
-loss needs at least three passes over the logits in bf16.
+loss needs at least three passes over the logits in bf16. Documents are kept apart by their bounds, or by a mask if a
+row has more than 64.
 
 *loss*: the cross-entropy of a language model's logits in bf16, forward and backward. The trainer computes it in chunks.
 The alternatives convert all logits to float32 at once. One keeps their layout. The other transposes them, because
@@ -37,6 +38,7 @@ from harness.table import Column, Table
 from slipstream.operations.proofs.turns import Figures, in_turns, settled
 from slipstream.pipeline.train.checkpoint.staging import SnapshotBuffers
 from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.documents import MOST_DOCUMENTS
 from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.pipeline.train.memory.trace import TracedStep, trace_footprint
 from slipstream.pipeline.train.parallel.divide import clip_gradients
@@ -80,6 +82,8 @@ B1: dict[str, object] = {
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
 }
+#: Documents of a row that are kept apart.
+DOCUMENTS = {"across documents": 0, "2 documents a row": 2, "64 a row": MOST_DOCUMENTS, "a mask": MOST_DOCUMENTS + 1}
 #: Arguments, vocabulary and rows of a batch, by model.
 MODELS = {"125M": (M125, 50_304, 16), "1.1B": (B1, 32_000, 8)}
 
@@ -100,19 +104,20 @@ def step(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, target: Tenso
     torch.autograd.grad(loss(logits, target).sum(), logits)
 
 
-def traced_step(arguments: Mapping[str, object], vocabulary: int, rows: int, length: int, end: int) -> Figures:
-    """Return the figures of a step; tokens attend within documents that ``end`` ends, or with -1 across them."""
+def traced_step(arguments: Mapping[str, object], vocabulary: int, rows: int, length: int, documents: int) -> Figures:
+    """Return the figures of a step; tokens attend within ``documents`` of every row, or with 0 across them."""
+    end = 0 if documents else -1
     signature = Signature(
         (TensorSpec("tokens", "int32", (length,)),), "next token", "next", buckets=vocabulary, document_end=end
     )
     training = TrainingConfig(precision="bf16", batch_size=rows)
-    step = TracedStep(ModelConfig("transformer", dict(arguments)), signature, training, micro_batches=1, rows=rows)
+    step = TracedStep(ModelConfig("transformer", dict(arguments)), signature, training, 1, rows, documents=documents)
     counts = Counted()
     footprint = trace_footprint(step, counts)
     with FakeTensorMode(), Counted() as of_loss:
         logits = torch.empty(rows * length, vocabulary, dtype=torch.bfloat16, requires_grad=True)
         target = torch.zeros(rows * length, dtype=torch.int64)
-        torch.autograd.grad(token_losses(logits, target).sum(), logits)
+        torch.autograd.grad(token_losses(logits, target, fused=True).sum(), logits)
     by_kind = {kind: float(moved - of_loss.moved_by[kind]) for kind, moved in counts.moved_by.items()}
     sums = {"kernels": float(counts.kernels), "moved": float(counts.moved), "peak": float(footprint.peak)}
     return {**sums, **by_kind, "loss": float(of_loss.moved), "ratio": of_loss.moved / (3 * logits.nbytes)}
@@ -123,9 +128,9 @@ def steps(quick: bool) -> Table:
     models = {"small": (small, 500, 2)} if quick else MODELS
     length = 32 if quick else 2048
     found = {
-        f"{name}, {documents}": traced_step(*model, length, end)
+        f"{name}, {documents}": traced_step(*model, length, count)
         for name, model in models.items()
-        for documents, end in (("one document a row", -1), ("documents apart", 0))
+        for documents, count in DOCUMENTS.items()
     }
     return Table(f"a step of rows of {length} tokens", STEP, found)
 

@@ -61,7 +61,7 @@ class RunConfig(Settings):
 class FineTuneConfig(RunConfig):
     """Settings of one run that fine-tunes a language model; its defaults train adapters of rank 16.
 
-    With ``model.lora.rank`` 0 the default learning rate is :data:`FULL_LEARNING_RATE`.
+    With ``model.lora.rank`` null the default learning rate is :data:`FULL_LEARNING_RATE`.
     """
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(lora=LoraConfig(rank=16)))
@@ -76,10 +76,11 @@ class FineTuneConfig(RunConfig):
 
     @classmethod
     def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        rank: Any = given
-        for name in ("model", "lora", "rank"):
-            rank = rank.get(name) if isinstance(rank, Mapping) else None
-        full = {"training": {"learning_rate": FULL_LEARNING_RATE}} if rank == 0 else {}
+        lora: Any = given
+        for name in ("model", "lora"):
+            lora = lora.get(name) if isinstance(lora, Mapping) else None
+        whole = isinstance(lora, Mapping) and lora.get("rank", 1) in (None, 0)
+        full = {"training": {"learning_rate": FULL_LEARNING_RATE}} if whole else {}
         return cast("dict[str, Any]", with_defaults(super().defaults_for(given), full))
 
 

@@ -29,7 +29,7 @@ class Subcommand(NamedTuple):
         if self.in_clone and not Path(CLONE).is_file():
             return "the directory workflows is missing here; run the command in a clone of the project"
         if self.package and find_spec(self.package) is None:
-            return f"the package {self.package} is missing; pip install 'slipstream[{self.extra}]'"
+            return f"the package {self.package} is missing; pip install -e '.[{self.extra}]'"
         return ""
 
 
@@ -43,6 +43,7 @@ SUBCOMMANDS = {
         "slipstream.pipeline.collectives.command", "Measure the interconnect, compare it, tune it."
     ),
     "runs": Subcommand("slipstream.pipeline.report.runs", "List runs with their metric and changed settings."),
+    "compare": Subcommand("slipstream.pipeline.report.compare", "Compare runs: settings, metrics, times, curves."),
     "sweep": Subcommand("slipstream.pipeline.sweep.command", "List the trials of a sweep."),
     "checkpoints": Subcommand(
         "slipstream.pipeline.train.checkpoint.command", "List checkpoints of trainings, delete old ones."

@@ -110,12 +110,12 @@ def config_sections(config: RunConfig, method: str = "") -> Sections:
     if smaller and training.parallel.divides:
         raise UserError(
             "training.parallel: a model that is compressed cannot be divided; expected no shard, pipeline or tensor, "
-            "or compression.method none"
+            "or compression.method null"
         )
     if smaller and not method and config.model.lora.rank:
         raise UserError(
             f"compression.method: {compression.method} cannot be combined with the adapters of model.lora; expected "
-            "none, or a model.lora.rank of 0, which trains the whole base"
+            "null, or a model.lora.rank of null, which trains the whole base"
         )
     return Sections(
         config.model,

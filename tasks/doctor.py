@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from html import escape
 
 from flytekit import Deck, task
 
 from slipstream.flyte.metadata import WITH_DECK, stage_metadata
 from slipstream.flyte.stage import map_errors
-from slipstream.operations.doctor.findings import NodeReading, readings_text
+from slipstream.operations.doctor.findings import readings_text
 
 #: Task settings: a node as for training, never cached, no retries.
 PLACED = {**stage_metadata("train"), "cache": False, "retries": 0, "timeout": timedelta(hours=1)}
@@ -19,28 +20,36 @@ PLACED = {**stage_metadata("train"), "cache": False, "retries": 0, "timeout": ti
 
 @dataclass(frozen=True)
 class NodeCheck:
-    """Host name and problems of one pod's node."""
+    """Host name and problems of one pod's node, and what was read there, found and wrong."""
 
     host: str
     problems: list[str]
+    readings: list[list[str]]
 
 
-@task(**WITH_DECK, **PLACED)
+@task(**PLACED)
 @map_errors
 def check_node(pod: int, store: str, endpoint: str) -> NodeCheck:
-    """Check the node of pod ``pod``; the table of readings is shown in the deck and the log."""
+    """Check the node of pod ``pod``; the table of readings is in the log."""
     from slipstream.operations.doctor.node import read_node
 
     readings = read_node(store, endpoint)
     print(readings_text(readings, 120), flush=True)
-    Deck("Node", as_html(readings))
     problems = [f"{reading.what}: {reading.problem}" for reading in readings if reading.problem]
-    return NodeCheck(socket.gethostname(), problems)
+    rows = [[reading.what, reading.found, reading.problem] for reading in readings]
+    return NodeCheck(socket.gethostname(), problems, rows)
 
 
-def as_html(readings: Iterable[NodeReading]) -> str:
+@task(**WITH_DECK, **stage_metadata("report", cached=False))
+@map_errors
+def show_nodes(checks: list[NodeCheck]) -> list[NodeCheck]:
+    """Show the readings of all nodes in one deck: elements of map tasks have no decks."""
+    Deck("Nodes", "".join(f"<h2>{escape(check.host)}</h2>{as_html(check.readings)}" for check in checks))
+    return checks
+
+
+def as_html(readings: Sequence[Sequence[str]]) -> str:
     import pandas as pd
 
-    rows = [(reading.what, reading.found, reading.problem) for reading in readings]
     with pd.option_context("display.max_colwidth", None):
-        return pd.DataFrame(rows, columns=["what", "found", "problem"]).to_html(index=False, border=0)
+        return pd.DataFrame(readings, columns=["what", "found", "problem"]).to_html(index=False, border=0)

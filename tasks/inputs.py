@@ -7,6 +7,7 @@ placement to find its machine, which is part of the export's cache key, as it de
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -20,12 +21,13 @@ from slipstream.flyte.stage import BY_VALUE, local_path, map_errors, rows_path, 
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.train.config import TrainingConfig
-from slipstream.shared.artifacts.format import Artifact, DamagedArtifact
+from slipstream.shared.artifacts.format import Artifact, DamagedArtifact, in_run
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import measuring_machine
 from slipstream.shared.models.config import BUILT_IN, BuiltIn, ModelConfig
 from slipstream.shared.settings import unknown_setting
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.storage import STORES
 from tasks.config import config_sections
 from tasks.prepare import list_and_divide, resolved_source
@@ -58,10 +60,10 @@ class RunInputs(NamedTuple):
 
 @task(**stage_metadata("export", cached=False))
 @map_errors
-def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
+def resolve_inputs(data: str, target: str, config: RunConfig, kickoff: datetime | None) -> RunInputs:
     """Find and check the raw data, all settings and the machine of the export."""
     sections = config_sections(config)
-    listed = list_and_divide(data, target, config.data)
+    listed = list_and_divide(dated_address("data", data, kickoff), target, config.data)
     check_model(FITTING.get(resolved_source(listed.listing).kind, "mlp"), config)
     found = (*listed, *sections, measuring_machine())
     return RunInputs(*found)
@@ -126,8 +128,8 @@ def open_inputs(model: str, data: str) -> ModelInputs:
     Raises ``UserError`` if an address does not hold the expected artifact.
     """
     return ModelInputs(
-        open_given("--model", model, "train", "a trained model, as .slipstream/train/… or training's output holds one"),
-        open_given("--data", data, "prepare", "prepared data, as runs/…/prepared or .slipstream/prepare/… hold it"),
+        open_given("--model", model, "train", "a trained model, as runs/… or .slipstream/train/… holds one"),
+        open_given("--data", data, "prepare", "prepared data, as runs/… or .slipstream/prepare/… hold it"),
         measuring_machine(),
     )
 
@@ -137,7 +139,9 @@ def open_given(option: str, address: str, kind: str, expected: str) -> FlyteDire
 
     Local runs download a trained model from a store, but only those rows of prepared data that are read.
     """
-    found = FlyteDirectory(address) if address.startswith(STORES) else FlyteDirectory(str(Path(address).absolute()))
+    if not address.startswith(STORES):
+        address = str(in_run(Path(address).absolute(), kind))
+    found = FlyteDirectory(address)
     path = rows_path(found) if kind == "prepare" else local_path(found) if address.startswith(STORES) else Path(address)
     try:
         Artifact.open(path, kind)

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from flytekit import StructuredDataset, conditional, map_task, task, workflow
+from flytekit import StructuredDataset, conditional, map_task, task
 from flytekit.core.promise import Promise
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import MadePrepared, Part
-from slipstream.flyte.metadata import stage_metadata
+from slipstream.flyte.metadata import profile_workflow, stage_metadata
 from slipstream.flyte.stage import (
     BY_VALUE,
     fresh_directory,
@@ -31,6 +31,7 @@ from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
 from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.settings import counted_settings
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.storage import S3
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def list_data(data: str, target: str, config: RunConfig) -> Listed:
 
     Never cached, since the bytes at an address may change.
     """
-    return list_and_divide(data, target, config.data)
+    return list_and_divide(dated_address("data", data, None), target, config.data)
 
 
 def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
@@ -291,14 +292,14 @@ def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, s
     return assemble(target=target, config=config, source=source, fitted=fitted.fitted, merged=merged)
 
 
-@workflow
+@profile_workflow
 def prepare_by_units(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Prepare a table by having every pod read some of its units, such as Parquet row groups."""
     opened = open_shares(listing=listing, number=SHARES_OF_A_POD * count_preparing_pods(), parsed=[])
     return prepare_opened(opened, target, config, source)
 
 
-@workflow
+@profile_workflow
 def prepare_by_files(listing: Part, target: str, config: DataConfig, source: str, texts: list[Part]) -> MadePrepared:
     """Prepare a table whose text files, cut into the shares ``texts``, are first parsed by all pods."""
     parsed = map_over_shares(parse_share)(share=texts)

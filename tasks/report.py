@@ -29,7 +29,8 @@ from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
 from slipstream.shared.artifacts.workspaces import STORE, ArtifactStore
-from slipstream.shared.settings import differences, to_dict
+from slipstream.shared.settings import as_written, differences
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.stages import StageRun
 
 RUNS = Path("runs")
@@ -71,13 +72,13 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     searched = [StageRun("sweep", sweep.seconds, reused=False)] if sweep else []
     # In the order of execution: the sweep runs between preparation and training, the compression after training.
     runs_of_stages = [stages[0], *searched, stages[1], *smaller, *stages[2:], *(network.run for network in measured)]
-    origin = origin_of({"data": data, "target": target}, config)
+    origin = origin_of({"data": dated_address("data", data, kickoff), "target": target}, config)
     inputs = {"inputs": origin.inputs, **origin.settings}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    store = ArtifactStore(STORE) if runs_locally() else None
-    summary = build_report(
-        runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep, origin
-    )
+    local = runs_locally()
+    store = ArtifactStore(STORE) if local else None
+    given = (results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep, origin)
+    summary = build_report(runs_here(), *given, links=local)
     return show_deck(summary, "Report", summary.report)
 
 
@@ -138,8 +139,8 @@ def origin_of(inputs: dict[str, str], config: RunConfig) -> RunOrigin:
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     if not runs_locally():
         command = current_context().execution_id.name
-    settings = to_dict(config)
-    return RunOrigin(command, git_commit(), inputs, differences(settings, to_dict(RunConfig())), settings)
+    settings = as_written(config)
+    return RunOrigin(command, git_commit(), inputs, differences(settings, as_written(RunConfig())), settings)
 
 
 def runs_here() -> Path:

@@ -6,6 +6,7 @@ None is cached, but a published table is not scored again.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from slipstream.flyte.stage import fresh_directory, local_path, map_errors, outp
 from slipstream.pipeline.report.summary import RunSummary, ScoringSummary
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.source.dates import dated_address
 from slipstream.shared.storage import STORES
 from tasks.prepare import SHARES_OF_A_POD
 
@@ -37,7 +39,9 @@ class OpenedScoring(NamedTuple):
 
 @task(**stage_metadata("fingerprint"))
 @map_errors
-def open_scoring(registry: str, model: str, data: str, output: str, config: RunConfig) -> OpenedScoring:
+def open_scoring(
+    registry: str, model: str, data: str, output: str, config: RunConfig, kickoff: datetime | None
+) -> OpenedScoring:
     """Check the model and the files, and divide the files into shares.
 
     Never cached, since the model in production and the bytes at an address may change.
@@ -48,6 +52,7 @@ def open_scoring(registry: str, model: str, data: str, output: str, config: RunC
 
     if not (runs_locally() or output.startswith(STORES) or Path(output).is_absolute()):
         raise UserError(f"output: {output!r} would be lost with its pod; expected a store's address, or a mounted path")
+    data = dated_address("data", data, kickoff)
     plan = plan_scoring(registry, model, data, output, config.data, config.scoring)
     number = SHARES_OF_A_POD * count_scoring_pods() if count_scoring_pods() > 1 else 1
     # One empty share: Flyte does not document a map over an empty list.
@@ -123,9 +128,27 @@ def without_training(summary: ScoringSummary) -> ScoringSummary:
     return replace(summary, retrained=f"no, {unknown}")
 
 
-def score_rows(registry: Promise, model: Promise, data: Promise, output: Promise, config: Promise) -> Promise:
-    """Build the workflow nodes that score and publish; arguments are promises."""
-    opened = open_scoring(registry=registry, model=model, data=data, output=output, config=config)
+class ScoringStart(NamedTuple):
+    """Inputs of a scoring; a scheduled one has the time ``kickoff``."""
+
+    registry: str
+    model: str
+    data: str
+    output: str
+    config: RunConfig
+    kickoff: datetime | None = None
+
+
+def score_rows(start: ScoringStart) -> Promise:
+    """Build the workflow nodes that score and publish."""
+    opened = open_scoring(
+        registry=start.registry,
+        model=start.model,
+        data=start.data,
+        output=start.output,
+        config=start.config,
+        kickoff=start.kickoff,
+    )
     # All must succeed: without one share it would be another table.
     score = map_task(score_share, concurrency=count_scoring_pods(), min_success_ratio=1.0)
     return publish_scores(plan=opened.plan, scored=score(share=opened.shares))

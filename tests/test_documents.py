@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.shared.artifacts.versions import ROOT
 from slipstream.shared.errors import UserError
-from tests.support.documents import picture, promises
+from tests.support.documents import picture, promises, settings
 from tests.support.documents.imports import imports_between_folders, without_implied
 from tests.support.documents.words import (
     MOST_IN_DOCSTRINGS,
@@ -28,6 +28,16 @@ BEFORE = ROOT / "tests/promises_before.toml"
 def test_the_page_of_the_promises_is_up_to_date() -> None:
     drawn = promises.page(promises.read_promises())
     assert promises.PAGE.read_text(encoding="utf-8") == drawn, "run `make docs`"
+
+
+def test_the_page_of_the_settings_is_up_to_date() -> None:
+    assert settings.PAGE.read_text(encoding="utf-8") == settings.page(), "run `make docs`"
+
+
+def test_the_page_of_the_settings_names_every_setting_and_argument() -> None:
+    rows = re.findall(r"^\| (\w+) \| .* \| .{15,} \|$", settings.page(), re.MULTILINE)
+    assert {"learning_rate", "checkpoint_interval", "frequencies", "word_width", "rope_type"} <= set(rows)
+    assert len(rows) > 150 and "checkpoint_every" not in rows
 
 
 def test_a_promise_has_an_id_of_its_own_one_sentence_or_more_and_a_test() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from flytekit import workflow
-
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import patch_command_line
+from slipstream.flyte.metadata import profile_workflow
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.report.summary import NetworkSummary, TuningSummary
 from tasks.collectives import compare_collectives, measure_collectives, tune_collectives
@@ -15,7 +14,7 @@ from tasks.report import report_network, report_tuning
 patch_command_line()
 
 
-@workflow
+@profile_workflow
 def benchmark(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary:  # noqa: B008
     """Measure collectives between the processes of a training, and write the network profile.
 
@@ -25,7 +24,7 @@ def benchmark(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary
     return report_network(network=measure_collectives(config=config))
 
 
-@workflow
+@profile_workflow
 def compare(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary:  # noqa: B008
     """Repeat ``benchmark`` until it is clear whether the interconnect is slower than its history.
 
@@ -35,7 +34,7 @@ def compare(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary: 
     return report_network(network=compare_collectives(config=config))
 
 
-@workflow
+@profile_workflow
 def tune(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> TuningSummary:  # noqa: B008
     """Search for interconnect settings with faster training steps for ``train_and_export``.
 

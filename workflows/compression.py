@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flytekit import conditional, workflow
+from flytekit import conditional
 from flytekit.core.promise import Promise
 
 from slipstream.config import RunConfig
 from slipstream.flyte.artifact_types import Prepared, Trained
 from slipstream.flyte.compat import patch_command_line
+from slipstream.flyte.metadata import profile_workflow
 from slipstream.pipeline.compress.config import ROUNDS
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial
@@ -44,7 +45,7 @@ def train_proposed(proposed: Proposal, teacher: Trained, prepared: Prepared) -> 
     )
 
 
-@workflow
+@profile_workflow
 def search_size(
     trained: Trained, prepared: Prepared, fine_tuned: Trained, run: StageRun, config: RunConfig
 ) -> Compressed:
@@ -69,7 +70,7 @@ def search_size(
 # within a branch: a branch with several upstream nodes would register as another workflow every time.
 
 
-@workflow
+@profile_workflow
 def finish_compression(
     trained: Trained, prepared: Prepared, fine_tuned: Trained, run: StageRun, searches: bool, config: RunConfig
 ) -> Compressed:
@@ -84,7 +85,7 @@ def finish_compression(
     return Compressed(made.artifact, made.compression)
 
 
-@workflow
+@profile_workflow
 def compress(trained: Trained, prepared: Prepared, config: RunConfig) -> Compressed:
     """Compress a trained model to the configured size, or as far as the gate allows."""
     proposed = propose(trained=trained, prepared=prepared, fine_tuned=[], runs=[], tried=[], config=config)
@@ -100,7 +101,7 @@ def compress(trained: Trained, prepared: Prepared, config: RunConfig) -> Compres
     return Compressed(made.artifact, made.compression)
 
 
-@workflow
+@profile_workflow
 def train_alone(
     prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str, most_parameters: int
 ) -> ChosenModel:
@@ -112,7 +113,7 @@ def train_alone(
     return ChosenModel(trained.artifact, trained.run, None)
 
 
-@workflow
+@profile_workflow
 def train_and_compress(
     prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str, config: RunConfig
 ) -> ChosenModel:
@@ -122,7 +123,7 @@ def train_and_compress(
     return ChosenModel(smaller.artifact, trained.run, smaller.compression)
 
 
-@workflow
+@profile_workflow
 def train_as_asked(
     prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str, most_parameters: int, config: RunConfig
 ) -> ChosenModel:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from flytekit import conditional, workflow
+from flytekit import conditional
 
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import patch_command_line
+from slipstream.flyte.metadata import profile_workflow
 from slipstream.pipeline.report.summary import ScoringSummary
-from tasks.score import after_training, score_rows, without_training
+from tasks.score import ScoringStart, after_training, score_rows, without_training
 from workflows.training import train_and_promote
 
 patch_command_line()
 
 
-@workflow
+@profile_workflow
 def score(
     data: str,
     output: str,
@@ -30,10 +31,10 @@ def score(
         model: an exported model (a directory or a store's address) instead of a registry
         config: only the sections "data" (how rows are read) and "scoring" are used, so a training's configuration works
     """
-    return score_rows(registry, model, data, output, config).summary
+    return score_rows(ScoringStart(registry, model, data, output, config)).summary
 
 
-@workflow
+@profile_workflow
 def train_again(summary: ScoringSummary, registry: str, data: str, target: str, config: RunConfig) -> ScoringSummary:
     """Run ``train_and_promote`` after scored rows drifted."""
     return after_training(
@@ -41,7 +42,7 @@ def train_again(summary: ScoringSummary, registry: str, data: str, target: str, 
     )
 
 
-@workflow
+@profile_workflow
 def retrain_if_drifted(
     registry: str,
     data: str,
@@ -60,11 +61,24 @@ def retrain_if_drifted(
         target: the column to predict
         config: the configuration of the scoring and of a new training
     """
-    scored = score_rows(registry, "", data, output, config)
+    return score_and_retrain(ScoringStart(registry, "", data, output, config), training_data, target)
+
+
+def score_and_retrain(start: ScoringStart, training_data: str, target: str) -> ScoringSummary:
+    """Build the workflow nodes of a scoring and of the training after a drift."""
+    scored = score_rows(start)
     return (
         conditional("drift")
         .if_(scored.drifted.is_true())
-        .then(train_again(summary=scored.summary, registry=registry, data=training_data, target=target, config=config))
+        .then(
+            train_again(
+                summary=scored.summary,
+                registry=start.registry,
+                data=training_data,
+                target=target,
+                config=start.config,
+            )
+        )
         .else_()
         .then(without_training(summary=scored.summary))
     )

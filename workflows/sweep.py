@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from flytekit import map_task, workflow
+from flytekit import map_task
 
 from slipstream.config import RunConfig
 from slipstream.flyte.compat import patch_command_line
+from slipstream.flyte.metadata import profile_workflow
 from slipstream.pipeline.report.summary import RunSummary
 from tasks.config import read_config
 from tasks.inputs import resolve_inputs
@@ -18,7 +19,7 @@ from workflows.training import RunStart, report_run, stages_after_preparation
 patch_command_line()
 
 
-@workflow
+@profile_workflow
 def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
     """Search settings by many trainings, then train, export and report with the best settings.
 
@@ -34,7 +35,7 @@ def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> 
 
 def search_and_run(start: RunStart) -> RunSummary:
     """Build the workflow nodes of a sweep, of the run with the best settings and of its report."""
-    given = resolve_inputs(data=start.data, target=start.target, config=start.config)
+    given = resolve_inputs(data=start.data, target=start.target, config=start.config, kickoff=start.kickoff)
     prepared = prepare_listed(given, start.target)
     begun = begin_sweep(prepared=prepared.artifact, config=start.config)
     # Other workers run the trials of a failed one: all trials are done if one worker found none left.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from flytekit import StructuredDataset, conditional, map_task, workflow
+from flytekit import StructuredDataset, conditional, map_task
 from flytekit.core.promise import Promise
 
 from slipstream.config import FineTuneConfig, RunConfig
 from slipstream.flyte.compat import patch_command_line
+from slipstream.flyte.metadata import profile_workflow
 from slipstream.pipeline.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
 from tasks.collectives import benchmark_collectives
 from tasks.config import read_config, with_base
@@ -24,7 +25,7 @@ from workflows.compression import compress, train_as_asked
 patch_command_line()
 
 
-@workflow
+@profile_workflow
 def train_and_export(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
     """Prepare, train (and compress, if requested), evaluate, export, benchmark the interconnect, report.
 
@@ -37,7 +38,7 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
     return report_run(run_stages(start), start)
 
 
-@workflow
+@profile_workflow
 def fine_tune(base: str, data: str = "", config: FineTuneConfig = FineTuneConfig()) -> RunSummary:  # noqa: B008
     """Fine-tune a language model on documents or conversations, then run the stages of ``train_and_export``.
 
@@ -71,7 +72,7 @@ class StageNodes(NamedTuple):
 
 def run_stages(start: RunStart) -> StageNodes:
     """Build the workflow nodes of all stages before the report."""
-    given = resolve_inputs(data=start.data, target=start.target, config=start.config)
+    given = resolve_inputs(data=start.data, target=start.target, config=start.config, kickoff=start.kickoff)
     return stages_after_preparation(prepare_listed(given, start.target), given, given.machine)
 
 
@@ -128,7 +129,7 @@ def report_run(
     )
 
 
-@workflow
+@profile_workflow
 def train_and_promote(
     registry: str,
     data: str = "",
@@ -169,7 +170,7 @@ def run_and_promote(registry: str, start: RunStart) -> RunSummary:
     return report_run(nodes, start, promotion=promotion)
 
 
-@workflow
+@profile_workflow
 def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> DataSummary:  # noqa: B008
     """Prepare the data as ``train_and_export`` does, and write the data card.
 
@@ -182,7 +183,7 @@ def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -
     return report_data(prepared=prepared.artifact, stages=[prepared.run])
 
 
-@workflow
+@profile_workflow
 def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> ExportSummary:  # noqa: B008
     """Export a trained model as ``train_and_export`` does.
 
@@ -205,7 +206,7 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
     return report_export(exported=exported.artifact, stages=[exported.run])
 
 
-@workflow
+@profile_workflow
 def prune(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
     """Remove units of a trained model and train it further with the unpruned model as its teacher.
 
@@ -220,7 +221,7 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
     return report_compression(compression=made.compression)
 
 
-@workflow
+@profile_workflow
 def distil(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
     """Train a smaller model with a trained model as its teacher.
 
@@ -234,7 +235,7 @@ def distil(model: str, data: str, config: RunConfig = RunConfig()) -> Compressio
     return report_compression(compression=made.compression)
 
 
-@workflow
+@profile_workflow
 def train_on_dataset(dataset: StructuredDataset, target: str, config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
     """Run ``train_and_export`` on a dataset that an upstream task returned.
 
@@ -247,7 +248,7 @@ def train_on_dataset(dataset: StructuredDataset, target: str, config: RunConfig 
     return train_and_export(data=opened.data, target=target, config=opened.config)
 
 
-@workflow
+@profile_workflow
 def prepare_dataset(dataset: StructuredDataset, target: str, config: RunConfig = RunConfig()) -> DataSummary:  # noqa: B008
     """Run ``prepare`` on a dataset that an upstream task returned.
 

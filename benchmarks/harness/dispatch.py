@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from slipstream.pipeline.train.memory.tracker import scratch_bytes
+
 #: Operations that compute nothing, in addition to those that torch declares as views.
 NOTHING = ("_unsafe_view", "detach", "empty", "empty_like", "empty_strided", "device")
 #: Operations that read or change only the elements that their index names.
@@ -19,14 +21,21 @@ INDEXED = ("gather", "scatter_add_")
 OVERWRITES = ("copy_", "_foreach_copy_", "fill_", "zero_", "full_like", "zeros_like", "ones_like")
 CASTS = ("_to_copy",)
 #: Kinds of operations by parts of their names; the first match counts.
-KINDS = {"attention": "attention", "mm": "matmuls", "adamw": "optimizer", "_foreach_": "optimizer", "_to_copy": "cast"}
+KINDS = {
+    "attention": "attention",
+    "varlen_attn": "attention",
+    "mm": "matmuls",
+    "adamw": "optimizer",
+    "_foreach_": "optimizer",
+    "_to_copy": "cast",
+}
 
 
 class Counted(TorchDispatchMode):
     """Dispatch mode that counts operations (views excluded), casts, bytes, and those of the largest float32 result.
 
     An operation reads every tensor that it is given, and writes its results and what it changes in place. With an index
-    it reads and writes only the elements that the index names.
+    it reads and writes only the elements that the index names. Deterministic attention writes and reads its scratch.
     """
 
     def __init__(self) -> None:
@@ -42,7 +51,7 @@ class Counted(TorchDispatchMode):
         if not function.is_view and name not in NOTHING:
             self.kernels += 1
             self.casts += name in CASTS
-            moved = moved_bytes(function, args, kwargs or {}, made)
+            moved = moved_bytes(function, args, kwargs or {}, made) + 2 * scratch_bytes(function, args, True)
             self.moved += moved
             self.moved_by[next((kind for part, kind in KINDS.items() if part in name), "other")] += moved
             for each in tree_leaves(made):

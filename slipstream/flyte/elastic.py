@@ -59,6 +59,7 @@ from slipstream.flyte.failures import (
 from slipstream.flyte.forked_workers import LOOK, forked_workers, start_server
 from slipstream.flyte.homes import checkpoint_address, this_attempt
 from slipstream.flyte.memory_notes import noted_memory
+from slipstream.flyte.metadata import deadline_s
 from slipstream.flyte.stage import importable, local_path, map_errors, run_stage, runs_locally
 from slipstream.flyte.watching.live_deck import live_deck
 from slipstream.flyte.watching.telemetry import sampled_directory
@@ -249,7 +250,7 @@ def distributed(
         increase_shared_mem=False,
         rdzv_configs=rendezvous_timeouts(PATIENCE_S),
         # Ended pods keep their logs until Flyte deletes the job.
-        run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
+        run_policy=RunPolicy(CleanPodPolicy.RUNNING, active_deadline_seconds=deadline_s(stage) or None),
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from flytekit import Cache, PodTemplate, Resources
+from flytekit import Cache, PodTemplate, Resources, Secret, workflow
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
@@ -29,10 +29,12 @@ from slipstream.shared.artifacts.versions import (
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.limits import CPU, MEMORY, memory_counters, what_was_killed
 from slipstream.shared.profiles.placement import NVIDIA, Placement
+from slipstream.shared.profiles.pod_settings import OF_CONTAINER, SecretRequest, Volume
 from slipstream.shared.profiles.profile import RESOLVED, Profile, current_profile
 from slipstream.shared.settings import to_dict
 from slipstream.shared.stages import STAGES
 
+WorkflowFunction = TypeVar("WorkflowFunction", bound=Callable[..., Any])
 #: Keyword arguments of flytekit's ``task``.
 Metadata: TypeAlias = dict[str, Any]
 #: Stops flytekit from attaching metadata to uploads: adlfs rejects it, so every task with outputs on Azure would fail.
@@ -55,11 +57,11 @@ def stage_metadata(stage: str, besides: tuple[str, ...] = (), *, cached: bool = 
     profile = current_profile()
     placement = profile.asked(stage)
     metadata: Metadata = {
-        "interruptible": placement.interruptible,
+        "interruptible": own_interruptible(profile, placement),
         "retries": placement.retries,
         "timeout": timedelta(minutes=placement.timeout_minutes),
-        "environment": {STAGE: STAGES[stage].pod_of or stage, **pod_environment(profile, placement)},
-        **pod_metadata(placement),
+        "environment": {STAGE: STAGES[stage].pod_of or stage, **pod_environment(profile, placement, stage)},
+        **pod_metadata(placement, 0 if STAGES[stage].distributed and placement.nodes > 1 else deadline_s(stage)),
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
         # Serialised: a second execution waits for the result of the first.
@@ -69,7 +71,33 @@ def stage_metadata(stage: str, besides: tuple[str, ...] = (), *, cached: bool = 
         metadata["accelerator"] = pod_accelerator(placement)
     if placement.shared_memory:
         metadata["shared_memory"] = placement.shared_memory
+    if placement.secrets:
+        metadata["secret_requests"] = [secret_request(secret) for secret in placement.secrets]
+    if placement.pod_template_name:
+        metadata["pod_template_name"] = placement.pod_template_name
     return metadata
+
+
+def own_interruptible(profile: Profile, placement: Placement) -> bool | None:
+    """Return the task's own ``interruptible``; None where it is the default of the profile's workflows.
+
+    An own value wins over that of an execution or a launch plan (propeller's ``BuildNodeExecutionContext``).
+    """
+    return None if placement.interruptible == profile.default.interruptible else placement.interruptible
+
+
+def profile_workflow(function: WorkflowFunction) -> WorkflowFunction:
+    """Make a workflow of a function as flytekit's ``workflow`` does; its tasks are interruptible as in the profile.
+
+    An execution and a launch plan may set it otherwise for all tasks that have no value of their own.
+    """
+    made: Any = workflow(function, interruptible=current_profile().default.interruptible)
+    return cast("WorkflowFunction", made)
+
+
+def secret_request(secret: SecretRequest) -> Secret:
+    kind = Secret.MountType.ENV_VAR if secret.variable else Secret.MountType.FILE
+    return Secret(secret.group, secret.key, mount_requirement=kind, env_var=secret.variable or None)
 
 
 #: Environment variable with the :class:`Versions` of a cached task, as JSON; unset in local runs.
@@ -156,17 +184,28 @@ def refuse_other_versions() -> None:
             )
 
 
-def pod_environment(profile: Profile, placement: Placement) -> dict[str, str]:
-    """Return the environment variables of the pods; local runs do not set them."""
+def pod_environment(profile: Profile, placement: Placement, stage: str) -> dict[str, str]:
+    """Return the environment variables of the stage's pods; local runs do not set them."""
     # By default torch, PyArrow, scikit-learn and BLAS start a thread for every core of the node.
     threads = {"OMP_NUM_THREADS": str(placement.threads)} if placement.threads else {}
-    travelling = {CPU: placement.cpu, MEMORY: placement.memory, RESOLVED: profile.to_json()}
+    travelling = {CPU: placement.cpu, MEMORY: placement.memory, RESOLVED: profile.to_json(stage)}
     return {**FLYTEKIT, **NO_TELEMETRY, **NO_SYSTEM_FONTS, **threads, **placement.environment, **travelling}
 
 
-def pod_metadata(placement: Placement) -> Metadata:
-    if needs_template(placement):
-        return {"pod_template": pod_template(placement)}
+#: Stages whose pods are elements of a map task with ``min_success_ratio``: propeller never aborts the last one of them
+#: that fails, so a pod without a deadline of its own would keep its devices.
+MAY_FAIL = ("collectives", "sweep")
+
+
+def deadline_s(stage: str) -> int:
+    """Return the seconds after which Kubernetes ends the stage's pods; 0 if propeller does."""
+    return current_profile().asked(stage).timeout_minutes * 60 if stage in MAY_FAIL else 0
+
+
+def pod_metadata(placement: Placement, deadline_s: int = 0) -> Metadata:
+    """Return the resources, or the template, of the pods; 0 seconds are no deadline."""
+    if deadline_s or needs_template(placement):
+        return {"pod_template": pod_template(placement, deadline_s)}
     asked = placement.resources
     resources = Resources(
         cpu=placement.cpu,
@@ -186,10 +225,15 @@ def pod_accelerator(placement: Placement) -> BaseAccelerator:
 
 
 PRIMARY = "primary"
+#: Environment variable with "true" or "false", from the label that propeller sets on the pods of a node: an execution
+#: may run on demand whatever the profile says. Unset in pods of other profiles.
+SPOT = "SLIPSTREAM_INTERRUPTIBLE"
+SPOT_FROM_LABEL = {"name": SPOT, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['interruptible']"}}}
 #: Placement fields that need a pod template unless they have their defaults.
 OF_A_TEMPLATE = (
     *("tolerations", "node_selector", "affinity", "scheduler", "priority", "labels", "annotations", "groups"),
-    *("grace_seconds", "termination_message_policy", "efa", "rdma", "hugepages"),
+    *("grace_seconds", "termination_message_policy", "efa", "rdma", "hugepages", "volumes", "service_account"),
+    *("security_context", "runtime_class", "interruptible"),
 )
 
 
@@ -200,31 +244,28 @@ def needs_template(placement: Placement) -> bool:
     )
 
 
-def pod_template(placement: Placement) -> PodTemplate:
-    """Return the pod template of a placement, including all resources.
+def pod_template(placement: Placement, deadline_s: int = 0) -> PodTemplate:
+    """Return the pod template of a placement, including all resources; 0 seconds are no deadline.
 
     flytekit drops a template's resources if the task has any itself. It also modifies templates, so every task needs a
     new one.
     """
-    from kubernetes.client import (
-        V1Capabilities,
-        V1Container,
-        V1PodSecurityContext,
-        V1PodSpec,
-        V1ResourceRequirements,
-        V1SecurityContext,
-        V1Toleration,
-    )
+    from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements, V1Toleration
 
-    # RDMA needs this capability to pin memory for its devices.
-    pinning = V1SecurityContext(capabilities=V1Capabilities(add=["IPC_LOCK"])) if placement.rdma else None
+    # Manifests' own fields are serialised without conversion.
+    affinity: Any = placement.affinity or None
+    of_container, of_pod = security_contexts(placement)
+    mounts: Any = [volume_mount(number, volume) for number, volume in enumerate(placement.volumes)]
+    volumes: Any = [{"name": volume_name(number), **each.source()} for number, each in enumerate(placement.volumes)]
+    spot: Any = [SPOT_FROM_LABEL] if placement.interruptible else []
     container = V1Container(
         name=PRIMARY,
+        env=spot or None,
         resources=V1ResourceRequirements(limits=placement.resources, requests=placement.resources),
-        security_context=pinning,
+        security_context=of_container,
         termination_message_policy=placement.termination_message_policy,
+        volume_mounts=mounts or None,
     )
-    affinity: Any = placement.affinity or None  # serialised without conversion
     spec = V1PodSpec(
         containers=[container],
         tolerations=[V1Toleration(**filled(to_dict(toleration))) for toleration in placement.tolerations] or None,
@@ -232,7 +273,11 @@ def pod_template(placement: Placement) -> PodTemplate:
         affinity=affinity,
         scheduler_name=placement.scheduler or None,
         priority_class_name=placement.priority or None,
-        security_context=V1PodSecurityContext(supplemental_groups=placement.groups) if placement.groups else None,
+        security_context=of_pod,
+        service_account_name=placement.service_account or None,
+        runtime_class_name=placement.runtime_class or None,
+        volumes=volumes or None,
+        active_deadline_seconds=deadline_s or None,
         termination_grace_period_seconds=placement.grace_seconds,
     )
     return PodTemplate(
@@ -241,6 +286,26 @@ def pod_template(placement: Placement) -> PodTemplate:
         labels=placement.labels or None,
         annotations=placement.annotations or None,
     )
+
+
+def security_contexts(placement: Placement) -> tuple[Any, Any]:
+    """Return the security contexts of the container and of the pod, each None if it is empty."""
+    asked = placement.security_context
+    of_container = {name: value for name, value in asked.items() if name in OF_CONTAINER}
+    of_pod = {name: value for name, value in asked.items() if name not in OF_CONTAINER}
+    if placement.rdma:  # it needs this capability to pin memory for its devices
+        of_container.setdefault("capabilities", {"add": ["IPC_LOCK"]})
+    if placement.groups:
+        of_pod["supplementalGroups"] = placement.groups
+    return of_container or None, of_pod or None
+
+
+def volume_name(number: int) -> str:
+    return f"profile-{number}"
+
+
+def volume_mount(number: int, volume: Volume) -> dict[str, Any]:
+    return {"name": volume_name(number), "mountPath": volume.path, **({"readOnly": True} if volume.read_only else {})}
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
@@ -37,8 +37,10 @@ from slipstream.shared.settings import (
     portable,
     resolved,
     settings_schema,
+    subclasses,
     to_dict,
 )
+from slipstream.shared.spelling import users_schema
 
 #: Start of the tag by which the type of a registered interface names its class.
 TAG = "slipstream."
@@ -96,12 +98,6 @@ def known_classes() -> dict[str, type[Settings]]:
     return {each.__name__: each for each in subclasses(Settings)}
 
 
-def subclasses(cls: type[Settings]) -> Iterator[type[Settings]]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from subclasses(each)
-
-
 # Values
 
 
@@ -155,7 +151,7 @@ def parsed(text: str, path: str) -> Any:
 @cache
 def described_type(cls: Any) -> LiteralType:
     """Return the type for interfaces: a Struct with a JSON schema, tagged with the name of its class."""
-    schema = settings_schema(cls)
+    schema = users_schema(settings_schema(cls))
     return LiteralType(
         simple=SimpleType.STRUCT,
         metadata=inlined(schema, schema),

@@ -82,3 +82,8 @@ def times_after(expression: str, after: datetime) -> Iterator[datetime]:
     times = croniter(expression, after, ret_type=datetime, max_years_between_matches=YEARS)
     while True:
         yield times.get_next()
+
+
+def utc(time: datetime) -> datetime:
+    """Return the time in UTC; a time without a zone is taken as UTC."""
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

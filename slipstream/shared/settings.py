@@ -13,11 +13,11 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, field, fields
 from dataclasses import Field as DataclassField
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import (
@@ -34,11 +34,11 @@ from typing import (
 )
 
 import pydantic.dataclasses
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ArgsKwargs
 
 from slipstream.shared.errors import UserError
+from slipstream.shared.spelling import NULL, as_users_write, present_names, users_schema, with_fields
 from slipstream.shared.toml_file import read_toml
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
@@ -53,30 +53,6 @@ Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_EXACT)]
 #: Annotation of settings that are newer than stored digests: at its default such a setting enters no digest.
 LATER = "enters no digest at its default"
-
-
-class YamlLoader(yaml.SafeLoader):
-    """YAML as editors and JSON Schema interpret it.
-
-    ``1e-3`` is a number and a date is text (PyYAML: the reverse); repeated keys of a mapping are errors (PyYAML takes
-    the last).
-    """
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        lines: dict[object, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                name, line = self.construct_object(key), key.start_mark.line + 1
-                if name in lines:
-                    raise TwiceError(name, f", line {line}", f", first in line {lines[name]}")
-                lines[name] = line
-        super().flatten_mapping(node)
-
-
-YamlLoader.add_constructor("tag:yaml.org,2002:timestamp", YamlLoader.construct_yaml_str)
-YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 class TwiceError(Exception):
@@ -109,12 +85,12 @@ class Settings:
     def _as_meant(cls, data: object) -> object:
         """Turn integral floats into integers (Flyte may send 3.0), and null (an empty ``training:``) into defaults."""
         if isinstance(data, ArgsKwargs):
+            named = with_fields(cls, data.kwargs or {})
             return ArgsKwargs(
-                tuple(map(integral_as_integer, data.args)),
-                {name: integral_as_integer(v) for name, v in (data.kwargs or {}).items()},
+                tuple(map(integral_as_integer, data.args)), {name: integral_as_integer(v) for name, v in named.items()}
             )
         if isinstance(data, dict):
-            return {name: integral_as_integer(value) for name, value in data.items()}
+            return {name: integral_as_integer(value) for name, value in with_fields(cls, data).items()}
         return {} if data is None else data
 
     @model_validator(mode="after")
@@ -155,29 +131,6 @@ class Settings:
             return cls.from_json(json.dumps(data, default=str))
         except RecursionError:
             raise UserError(f"{cls.section or 'config'}: is nested too deeply; settings have fewer levels") from None
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """Read a YAML file, or JSON for other suffixes. Raises ``UserError``, with line and column if known."""
-        try:
-            with path.open(encoding="utf-8") as file:
-                is_yaml = path.suffix in (".yaml", ".yml")
-                data = yaml.load(file, YamlLoader) if is_yaml else json.load(file, object_pairs_hook=each_once)
-            return cls.from_dict(data)
-        except UserError:
-            raise
-        except TwiceError as error:
-            raise UserError(f"{path}{error.where}: {error}") from None
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file; expected a YAML or JSON file of settings, or JSON itself") from None
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            raise UserError(f"{path}{where}: not valid YAML: {error.problem or error.context}") from None
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: cannot be read: {error}") from None
 
     @classmethod
     def from_toml(cls, path: Path, missing: str = "") -> Self:
@@ -224,7 +177,14 @@ def settings(cls: type[S]) -> type[S]:
 
 
 def to_dict(value: Settings) -> dict[str, Any]:
+    """Return settings as digests and records have them."""
     return asdict(value)
+
+
+def as_written(value: Settings) -> dict[str, Any]:
+    """Return settings as users write them, with ``null`` and variants."""
+    schema = settings_schema(type(value))
+    return as_users_write(schema, to_dict(value), partial(resolved, schema))
 
 
 def counted_settings(value: Settings) -> dict[str, Any]:
@@ -268,21 +228,28 @@ def settings_schema(cls: type[Settings]) -> Schema:
 
 
 def described_schema(cls: type[Settings]) -> Schema:
-    """Return the JSON Schema with descriptions of the fields.
+    """Return the JSON Schema of what users write, with descriptions of the fields.
 
     pydantic itself would read the descriptions from the sources at the start of every command: a third of a second.
     """
-    schema, classes = settings_schema(cls), {each.__name__: each for each in Settings.__subclasses__()}
-    for name, node in (schema["$defs"] | {cls.__name__: schema}).items():
+    schema, classes = users_schema(settings_schema(cls)), {each.__name__: each for each in subclasses(Settings)}
+    for name, node in (schema.get("$defs", {}) | {cls.__name__: schema}).items():
         for its_field, description in descriptions_of(classes[name]).items():
             node["properties"][its_field]["description"] = description
     return schema
 
 
+def subclasses(cls: type[Settings]) -> Iterator[type[Settings]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
 def descriptions_of(cls: type[Settings]) -> dict[str, str]:
-    """Return the docstrings below the fields of a class, by field."""
+    """Return the docstrings below the fields of a class and its bases, by field."""
+    (base,) = cls.__bases__
+    found = descriptions_of(base) if base is not Settings else {}
     (tree,) = ast.parse(inspect.getsource(cls)).body
-    found = {}
     for statement, below in pairwise(ast.iter_child_nodes(tree)):
         match statement, below:
             case ast.AnnAssign(target=ast.Name(its_field)), ast.Expr(ast.Constant(str(text))):
@@ -302,13 +269,13 @@ def explain(cls: type[Settings], error: ValidationError) -> UserError:
     node, place = walk(settings_schema(cls), first["loc"][:-1] if is_unknown else first["loc"])
     path, message = path_of(cls.section, place), first["msg"]
     if is_unknown:
-        return UserError(unknown_setting(path, str(first["loc"][-1]), list(node.get("properties", {}))))
+        return UserError(unknown_setting(path, str(first["loc"][-1]), present_names(node)))
     expected = limits_of(node) if first["type"].startswith(("greater_than", "less_than")) else kind_of(node)
     if first["type"] == "missing":
         return UserError(f"{path}: is missing; expected {expected}")
     if first["type"] in ("finite_number", "dataclass_exact_type") or not expected:
         expected = message.removeprefix("Input should be ")
-    return wrong(path or "config", first["input"], expected)
+    return wrong(path or "config", first["input"], expected + (", or null" if NULL in node else ""))
 
 
 def path_of(section: str, place: Sequence[str | int]) -> str:
@@ -414,7 +381,7 @@ def resolved(schema: Schema, node: Schema) -> Schema:
 
 def kind_of(node: Schema) -> str:
     if "enum" in node:
-        return one_of(node["enum"])
+        return one_of(each for each in node["enum"] if NULL not in node or each != node[NULL])
     if union := node.get("discriminator"):
         return f"a mapping whose {union['propertyName']!r} is {one_of(union['mapping'])}"
     kinds = {"integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false"}

@@ -643,6 +643,7 @@ OTHER_JSON = {
     "slipstream/pipeline/prepare/language/encode.py": "a tokenizer that this process has written",
     "slipstream/shared/source/text/json_lines.py": "a row of raw data",
     "slipstream/shared/settings.py": "settings of the user",
+    "slipstream/config_values.py": "settings of the user",
     "slipstream/flyte/metadata.py": "what the registration put into a pod's environment",
     "slipstream/flyte/settings_type.py": "settings of the user, as a client of Flyte sends them",
     "slipstream/shared/profiles/profile.py": "the profile in this task's environment",

@@ -288,3 +288,20 @@ def test_a_terminal_is_asked_and_a_no_does_nothing(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
         command.agreed(False)
     command.agreed(True)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "Job failed:\n\tPyTorchJobFailed - PyTorchJob f4-n0-0 is failed because 1 Worker replica(s) failed.",
+            "PyTorchJobFailed: … 1 Worker replica(s) failed.",
+        ),
+        ("UnexpectedObjectDeletion: object gone\nmore", "UnexpectedObjectDeletion: object gone"),
+        ("Job failed:", "Job failed:"),
+        ("", "no reason given"),
+    ],
+)
+def test_the_reason_of_a_lost_attempt_is_its_cause(message: str, expected: str) -> None:
+    """The first message is that of a real cluster (Flyte 1.16.8, training-operator 1.9)."""
+    assert proof.reason(message) == expected

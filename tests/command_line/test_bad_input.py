@@ -35,6 +35,11 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
         r"20 of 140.*quarantine",
     ),
     "unknown setting": (None, ["--config", '{"training": {"epoch": 3}}'], r"training\.epoch.*epochs"),
+    "a wrong value after a file": (
+        ("run.yaml", b"training:\n  epochs: 2\nexport:\n  half: maybe\n"),
+        ["--config", "run.yaml", "--config", "export.half=false", "--config", "training.warmup=2"],
+        r"training\.warmup: 2 is not allowed",
+    ),
     "wrong type": (None, ["--config", '{"training": {"epochs": "many"}}'], r"training\.epochs.*many.*integer"),
     "impossible value": (None, ["--config", '{"training": {"epochs": 0}}'], r"training\.epochs.*0.*at least 1"),
     "a model of images for a table": (

@@ -43,7 +43,7 @@ def test_onnx_runtime_leaves_no_identifier_in_the_home_directory(before: str, tr
 
 def test_pods_and_images_opt_out_before_any_of_our_code_runs() -> None:
     profile = current_profile()
-    assert pod_environment(profile, profile.asked("export"))[OPT_OUT] == "1"
+    assert pod_environment(profile, profile.asked("export"), "export")[OPT_OUT] == "1"
     for path in sorted((REPOSITORY / "images").glob("*.Dockerfile")):
         assert any(kind == "ENV" and f"{OPT_OUT}=1" in value for kind, value in instructions(path)), path.name
 

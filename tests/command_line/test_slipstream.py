@@ -70,7 +70,7 @@ def test_a_command_whose_package_is_missing_is_not_listed_and_names_it(monkeypat
     assert listed == SUBCOMMANDS.keys() - {"rehearse", "sign"}
     called = asked("sign", "--help")
     assert called.exit_code == 1 and called.output.count("\n") == 1
-    assert "package cryptography is missing; pip install 'slipstream[sign]'" in called.output
+    assert "package cryptography is missing; pip install -e '.[sign]'" in called.output
 
 
 def test_workflows_of_another_project_are_not_taken_for_a_clone(

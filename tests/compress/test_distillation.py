@@ -113,7 +113,7 @@ def test_a_teacher_without_weight_changes_no_bit_and_one_with_weight_does(
 def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_path: Path, *, pruned: bool) -> None:
     start = tmp_path / "start" if pruned else None
     if start:
-        config = CompressionConfig("prune", share=0.5)
+        config = CompressionConfig(method="prune", share=0.5)
         propose_model(start, CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config), [], {})
 
     def job(name: str) -> TrainingJob:
@@ -149,7 +149,7 @@ def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it
 @pytest.mark.prove
 def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, teacher: Path, tmp_path: Path) -> None:
     students = [{"hidden": [8], "dropout": dropout} for dropout in (0.1, 0.2)]
-    config = CompressionConfig("distil", students=students, max_loss=100)
+    config = CompressionConfig(method="distil", students=students, max_loss=100)
     work = CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config)
     models, tried = list[TrainedModel](), list[CompressionTrial]()
     for number in range(3):

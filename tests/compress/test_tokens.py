@@ -47,7 +47,7 @@ def made(work: CompressionRun, directory: Path) -> TrainedModel:
 def test_feed_forward_units_are_pruned_and_taught_again(
     data: PreparedData, whole: TrainedModel, tmp_path: Path
 ) -> None:
-    work = CompressionRun(whole, data, CompressionConfig("prune", share=0.5))
+    work = CompressionRun(whole, data, CompressionConfig(method="prune", share=0.5))
     start = made(work, tmp_path / "start")
     layers = [f"model.layers.{block}.mlp" for block in range(SIZES["num_hidden_layers"])]
     assert start.architecture.retained.keys() == {
@@ -60,7 +60,7 @@ def test_feed_forward_units_are_pruned_and_taught_again(
 
 
 def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:
-    smaller = made(CompressionRun(whole, data, CompressionConfig("prune", share=0.5)), tmp_path / "start").load()
+    smaller = made(CompressionRun(whole, data, CompressionConfig(method="prune", share=0.5)), tmp_path / "start").load()
     assert isinstance(smaller.network, Transformer)
     for name, content in hugging_face_files(smaller.network):
         (tmp_path / name).write_bytes(b"".join(content))
@@ -83,11 +83,11 @@ def test_a_model_of_conversations_is_pruned_by_what_is_learned(tmp_path: Path) -
     config = ModelConfig("transformer", SIZES)
     network = build_model(config, talks.signature, seed=0)
     as_artifact(directory, config, talks, network.state_dict())
-    work = CompressionRun(TrainedModel.open(directory), talks, CompressionConfig("prune", share=0.5))
+    work = CompressionRun(TrainedModel.open(directory), talks, CompressionConfig(method="prune", share=0.5))
     assert made(work, tmp_path / "start").architecture.retained
 
 
 def test_a_student_may_be_shallower(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:
-    config = CompressionConfig("distil", students=[{"num_hidden_layers": 1}])
+    config = CompressionConfig(method="distil", students=[{"num_hidden_layers": 1}])
     student = made(CompressionRun(whole, data, config), tmp_path / "student")
     assert student.config.arguments == {**SIZES, "num_hidden_layers": 1}

@@ -10,7 +10,8 @@ from slipstream.operations.doctor import raw_outputs
 from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.operations.doctor.cluster import check_cluster
 from slipstream.operations.doctor.findings import DoctorReport
-from slipstream.operations.doctor.propeller import propellers
+from slipstream.operations.doctor.kubectl import kubectl
+from slipstream.operations.doctor.propeller import CONTAINERS, admin_limits, components
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.shared.storage import lifecycle_rules
 from slipstream.shared.storage.s3 import client_of
@@ -175,7 +176,7 @@ def test_lifecycle_rules_that_may_not_be_read_were_not_checked(
     assert lifecycle_rules(bucket.uri("data")) == []
     bucket.s3.put_bucket_lifecycle_configuration(Bucket=bucket.name, LifecycleConfiguration={"Rules": [MONTH]})
     assert [rule["ID"] for rule in lifecycle_rules(bucket.uri("data"))] == ["month"]
-    (propeller,) = propellers(flyte.binary())
+    (propeller,) = components(flyte.binary(), CONTAINERS)
     check = raw_outputs.lifetime_check(healthy.uses())
     (line,) = check(propeller, [{"propeller": {"rawoutput-prefix": "s3://not-there/data"}}]).unchecked
     assert "there is no bucket 'not-there'" in line
@@ -192,11 +193,89 @@ def test_without_the_operators_resource_no_job_is_ever_made(look: Callable[..., 
 
 def test_an_old_operator_and_one_that_does_not_run(look: Callable[..., DoctorReport]) -> None:
     old = fake.definition(generator="v0.12.0", policy=("cleanPodPolicy",))
-    report = look(customresourcedefinitions=[old], deployments=[])
+    waiting = {"metadata": {"name": "f1-n0-0"}}
+    report = look(customresourcedefinitions=[old], deployments=[], **{fake.JOBS: [waiting]})
     assert whats(report, "the cluster") == [
         "the cluster's pytorchjobs.kubeflow.org is older than 1.8",
-        "no deployment runs the training operator",
+        "no deployment runs the training operator, and the job f1-n0-0 has no status",
     ]
+
+
+@pytest.mark.parametrize("jobs", [[], [{"metadata": {"name": "f1-n0-0"}, "status": {"startTime": "2026-11-27"}}]])
+def test_an_operator_that_is_not_seen_is_not_checked(
+    look: Callable[..., DoctorReport], jobs: list[dict[str, Any]]
+) -> None:
+    """It may run otherwise than by the charts' deployments."""
+    report = look(deployments=[flyte.binary()], **{fake.JOBS: jobs})
+    assert not whats(report, "the cluster")
+    (line,) = [line for line in report.unchecked if "training operator" in line]
+    same_wording(line)
+
+
+# Objects that pods name
+
+
+def name_objects(package: RegistrationArchive) -> None:
+    task = package.tasks["tasks.train.train"]
+    task.metadata.pod_template_name = "platform"
+    task.security_context.secrets.add(group="signing", key="private.pem")
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "datasets"}}]
+    task.k8s_pod.pod_spec.update({"serviceAccountName": "trainer", "volumes": volumes})
+
+
+def test_what_pods_name_and_no_namespace_has_is_an_error(look: Callable[..., DoctorReport]) -> None:
+    there = [{"metadata": {"name": "default"}}]
+    kinds = ("serviceaccounts", "podtemplates", "persistentvolumeclaims", "secrets")
+    report = look(name_objects, **dict.fromkeys(kinds, there))
+    assert {finding.what: finding.where for finding in report.findings if finding.severity == "error"} == {
+        "the cluster has no serviceaccount trainer": TRAIN,
+        "the cluster has no podtemplate platform": TRAIN,
+        "the cluster has no persistentvolumeclaim datasets": TRAIN,
+        "the cluster has no secret signing": TRAIN,
+    }
+
+
+def test_what_pods_name_and_the_cluster_has_is_checked(look: Callable[..., DoctorReport]) -> None:
+    names = {
+        "serviceaccounts": "trainer",
+        "podtemplates": "platform",
+        "persistentvolumeclaims": "datasets",
+        "secrets": "signing",
+    }
+    report = look(name_objects, **{kind: [{"metadata": {"name": name}}] for kind, name in names.items()})
+    assert not report.findings
+    assert any("podtemplate platform" in line and "secret signing" in line for line in report.checked)
+
+
+def test_objects_that_may_not_be_listed_are_not_checked(look: Callable[..., DoctorReport]) -> None:
+    report = look(name_objects)
+    assert not report.findings and len([line for line in report.unchecked if "kubectl get" in line]) == 4
+
+
+# Limits of FlyteAdmin
+
+
+def limits_of(monkeypatch: pytest.MonkeyPatch, place: Path, inline: str | None) -> Any:
+    lists = {"deployments": [flyte.binary()]}
+    if inline is not None:
+        lists["configmaps"] = [flyte.binary_config(inline=inline)]
+    monkeypatch.setenv("PATH", fake.install(place / "bin", **lists))
+    return admin_limits(kubectl)
+
+
+def test_the_limits_are_those_of_flyteadmin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline = "task_resources:\n  limits:\n    cpu: 96\n    memory: 1100Gi\n    ephemeralStorage: 1Ti\n"
+    found = limits_of(monkeypatch, tmp_path, inline)
+    assert (found.cpu, found.memory, found.gpu, found.ephemeral_storage) == ("96", "1100Gi", "1", "1Ti")
+
+
+def test_a_limit_of_zero_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = limits_of(monkeypatch, tmp_path, "task_resources:\n  limits:\n    cpu: 0\n    memory: 0\n    gpu: 0\n")
+    assert (found.of("cpu"), found.of("memory"), found.of("gpu")) == ("", "", "")
+
+
+def test_limits_that_cannot_be_read_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limits_of(monkeypatch, tmp_path, None) is None
 
 
 def test_the_operator_of_1_8_is_known_by_its_generator(look: Callable[..., DoctorReport]) -> None:

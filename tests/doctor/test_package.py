@@ -156,7 +156,8 @@ def test_what_was_broken_is_found_and_nothing_else(
 def test_a_single_pod_on_spot_needs_no_retries(healthy: RegistrationArchive) -> None:
     evaluate = healthy.tasks["tasks.evaluate.evaluate"]
     evaluate.metadata.retries.retries = 0
-    assert evaluate.metadata.interruptible and not found(healthy)
+    (use,) = [use for use in healthy.uses() if use.where == "tasks.evaluate.evaluate"]
+    assert use.interruptible and not use.is_job and not found(healthy)
 
 
 def test_an_unmeasured_save_is_assumed_and_said(healthy: RegistrationArchive) -> None:

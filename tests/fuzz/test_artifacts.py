@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from slipstream.config import RunConfig
+from slipstream.config_values import read_settings
 from slipstream.operations.proofs.gpu.trainings import write_table
 from slipstream.pipeline.export.check import check_package
 from slipstream.pipeline.promote.store import Registry, manifest_digest
@@ -123,9 +124,9 @@ def settings_file(place: Path) -> None:
     (place / "run.yaml").write_text(yaml.safe_dump(to_dict(RunConfig())))
 
 
-def read_settings(place: Path) -> None:
+def read_run_settings(place: Path) -> None:
     for file in sorted(place.iterdir()):
-        RunConfig.from_file(file)
+        read_settings(RunConfig, [str(file)])
 
 
 def base(place: Path) -> None:
@@ -144,7 +145,7 @@ KINDS: Kinds = {
     "network profiles": (profiles, read_profiles),
     "promotions": (promotions, read_promotions),
     "checkpoints": (checkpoints, read_checkpoints),
-    "settings": (settings_file, read_settings),
+    "settings": (settings_file, read_run_settings),
     "base": (base, read_base),
 }
 

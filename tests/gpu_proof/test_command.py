@@ -1,8 +1,10 @@
 """The command that checks a GPU, rehearsed on the CPU."""
 
 import json
+import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -11,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from slipstream.operations.proofs.gpu import command, torch_names
-from slipstream.operations.proofs.gpu.check import CHECKS, CheckFigure, CheckResult, GpuCheck
+from slipstream.operations.proofs.gpu.check import CHECKS, CheckFigure, CheckResult, GpuCheck, Limit
 from slipstream.operations.proofs.gpu.checks import machine
 from slipstream.operations.proofs.gpu.page import HEADER, NOT_RUN, fill, page, row
 from slipstream.operations.proofs.gpu.run_check import context_for, run_check
@@ -72,6 +74,36 @@ def faulty(name: str, limit_s: float = 60) -> GpuCheck:
     return GpuCheck(name, f"it {name}", f"tests.support.faulty_checks:{name}", limit_s)
 
 
+def test_a_check_that_is_killed_half_way_leaves_its_figures(tmp_path: Path) -> None:
+    found = command.in_process(faulty("killed_half_way"), tmp_path, 60, quick=True)
+    assert found.state == "failed" and found.reason == "ended with SIGKILL: it said nothing"
+    assert found.figures == (CheckFigure("measured before", 7.0, "ms"), CheckFigure("and this", "too"))
+    assert "measured before 7 ms" in command.line(found)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_every_claim_fails_with_a_figure_beyond_its_limit(check: GpuCheck) -> None:
+    assert check.limits, "a claim that no figure can refute"
+    within = [CheckFigure(each.figure, max(each.least, min(each.most, 1.0))) for each in check.limits]
+    assert not check.describe_breach(within, rehearsed=False)
+    for place, limit in enumerate(check.limits):
+        for bound, beyond in ((limit.least, -1), (limit.most, 1)):
+            if math.isfinite(bound):
+                value = bound + beyond * max(1e-9, abs(bound) / 100)
+                found = [*within[:place], CheckFigure(limit.figure, value), *within[place + 1 :]]
+                assert limit.figure in check.describe_breach(found, rehearsed=False)
+        missing = [*within[:place], *within[place + 1 :]]
+        assert check.describe_breach(missing, rehearsed=False) == f"{limit.figure} was not measured"
+
+
+def test_a_broken_limit_fails_the_check_and_its_figures_stay(tmp_path: Path) -> None:
+    for least, anywhere, state in ((43.0, True, "failed"), (43.0, False, "held"), (42.0, True, "held")):
+        check = replace(faulty("answers"), limits=(Limit("answer", least, anywhere=anywhere),))
+        found = command.in_process(check, tmp_path, 60, quick=True)
+        assert (found.state, found.figures) == (state, (CheckFigure("answer", 42.0, "things"),))
+    assert found.reason == "" and json.loads((tmp_path / "figures.jsonl").read_text().splitlines()[0])["value"] == 42.0
+
+
 @pytest.mark.parametrize(
     ("name", "state", "reason"), [("fails", "failed", "AssertionError: two lines"), ("lacks", NOT_RUN, "needs 2 GPUs")]
 )
@@ -85,6 +117,11 @@ def test_without_a_clone_its_tests_are_not_run(tmp_path: Path, monkeypatch: pyte
     (check,) = (check for check in CHECKS if check.name == "tests")
     found = run_check(check, context_for(tmp_path, tmp_path, quick=True))
     assert found.state == NOT_RUN and "in a clone of the project" in found.reason
+
+
+def test_all_checks_end_after_530_seconds() -> None:
+    (minutes,) = (each for each in command.main.params if each.name == "minutes")
+    assert isinstance(minutes.default, float) and 60 * minutes.default <= 530
 
 
 def test_no_check_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
@@ -147,3 +184,8 @@ def test_all_checks_hold_as_the_command_runs_them(tmp_path: Path) -> None:
     states = {each["name"]: each["state"] for each in json.loads((tmp_path / "gpu.json").read_text())["checks"]}
     assert {name for name, state in states.items() if state != "held"} == set(ON_GPUS_ONLY)
     assert (tmp_path / "trace.json.gz").stat().st_size > 1000
+    assert len(list(tmp_path.iterdir())) <= 8
+    lines = (tmp_path / "figures.jsonl").read_text().splitlines()
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert len(lines) == sum(len(each["figures"]) for each in written["checks"]) > 60
+    assert written["seconds"] <= 530

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from flyteidl.core.tasks_pb2 import TaskTemplate
 
+from slipstream.flyte.metadata import SPOT as SPOT_VARIABLE
+from slipstream.flyte.metadata import SPOT_FROM_LABEL
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.operations.proofs.rehearsal.kills import STRIKES, How
 from slipstream.operations.proofs.rehearsal.outcomes import SYSTEM_RETRIES
@@ -12,7 +14,7 @@ from slipstream.operations.proofs.rehearsal.propeller import NodeFailed
 from slipstream.operations.proofs.rehearsal.rendering import SPOT, SPOT_TOLERATION, primary_container
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.scheduler import Scheduler, SchedulerNode
-from tests.support.shell_tasks import Shell, running_pod, under_way, until, until_ready
+from tests.support.shell_tasks import NAME, Shell, running_pod, under_way, until, until_ready
 
 #: Told to end, it takes its time; any attempt after the first is done soon.
 FIRST_LASTS = (
@@ -62,6 +64,34 @@ def test_the_last_attempt_that_the_system_pays_for_is_kept_from_spot_nodes(bucke
     assert tolerated == [[SPOT], [SPOT], [SPOT], []]
     assert [pod.node for pod in execution.pods] == ["spot", "spot", "spot", "on demand"]
     assert execution.record.spent == {"user": 0, "system": SYSTEM_RETRIES + 1}
+
+
+@pytest.mark.parametrize("profile", [True, False])
+@pytest.mark.parametrize("chosen", [True, False, None])
+def test_an_executions_choice_reaches_every_pod(
+    bucket: S3Bucket, tmp_path: Path, profile: bool, chosen: bool | None
+) -> None:
+    execution = Shell("true", interruptible=profile).execution(bucket, tmp_path, interruptible=chosen)
+    execution.run(NAME, {})
+    spot = profile if chosen is None else chosen
+    assert [pod.tolerations for pod in execution.pods] == [[SPOT_TOLERATION] if spot else []]
+
+
+def test_a_tasks_own_value_wins(bucket: S3Bucket, tmp_path: Path) -> None:
+    """As on a real cluster: propeller lets a node's value win over the execution's."""
+    execution = Shell("true").execution(bucket, tmp_path, interruptible=False)
+    execution.package.workflows[NAME].nodes[0].metadata.interruptible = True
+    execution.run(NAME, {})
+    assert [pod.tolerations for pod in execution.pods] == [[SPOT_TOLERATION]]
+
+
+def test_a_pod_knows_whether_it_is_interruptible() -> None:
+    """Its environment takes propeller's label, so that costs follow the pod and not the profile."""
+    task = TaskTemplate(config={"primary_container_name": "primary"})
+    task.k8s_pod.pod_spec.update({"containers": [{"name": "primary", "env": [SPOT_FROM_LABEL]}]})
+    for interruptible in (True, False):
+        container = primary_container(task, interruptible=interruptible)
+        assert container.environment == {SPOT_VARIABLE: str(interruptible).lower()}
 
 
 def test_what_a_template_tolerates_by_itself_it_tolerates_on_demand_as_well() -> None:

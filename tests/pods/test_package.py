@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from slipstream.flyte.metadata import STAGE
 from slipstream.operations.doctor.archive import RegistrationArchive, workflow_nodes
 from slipstream.operations.proofs.rehearsal.record import short
 from slipstream.operations.proofs.rehearsal.rendering import primary_container
@@ -80,7 +81,8 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, RegistrationArchiv
     for task_name, stage in STAGES.items():
         template, place = made.tasks[task_name], profile.asked(stage)
         metadata = template.metadata
-        assert metadata.interruptible == place.interruptible, task_name
+        own = metadata.interruptible if metadata.WhichOneof("interruptible_value") else None
+        assert own == (None if place.interruptible == profile.default.interruptible else place.interruptible), task_name
         assert metadata.retries.retries == place.retries, task_name
         assert metadata.timeout.seconds == place.timeout_minutes * 60, task_name
         cached = stage in CACHED and task_name not in NEVER_CACHED
@@ -184,6 +186,28 @@ def test_pods_are_as_the_profile_says(packaged: tuple[str, RegistrationArchive])
         assert dict(template.k8s_pod.metadata.annotations) == place.annotations, task_name
 
 
+def test_an_element_that_may_fail_ends_by_itself(packaged: tuple[str, RegistrationArchive]) -> None:
+    """Propeller never aborts the last failing element of a map task with ``min_success_ratio``."""
+    name, made = packaged
+    for stage in ("collectives", "sweep"):
+        place = load_profile(name).asked(stage)
+        deadlines = set()
+        for task in made.tasks.values():
+            if primary_container(task).environment.get(STAGE) == stage and "map_" in task.id.name:
+                spec = MessageToDict(task.k8s_pod).get("podSpec", {})
+                policy = MessageToDict(task.custom).get("runPolicy", {})
+                deadlines.add((policy if task.type == "pytorch" else spec).get("activeDeadlineSeconds"))
+        assert deadlines == {place.timeout_minutes * 60}, stage
+    train = made.tasks["tasks.train.train"]
+    assert "activeDeadlineSeconds" not in str(train)
+
+
+def test_every_workflow_has_the_profiles_interruptibility(packaged: tuple[str, RegistrationArchive]) -> None:
+    name, made = packaged
+    spot = load_profile(name).default.interruptible
+    assert {workflow.metadata_defaults.interruptible for workflow in made.workflows.values()} == {spot}
+
+
 def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple[str, RegistrationArchive]) -> None:
     name, made = packaged
     place = load_profile(name).placement("prepare")
@@ -206,7 +230,8 @@ def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple
             for node in mapped:
                 assert (node.parallelism, node.min_success_ratio) == (place.nodes, 1.0)
                 assert node.node.metadata.retries.retries == place.retries
-                assert node.node.metadata.interruptible == place.interruptible
+                own = node.node.metadata.WhichOneof("interruptible_value")
+                assert own is None and made.workflows[by].metadata_defaults.interruptible == place.interruptible
                 task = made.tasks[node.node.task_node.reference_id.name]
                 assert task.metadata.discoverable and task.metadata.retries.retries == place.retries
                 assert json.loads(primary_container(task).environment[RESOLVED])["name"] == name

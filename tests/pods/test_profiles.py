@@ -242,3 +242,20 @@ def test_a_stage_in_the_pod_of_another_has_what_that_has() -> None:
 
 def test_profiles_are_values() -> None:
     assert Profile("p", TWO, {}).placement("report") is TWO
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "local"])
+def test_a_trial_has_the_time_and_the_warning_of_a_training(name: str) -> None:
+    """On one node: a sweep on spot capacity would otherwise end early and watch no notices."""
+    profile = load_profile(name)
+    sweep, train = profile.asked("sweep"), profile.asked("train")
+    for field in ("timeout_minutes", "grace_seconds", "notices", "data_cache_gib", "disk"):
+        assert getattr(sweep, field) == getattr(train, field), field
+    assert sweep.nodes == 1
+
+
+def test_a_group_on_one_node_asks_for_no_fabric() -> None:
+    profile = load_profile("h100-efa-spot")
+    asked = {"vpc.amazonaws.com/efa", "hugepages-2Mi"}
+    assert asked <= profile.asked("train").resources.keys()
+    assert not asked & profile.asked("sweep").resources.keys()

@@ -119,7 +119,7 @@ print(json.dumps({"arrow": pyarrow.cpu_count(), "torch": torch_threads, "sklearn
 @pytest.mark.prove
 def test_every_library_starts_as_many_threads_as_the_pod_has_cpus() -> None:
     place = Placement(cpu="1")
-    variables = {**os.environ, **pod_environment(Profile("mine", place, {}), place)}
+    variables = {**os.environ, **pod_environment(Profile("mine", place, {}), place, "train")}
     printed = subprocess.run(
         [sys.executable, "-c", LIBRARIES], env=variables, check=True, capture_output=True, text=True
     )
@@ -129,4 +129,4 @@ def test_every_library_starts_as_many_threads_as_the_pod_has_cpus() -> None:
 
 def test_a_profiles_own_environment_wins() -> None:
     place = Placement(cpu="8", environment={"OMP_NUM_THREADS": "2"})
-    assert pod_environment(Profile("mine", place, {}), place)["OMP_NUM_THREADS"] == "2"
+    assert pod_environment(Profile("mine", place, {}), place, "train")["OMP_NUM_THREADS"] == "2"

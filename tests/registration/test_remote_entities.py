@@ -21,11 +21,14 @@ from flytekit.models.literals import Literal
 from flytekit.remote import FlyteRemote
 
 from slipstream.config import FineTuneConfig, RunConfig
+from slipstream.flyte.command_line.options import TO_UPLOAD, refuse_local_path
 from slipstream.flyte.settings_type import TAG
 from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.shared.errors import UserError
+from slipstream.shared.profiles.profile import RESOLVED, current_profile, parse_profile
 from slipstream.shared.settings import Settings, settings_schema, to_dict
 from slipstream.shared.source.config import DataConfig
+from slipstream.shared.spelling import users_schema
 from tests.support import REPOSITORY
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import FlyteAdmin, flyte_admin, register_package, write_config
@@ -115,13 +118,19 @@ def test_every_node_of_every_registered_schema_has_a_type(package_for: Callable[
         assert not list(without_type(schema, place))
 
 
+def nested_names(tree: dict[str, Any], path: str = "") -> set[str]:
+    return {path}.union(*(nested_names(child, f"{path}.{name}") for name, child in tree.items()))
+
+
 def test_no_setting_is_left_out_of_the_registered_schema() -> None:
     def names(node: Any, schema: Any) -> dict[str, Any]:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
         return {key: names(child, schema) for key, child in node.get("properties", {}).items()}
 
     metadata, schema = TypeEngine.to_literal_type(RunConfig).metadata, settings_schema(RunConfig)
-    assert names(metadata, {}) == names(schema, schema)
+    users = users_schema(schema)
+    assert names(metadata, {}) == names(users, users)
+    assert nested_names(names(schema, schema)) < nested_names(names(users, users))
 
 
 # Both commands
@@ -173,6 +182,31 @@ def test_a_base_on_this_machine_is_refused_before_it_starts(admin: FlyteAdmin, t
     (said,) = [line.strip("│ ") for line in ended.stdout.splitlines() if line.startswith("│")]
     assert said.startswith("--base: ../qwen: pods cannot read this machine's disk or cache; expected"), ended.stdout
     assert "upload the directory with config.json, the safetensors and the tokenizer" in said
+
+
+def test_data_on_this_machine_are_refused_before_they_start(admin: FlyteAdmin, tmp_path: Path) -> None:
+    """Also where a run registers itself, as `pyflyte run --remote` does."""
+    (tmp_path / "client").mkdir(exist_ok=True)
+    (tmp_path / "client/t.csv").write_text("a,y\n1,2\n")
+    before = len(admin.executions)
+    ended = started(admin, tmp_path / "client", "remote-workflow", WORKFLOW, "--data", "t.csv", "--target", "y")
+    assert ended.returncode != 0 and len(admin.executions) == before
+    (said,) = [line.strip("│ ") for line in ended.stdout.splitlines() if line.startswith("│")]
+    assert said.startswith("--data: t.csv: pods cannot read this machine's disk"), ended.stdout
+    assert "upload the files" in said
+
+
+@pytest.mark.parametrize("option", sorted(TO_UPLOAD))
+def test_a_path_on_a_volume_of_the_profile_is_taken(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    volumes = {"volumes": [{"path": "/mnt/data", "claim": "datasets"}]}
+    monkeypatch.setenv(RESOLVED, parse_profile("mine", {"stages": {"prepare": volumes}}).to_json())
+    current_profile.cache_clear()
+    for path in ("/mnt/data/churn", "/mnt/data", "s3://bucket/churn", ""):
+        refuse_local_path(f"--{option}", path, TO_UPLOAD[option])
+    for path in ("/mnt/database", "churn", "file:///churn"):
+        with pytest.raises(UserError, match=path):
+            refuse_local_path(f"--{option}", path, TO_UPLOAD[option])
+    current_profile.cache_clear()
 
 
 @pytest.mark.parametrize("command", first_few(["remote-launchplan", "remote-workflow"]))

@@ -1,6 +1,7 @@
 """Schedules: parsing, accepted cron expressions, and launch plans."""
 
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ from flytekit import CronSchedule
 
 from slipstream.shared.cron import cron_error, next_times
 from slipstream.shared.errors import UserError
+from slipstream.shared.source.dates import dated_address
 from tests.support.package import package
+from tests.support.wording import refuses, same_wording
 from workflows.schedules.command import described, main
 from workflows.schedules.settings import SHIPPED, TrainingSchedule, read_schedules
+from workflows.scoring import score
 
 MINE = """
 [nightly_training]
@@ -116,12 +120,15 @@ def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
     assert made["into_service_by_hand"].workflow_id.name == "workflows.training.train_and_promote"
 
     morning = made["every_morning"]
-    assert morning.workflow_id.name == "workflows.scoring.score" and morning.concurrency_policy.max == 1
+    assert (
+        morning.workflow_id.name == "workflows.schedules.launch_plans.score_on_schedule"
+        and morning.concurrency_policy.max == 1
+    )
     assert set(morning.fixed_inputs.literals) == {"registry", "data", "output", "config"}
     retraining = made["with_retraining"]
-    assert retraining.workflow_id.name == "workflows.scoring.retrain_if_drifted"
+    assert retraining.workflow_id.name == "workflows.schedules.launch_plans.retrain_on_schedule"
     assert retraining.fixed_inputs.literals["training_data"].scalar.primitive.string_value == "s3://bucket/churn/"
-    assert not retraining.default_inputs.parameters
+    assert set(retraining.default_inputs.parameters) == {"kickoff"}
 
     tuned = made["tuned_each_month"]
     assert tuned.workflow_id.name == "workflows.schedules.launch_plans.sweep_on_schedule"
@@ -250,3 +257,103 @@ def test_the_list_refuses_a_wrong_file_in_one_line(tmp_path: Path) -> None:
         f'Error: {path}, [nightly]: cron: "0 2 30 feb *" is not allowed; '
         "it never fires: there is no such date within 5 years"
     ]
+
+
+# Labels, accounts and dates
+
+LABELLED = """
+[daily]
+kind = "scoring"
+cron = "5 0 * * *"
+registry = "s3://bucket/models"
+data = "s3://bucket/day={date-1}/"
+output = "s3://bucket/scores"
+queue = "gpus"
+labels = {team = "churn"}
+annotations = {"example.com/owner" = "ml"}
+service_account = "scorer"
+
+[training]
+kind = "training"
+cron = "0 3 * * *"
+data = "s3://bucket/day={date}/"
+"""
+
+
+def test_a_plan_carries_labels_account_and_queue(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(LABELLED)
+    made = package(tmp_path, "local", SLIPSTREAM_SCHEDULES=str(tmp_path / "mine.toml"))
+    daily = made.launch_plans["daily"]
+    assert dict(daily.labels.values) == {"team": "churn", "kueue.x-k8s.io/queue-name": "gpus"}
+    assert dict(daily.annotations.values) == {"example.com/owner": "ml"}
+    assert daily.security_context.run_as.k8s_service_account == "scorer"
+    assert daily.entity_metadata.schedule.kickoff_time_input_arg == "kickoff"
+    assert daily.fixed_inputs.literals["data"].scalar.primitive.string_value == "s3://bucket/day={date-1}/"
+    assert not made.launch_plans["training"].labels.values
+    assert not made.launch_plans["training"].security_context.run_as.k8s_service_account
+
+
+@pytest.mark.parametrize(
+    ("kickoff", "today", "before"),
+    [
+        (datetime(2026, 11, 28, 23, 59, tzinfo=UTC), "2026-11-28", "2026-11-27"),
+        (datetime(2026, 11, 29, 0, 1, tzinfo=UTC), "2026-11-29", "2026-11-28"),
+        (datetime(2028, 3, 1, 0, 1, tzinfo=UTC), "2028-03-01", "2028-02-29"),
+        (datetime(2027, 1, 1, 1, 0, tzinfo=timezone(timedelta(hours=9))), "2026-12-31", "2026-12-30"),
+        (datetime(2026, 11, 28, 23, 59), "2026-11-28", "2026-11-27"),
+    ],
+)
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Auckland"])
+def test_a_date_is_that_of_the_kickoff_in_utc(
+    monkeypatch: pytest.MonkeyPatch, kickoff: datetime, today: str, before: str, zone: str
+) -> None:
+    """Whatever the zone of the machine."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        address = dated_address("data", "s3://b/{date-1}/to={date}/{date-1}", kickoff)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert address == f"s3://b/{before}/to={today}/{before}"
+
+
+def test_an_address_without_a_date_stays() -> None:
+    assert dated_address("data", "s3://b/{day}/x", None) == "s3://b/{day}/x"
+
+
+@pytest.mark.parametrize("address", ["s3://b/{date}/", "s3://b/{date+1}/", "s3://b/{date-0}/", "s3://b/{date"])
+def test_a_run_by_hand_has_no_date(address: str) -> None:
+    with refuses(UserError):
+        dated_address("data", address, None)
+
+
+def test_a_manual_scoring_with_a_date_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        score(data="s3://b/{date}/", output=str(tmp_path), registry=str(tmp_path / "registry"))
+    same_wording(error.value.message.partition("data: ")[2])
+
+
+def test_the_list_shows_the_addresses_of_the_next_times(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(LABELLED)
+    daily = read_schedules(str(tmp_path / "mine.toml"))["daily"]
+    lines = list(described("daily", daily, datetime(2026, 12, 31, 12, tzinfo=UTC)))
+    assert lines[1] == (
+        "data of these times: s3://bucket/day=2026-12-31/, s3://bucket/day=2027-01-01/, s3://bucket/day=2027-01-02/"
+    )
+    assert "labels its pods team=churn, kueue.x-k8s.io/queue-name=gpus" in lines
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        'labels = {"kueue.x-k8s.io/queue-name" = "a"}\nqueue = "b"',
+        'labels = {team = "two words"}',
+        'data = "s3://b/{date}"',
+        'cron = "@daily"\ndata = "s3://b/{dates}"',
+    ],
+)
+def test_wrong_labels_and_dates_are_one_line(tmp_path: Path, table: str) -> None:
+    (tmp_path / "mine.toml").write_text(f'[mine]\nkind = "training"\n{table}\n')
+    with refuses(UserError):
+        read_schedules(str(tmp_path / "mine.toml"))

@@ -5,6 +5,7 @@ import json
 import stat
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,10 @@ def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
     directory = Path(summary.directory)
     assert list((tmp_path / "runs").iterdir()) == [directory]
     assert sorted(path.name for path in directory.iterdir()) == [
-        *("card.html", "card.json", "model", "report.html", "summary.json")
+        *("card.html", "card.json", "model", "prepared", "report.html", "summary.json", "trained")
     ]
+    assert Artifact.open(directory / "prepared", "prepare").fingerprint == found.prepared.fingerprint
+    assert Artifact.open(directory / "trained", "train").fingerprint == found.trained.fingerprint
     assert (directory / "card.json").read_bytes() == found.prepared.read_bytes("card.json")
     assert "Data card" in (directory / "card.html").read_text(encoding="utf-8")
     assert (directory / summary.report).read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -109,3 +112,12 @@ def test_every_model_file_is_copied_byte_by_byte(tmp_path: Path) -> None:
     copied = Path(summary.directory, summary.model)
     for name, record in found.exported.files.items():
         assert hashlib.sha256((copied / name).read_bytes()).hexdigest() == record.sha256
+
+
+def test_only_the_copy_beside_the_report_has_the_date(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/MODEL_CARD.md").write_text("# A model\n", encoding="utf-8")
+    for day in (1, 2):
+        engine.write_dated_card(tmp_path, datetime(2026, 1, day))
+        assert (tmp_path / "MODEL_CARD.md").read_text(encoding="utf-8") == f"# A model\n\nReported on 2026-01-0{day}.\n"
+        assert (tmp_path / "model/MODEL_CARD.md").read_text(encoding="utf-8") == "# A model\n"

@@ -6,15 +6,19 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from slipstream.config import RunConfig
 from slipstream.pipeline.report.engine import build_report, run_summary
-from slipstream.pipeline.report.pages.report_page import draw_charts, report_page, stored_charts
+from slipstream.pipeline.report.pages.report_page import class_scores, draw_charts, report_page, stored_charts
+from slipstream.pipeline.report.run_directory import RunOrigin
+from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.evaluation import Gain
 from slipstream.shared.artifacts.results.export import LibraryFiles, VariantFigures
-from slipstream.shared.settings import to_dict
+from slipstream.shared.settings import as_written, to_dict
 from slipstream.shared.source.quarantine import BadRow
 from tests.support.proving import first_few
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
@@ -102,6 +106,36 @@ def test_no_identifier_occurs_twice(tmp_path: Path) -> None:
     identifiers = re.findall(r' id="([^"]+)"', page)
     assert identifiers and len(identifiers) == len(set(identifiers))
     assert set(re.findall(r'href="#([^"]+)"', page)) == set(identifiers)
+
+
+def test_results_come_first_and_the_machine_is_folded(tmp_path: Path) -> None:
+    found = results(tmp_path / "in", ["no", "yes"])
+    settings = as_written(RunConfig(training=TrainingConfig(epochs=3)))
+    origin = RunOrigin("run it", "abc", {}, {"training": {"epochs": 3}}, settings)
+    summary = build_report(tmp_path / "runs", found, STAGES, settings, origin=origin)
+    page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
+    heads = re.findall(r"<h2>(.*?)</h2>", page)
+    assert heads[:4] == ["Evaluation", "Data", "Training", "Recommended variant"]
+    folded = page.split('<details class="folded">')[1]
+    assert re.findall(r"<h2>(.*?)</h2>", folded)[-3:] == ["Interconnect", "Time", "Settings"]
+    changed, everything = folded.split("All settings")
+    assert "training.epochs" in changed and "learning_rate" not in changed and "learning_rate" in everything
+    assert "Precision and recall by class" in page and "Learning rate" in page and "All-reduce</dt>" not in page
+    assert {"prepared", "trained", "model/model.onnx"} <= Parsed(page).attributes["href"]
+
+
+def test_precision_and_recall_are_those_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    truth, predicted = rng.integers(0, 4, 300), rng.integers(0, 3, 300)  # the last class is never predicted
+    counts = confusion_matrix(truth, predicted, labels=range(4)).tolist()
+    precision, recall, _, rows = precision_recall_fscore_support(truth, predicted, zero_division=0)
+    found = {each.name: each for each in class_scores(counts, ["a", "b", "c", "d"])}
+    for place, name in enumerate("abcd"):
+        its = found[name]
+        assert (its.precision or 0.0, its.recall, its.rows) == pytest.approx(
+            (precision[place], recall[place], rows[place])
+        )
+    assert found["d"].precision is None and next(iter(found)) == "d"
 
 
 def test_it_speaks_the_language_of_the_field(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from flytekit.core.type_engine import TypeEngine
 from pydantic import Field
 
 from slipstream.config import RunConfig
+from slipstream.config_values import read_settings
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Settings, settings, to_dict
@@ -96,11 +97,11 @@ def test_a_file_says_what_inline_json_says(tmp_path: Path) -> None:
         "data:\n  time: day\n  split: {validation_from: 2024-05-01, test_from: 2024-06-30T12:00:00}\n"
         "training:\n  learning_rate: 1e-3\nexport:\n"
     )
-    config = RunConfig.from_file(path)
+    config = read_settings(RunConfig, [str(path)])
     assert config.data.split.validation_from == "2024-05-01" and config.data.split.test_from == "2024-06-30T12:00:00"
     assert config.training.learning_rate == 0.001 and config.export == RunConfig().export
     path.with_suffix(".json").write_text('{"training": {"learning_rate": 1e-3}}')
-    assert RunConfig.from_file(path.with_suffix(".json")).training == config.training
+    assert read_settings(RunConfig, [str(path.with_suffix(".json"))]).training == config.training
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_key_that_is_given_twice_is_refused(text: str, message: str, tmp_path:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(UserError) as refusal:
-        RunConfig.from_file(path)
+        read_settings(RunConfig, [str(path)])
     assert refusal.value.message.startswith(f"{path}, {message}") and "\n" not in refusal.value.message
 
 
@@ -127,7 +128,7 @@ def test_a_key_that_is_given_twice_in_json_is_refused_too(tmp_path: Path) -> Non
     text = '{"training": {"epochs": 1}, "data": {}, "training": {"seed": 2}}'
     path = tmp_path / "run.json"
     path.write_text(text)
-    for read in (lambda: RunConfig.from_file(path), lambda: RunConfig.from_json(text)):
+    for read in (lambda: read_settings(RunConfig, [str(path)]), lambda: RunConfig.from_json(text)):
         with refuses(UserError):
             read()
 
@@ -136,7 +137,7 @@ def test_a_key_that_is_given_twice_in_json_is_refused_too(tmp_path: Path) -> Non
 def test_a_file_that_no_parser_takes_is_one_line(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with refuses(UserError) as refusal:
-        RunConfig.from_file(tmp_path / name)
+        read_settings(RunConfig, [str(tmp_path / name)])
     assert len(refusal.value.message) < 400
 
 
@@ -144,7 +145,7 @@ def test_a_merged_key_may_be_given_again(tmp_path: Path) -> None:
     """YAML's ``<<`` gives what is then replaced."""
     path = tmp_path / "run.yaml"
     path.write_text("training: &all\n  epochs: 3\n  seed: 1\nmodel:\n  arguments: {<<: *all, seed: 5}\n")
-    assert RunConfig.from_file(path).model.arguments == {"epochs": 3, "seed": 5}
+    assert read_settings(RunConfig, [str(path)]).model.arguments == {"epochs": 3, "seed": 5}
 
 
 @settings

@@ -53,6 +53,14 @@ class Recovered(Execution):
         return self.earlier[path]
 
 
+def as_propeller_says(cause: str) -> str:
+    """Return propeller's message for the cause of a failed attempt (``common_operator.go: GetPhaseInfo``)."""
+    kind, _, why = cause.partition(": ")
+    return (
+        f"Job failed:\n\t{kind} - PyTorchJob a7x-n0-0 is failed because {why}." if kind == "PyTorchJobFailed" else cause
+    )
+
+
 class EnactedFlyte(FlyteAdmin):
     """Executions run in threads, their pods as processes of this machine below ``workdir``."""
 
@@ -82,7 +90,10 @@ class EnactedFlyte(FlyteAdmin):
         directory.mkdir()
         record = ExecutionRecord(lambda line: None)
         package, draw = self.package_of(plan.version), random.Random(name)
-        made = Recovered(name, package, self.bucket, directory, self.catalog, record, draw, earlier=earlier)
+        chosen = request.spec.interruptible.value if request.spec.HasField("interruptible") else None
+        made = Recovered(
+            *(name, package, self.bucket, directory, self.catalog, record, draw), earlier=earlier, interruptible=chosen
+        )
         self.running[name], self.phases[name] = made, WorkflowExecution.RUNNING
 
         def body() -> None:
@@ -174,7 +185,7 @@ class EnactedFlyte(FlyteAdmin):
             elif outcome.succeeded:
                 made.closure.phase = TaskExecution.SUCCEEDED
             else:
-                made.closure.phase, made.closure.error.message = TaskExecution.FAILED, outcome.cause
+                made.closure.phase, made.closure.error.message = TaskExecution.FAILED, as_propeller_says(outcome.cause)
             listed.append(made)
         return task_execution_pb2.TaskExecutionList(task_executions=listed)
 

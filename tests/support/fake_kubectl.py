@@ -18,6 +18,10 @@ if [ -f "$file" ]; then cat "$file"; else echo "error: the server does not answe
 """
 
 
+#: Kind of training jobs, as kubectl is asked for them.
+JOBS = "pytorchjobs.kubeflow.org"
+
+
 def install(directory: Path, refused: Sequence[str] = (), **lists: list[dict[str, Any]]) -> str:
     """Write the executable and its answers to ``kubectl get``; returns a PATH on which it is the only kubectl.
 

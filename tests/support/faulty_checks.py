@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from slipstream.operations.proofs.gpu.check import CannotRun, CheckContext, CheckFigure
 
@@ -26,6 +26,17 @@ def fails(place: CheckContext) -> Sequence[CheckFigure]:
 
 def lacks(place: CheckContext) -> Sequence[CheckFigure]:
     raise CannotRun("needs 2 GPUs")
+
+
+def killed_half_way(place: CheckContext) -> Iterator[CheckFigure]:
+    yield CheckFigure("measured before", 7.0, "ms")
+    yield CheckFigure("and this", "too")
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield CheckFigure("never", 1.0)
+
+
+def answers(place: CheckContext) -> Sequence[CheckFigure]:
+    return [CheckFigure("answer", 42.0, "things")]
 
 
 def holds(place: CheckContext) -> Sequence[CheckFigure]:

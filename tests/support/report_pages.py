@@ -17,6 +17,11 @@ TAGS = {
     *("small", "b", "span", "i", "code", "dl", "dt", "dd", "ul", "li", "details", "summary", "figure"),
     *("table", "thead", "tbody", "tr", "th", "td", "pre", "svg", "g", "defs", "path", "use", "text"),
 }
+#: Files of a run to which its page links.
+LINKS = {
+    *("card.html", "MODEL_CARD.md", "prepared", "trained", "model/model.onnx", "model/model.raw.onnx"),
+    *("model/hugging-face", "model/adapter"),
+}
 
 
 class Parsed(HTMLParser):
@@ -45,8 +50,8 @@ def assert_is_inert(page: str) -> None:
     assert not [name for name in parsed.attributes if name.startswith("on")]
     assert not parsed.attributes.keys() & {"src", "srcset", "data", "xlink:href", "action", "poster"}
     links = {link for link in parsed.attributes.get("href", set()) if not link.startswith("#")}
-    # A link loads nothing until it is followed, and this one leads to a file in the page's directory.
-    assert links <= {"card.html"}
+    # A link loads nothing until it is followed, and these lead to files in the page's directory.
+    assert links <= LINKS
     assert not re.search(r"url\(|@import|https?:|//[a-z]", page)
 
 

@@ -247,7 +247,7 @@ def measured_network(directory: Path, world: int) -> Path:
     week = 7 * 86_400.0
     course = [
         TrendPoint(measured_at=profile.measured_at - ago, bytes=1 << 24, busbw=1.15, low=1.1, high=1.2)
-        for ago in (week, 0)
+        for ago in (2 * week, week, 0)
     ]
     curve = to_json(model_curve(profile), list[ModelPoint])
     write_profile(directory, profile, {}, {COURSE: to_json(course, list[TrendPoint]), MODEL: curve})

@@ -52,7 +52,8 @@ class Shell:
         workflow = WorkflowTemplate()
         node = workflow.nodes.add(id=NODE)
         node.task_node.reference_id.name = task.id.name
-        node.metadata.retries.retries, node.metadata.interruptible = self.retries, self.interruptible
+        node.metadata.retries.retries = self.retries
+        workflow.metadata_defaults.interruptible = self.interruptible
         return RegistrationArchive({task.id.name: task}, {NAME: workflow}, {NAME: LaunchPlanSpec()})
 
     def execution(self, bucket: S3Bucket, workdir: Path, name: str = "run", **settings: Any) -> Execution:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.config import RunConfig
+from slipstream.config_values import read_settings
 from slipstream.pipeline.sweep import worker as engine
 from slipstream.pipeline.sweep.engine import run_trials
 from slipstream.pipeline.sweep.worker import WorkerPod
@@ -46,4 +47,4 @@ if __name__ == "__main__":
     engine.MODULES = (*engine.MODULES, "tests.support.noted_trial")
     with tempfile.TemporaryDirectory() as scratch:
         pod = WorkerPod(Path(prepared), Path(scratch), int(slots), Holder(execution), grace_s=20.0)
-        run_trials(RunConfig.from_file(Path(config)), store, pod)
+        run_trials(read_settings(RunConfig, [config]), store, pod)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.flyte.metadata import SPOT
+from slipstream.flyte.watching.telemetry import prices_of, spot
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.placement import Placement
 from slipstream.shared.profiles.profile import load_profile, profile_names
+from slipstream.shared.telemetry.node import NodeFacts
 from slipstream.shared.telemetry.prices import FILE, CpuInstance, Instance, PodPrice, pod_price, read_prices
 from tests.support.wording import refuses
 
@@ -154,3 +157,16 @@ def test_a_file_with_a_price_that_cannot_be_is_refused(tmp_path: Path, old: str,
     with refuses(UserError) as error:
         read_prices(path)
     assert str(path) in error.value.message
+
+
+@pytest.mark.parametrize(("chosen", "dollars"), [("true", 4.0), ("false", 10.0), (None, 4.0)])
+def test_an_execution_on_demand_costs_the_on_demand_price(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, dollars: float
+) -> None:
+    """Whatever the profile asks for; without propeller's label the profile decides."""
+    monkeypatch.delenv(SPOT, raising=False)
+    if chosen:
+        monkeypatch.setenv(SPOT, chosen)
+    placement = Placement(interruptible=True, price_per_hour=10, spot_price_per_hour=4)
+    facts = NodeFacts(0.0, "pod", "", "", spot(placement), False)
+    assert prices_of(placement, facts)["paid"] == dollars

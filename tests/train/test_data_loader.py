@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from slipstream.pipeline.train import data_loader as loader
+from slipstream.pipeline.train.batch_buffers import ALIGNMENT, HostBuffer, make_buffer
 from slipstream.pipeline.train.data_loader import Batch, StoredRows, evaluation_batches, stored_blocks, training_batches
 from slipstream.pipeline.train.data_order import GlobalOrder, rank_slice
 from slipstream.pipeline.train.telemetry.step_times import LoaderTimes
@@ -112,7 +113,7 @@ def test_a_batch_holds_until_the_next_is_asked_for_and_buffers_are_reused(
         assert row_numbers(batch) == order.batch(step).tolist()
         places.add(batch.inputs[0].data_ptr())
     assert len(places) == 2 * loader.BUFFERS
-    assert all((place - offset) % loader.ALIGNMENT == 0 for place in places)
+    assert all((place - offset) % ALIGNMENT == 0 for place in places)
 
 
 def test_small_batches_change_hands_several_at_once(prepared: PreparedData) -> None:
@@ -120,7 +121,7 @@ def test_small_batches_change_hands_several_at_once(prepared: PreparedData) -> N
     free: SimpleQueue[Any] = SimpleQueue()
     ready: Queue[Any] = Queue()
     for _ in range(3):
-        free.put(loader.make_buffer(4, SIZE, SIGNATURE, CPU))
+        free.put(make_buffer(4, SIZE, SIGNATURE, CPU))
     stored = StoredRows(prepared, "train", order.blocks)
     loader.read_batches(order.plans(0, 1, stop=6 * SIZE), stored, free, ready, LoaderTimes())
     given = [ready.get() for _ in range(3)]
@@ -130,7 +131,7 @@ def test_small_batches_change_hands_several_at_once(prepared: PreparedData) -> N
 def test_a_split_of_few_batches_has_few_buffers(prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def count(*arguments: Any) -> list[loader.HostBuffer]:
+    def count(*arguments: Any) -> list[HostBuffer]:
         buffers = make_buffers(*arguments)
         made.append(sum(buffer.batches for buffer in buffers))
         return buffers

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.operations.proofs.gpu.waits import STAND_IN, NoWaits
+from slipstream.pipeline.train.batch_buffers import DeviceBuffer
 from slipstream.pipeline.train.config import TrainingConfig
-from slipstream.pipeline.train.data_loader import Batch, DeviceBuffer
+from slipstream.pipeline.train.data_loader import Batch
 from slipstream.pipeline.train.loop.objective import Teacher
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.pipeline.train.loop.probe import probe_model

@@ -46,6 +46,8 @@ KINDS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 STEP_MODULES = (
     "slipstream.pipeline.train.loop.step",
     "slipstream.pipeline.train.loop.objective",
+    "slipstream.pipeline.train.loop.fused_loss",
+    "slipstream.pipeline.train.loop.loss_kernels",
     "slipstream.pipeline.train.loop.optimizer",
     "slipstream.pipeline.train.loop.state",
     "slipstream.shared.models.arithmetic",

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from slipstream.shared.cron import next_times
-from slipstream.shared.settings import Settings, to_dict
+from slipstream.shared.settings import Settings, as_written
+from slipstream.shared.source.dates import dated_address, has_date
 from workflows.schedules.settings import (
     CHOICE,
     DEFAULT,
@@ -44,14 +45,18 @@ def main(environment: str) -> None:
 
 def described(name: str, schedule: AnySchedule, now: datetime) -> Iterator[str]:
     if schedule.cron:
-        times = ", ".join(f"{time:%a %Y-%m-%d %H:%M}" for time in next_times(schedule.cron, now, 3))
-        yield f"{schedule.cron}: {times}"
+        times = next_times(schedule.cron, now, 3)
+        yield f"{schedule.cron}: {', '.join(f'{time:%a %Y-%m-%d %H:%M}' for time in times)}"
+        if has_date(data := getattr(schedule, "data", "")):
+            yield f"data of these times: {', '.join(dated_address('data', data, time) for time in times)}"
         yield "skipped while the run before is still going"
     else:
         yield f"when it is started: pyflyte run remote-launchplan {name}"
     yield from work_of(schedule)
     if changed := changes(schedule.config):
         yield f"with {json.dumps(changed)}"
+    if labels := [f"{label}={value}" for label, value in schedule.all_labels.items()]:
+        yield f"labels its pods {', '.join(labels)}"
     if addresses := [*schedule.notify.email, *schedule.notify.slack]:
         yield f"tells {', '.join(addresses)} if it {', '.join(schedule.notify.on)}"
 
@@ -77,7 +82,7 @@ def work_of(schedule: AnySchedule) -> Iterator[str]:
 
 
 def changes(config: Settings) -> dict[str, object]:
-    return differing(to_dict(config), to_dict(type(config)()))
+    return differing(as_written(config), as_written(type(config)()))
 
 
 def differing(given: dict[str, Any], default: dict[str, Any]) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -12,11 +13,16 @@ from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.shared.cron import cron_error
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Settings, settings
+from slipstream.shared.source.dates import dated_address, has_date
 from slipstream.shared.toml_file import read_toml
 
 CHOICE = "SLIPSTREAM_SCHEDULES"
 DEFAULT = "development"
 SHIPPED = Path(__file__).parent
+#: Label by which Kueue finds the queue of a job.
+QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL = re.compile("([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 Phase = Literal["succeeded", "failed", "timed_out", "aborted"]
 
 
@@ -33,14 +39,40 @@ class Notify(Settings):
 
 @settings
 class Schedule(Settings):
-    """Settings of all kinds of schedules: the time (cron, UTC; empty: manual start only) and notifications."""
+    """Settings of all kinds of schedules: the time (cron, UTC; empty: manual start only) and notifications.
+
+    Labels and annotations are those of the execution, which propeller copies to its pods and PyTorchJobs. ``queue`` is
+    the label of a Kueue queue. ``data`` may hold ``{date}``, the UTC date of the run, and ``{date-1}``, the day before.
+    """
 
     cron: str = ""
     notify: Notify = field(default_factory=Notify)
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    service_account: str = ""
+    queue: str = ""
 
     def check(self) -> None:
         if self.cron and (wrong := cron_error(self.cron)):
             raise UserError(f'cron: "{self.cron}" is not allowed; {wrong}')
+        if self.queue and QUEUE in self.labels:
+            raise self.reject("queue", f"none with the label {QUEUE}, which names it")
+        for name, label in self.all_labels.items():
+            if not (LABEL_NAME.fullmatch(name) and LABEL.fullmatch(label)):
+                raise UserError(
+                    f"labels: {name}={label} is not allowed; expected a label of Kubernetes: at most 63 letters, "
+                    "digits, '-', '_' and '.'"
+                )
+        for name in ("data", "training_data"):
+            if has_date(address := getattr(self, name, "")):
+                dated_address(name, address, datetime.now(UTC))
+                if not self.cron or name == "training_data":
+                    raise self.reject(name, "an address without {date}: it is for the data of a schedule with cron")
+
+    @property
+    def all_labels(self) -> dict[str, str]:
+        """Labels with that of the queue."""
+        return {**self.labels, **({QUEUE: self.queue} if self.queue else {})}
 
 
 @settings

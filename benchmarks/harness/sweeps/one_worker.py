@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.sweeps.noted_trial import noted_trial
 from slipstream.config import RunConfig
+from slipstream.config_values import read_settings
 from slipstream.pipeline.sweep import worker
 from slipstream.pipeline.sweep.engine import run_trials
 from slipstream.pipeline.sweep.worker import WorkerPod
@@ -20,4 +21,4 @@ if __name__ == "__main__":
     worker.train_trial = noted_trial
     worker.MODULES = (*worker.MODULES, "harness.sweeps.noted_trial")
     pod = WorkerPod(place / "prepared", place / "scratch", 1, Holder("benchmark"))
-    run_trials(RunConfig.from_file(place / "run.json"), str(place / "store"), pod)
+    run_trials(read_settings(RunConfig, [str(place / "run.json")]), str(place / "store"), pod)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flytekit import FlyteContextManager, LaunchPlan, StructuredDataset
 from flytekit.configuration import SerializationSettings
@@ -18,28 +19,28 @@ from flytekit.interaction.click_types import StructuredDatasetParamType
 from flytekit.tools.serialize_helpers import get_registrable_entities
 from google.protobuf.message import Message
 
+from slipstream.config_values import combined, read_part
 from slipstream.flyte.settings_type import from_client
 from slipstream.operations.doctor.archive import workflow_nodes
 from slipstream.shared.errors import UserError
-from slipstream.shared.settings import Settings, differences, to_dict
+from slipstream.shared.profiles.profile import current_profile
+from slipstream.shared.settings import Settings, as_written, differences, is_settings, to_dict
 from slipstream.shared.storage import STORES
 
 
 class SettingsParam(click.ParamType):
-    """Click type of settings: JSON on the command line, or the name of a YAML or JSON file."""
+    """Click type of a part of settings: a YAML or JSON file, JSON, or a single value."""
 
-    name = "JSON, or a YAML or JSON file"
+    name = "FILE, JSON or setting=value"
 
     def __init__(self, settings: type[Settings]) -> None:
         self.settings = settings
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, (self.settings, ArtifactQuery)):
-            return value
-        if not isinstance(value, str):  # from flytekit's --inputs-file
-            return self.settings.from_dict(value)
-        inline = value.lstrip().startswith(("{", "["))
-        return self.settings.from_json(value) if inline else self.settings.from_file(Path(value))
+        if isinstance(value, Settings):
+            return to_dict(value)
+        # Others are from flytekit's --inputs-file.
+        return read_part(self.settings, value) if isinstance(value, str) else value
 
 
 class DatasetParam(StructuredDatasetParamType):
@@ -70,14 +71,15 @@ def default_text(settings: type[Settings], default: Any) -> Any:
 def describe_settings(option: click.Option, settings: type[Settings], description: str, default: Any) -> None:
     """Show no schema, and of the default what is changed."""
     option.default = default_text(settings, default)
-    option.help = "; ".join(filter(None, [description, "slipstream schema lists all settings"]))
+    option.help = "; ".join(filter(None, [description, "may be given several times; docs/settings.md lists all"]))
     if isinstance(option.default, str):
         option.show_default = shown_default(settings, option.default)
+        option.default = [option.default]
 
 
 def shown_default(settings: type[Settings], text: str) -> str:
     try:
-        changed = differences(to_dict(from_client(settings, text)), to_dict(settings()))
+        changed = differences(as_written(from_client(settings, text)), as_written(settings()))
     except UserError:
         return text
     return json.dumps(changed) if changed else "all defaults"
@@ -112,8 +114,8 @@ def shorten_help(command: click.Command, module: str, entity: Any) -> None:
 def refine_option(option: click.Option, python_type: Any) -> None:
     """Give flytekit's option a type of this module, and an error for a missing required value."""
     # flytekit gives options a default of None, which hides from click that a value is missing.
-    if isinstance(python_type, type) and issubclass(python_type, Settings):
-        option.type = SettingsParam(python_type)
+    if is_settings(python_type):
+        option.type, option.multiple = SettingsParam(python_type), not isinstance(option.default, ArtifactQuery)
     elif python_type is StructuredDataset:
         option.type = DatasetParam()
     convert = option.callback
@@ -121,18 +123,35 @@ def refine_option(option: click.Option, python_type: Any) -> None:
     def convert_given(context: click.Context, param: click.Parameter, value: Any) -> Any:
         if param.required and value is None and not context.resilient_parsing:
             raise UserError(f"{param.opts[0]}: is missing; expected a value for it; --help lists all options")
-        if param.name == "base" and value and getattr(context.obj, "is_remote", False):
-            refuse_local_base(value)
+        if param.name in TO_UPLOAD and isinstance(value, str) and getattr(context.obj, "is_remote", False):
+            refuse_local_path(param.opts[0], value, TO_UPLOAD[param.name])
+        if is_settings(python_type) and isinstance(value, tuple):
+            given = context.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT
+            value = combined(python_type, value) if given else python_type.from_dict(*value) if value else None
         return convert(context, param, value) if convert else value
 
     option.callback = convert_given
 
 
-def refuse_local_base(base: str) -> None:
-    if not base.startswith(STORES):
+#: What to do for the addresses among a workflow's inputs. flytekit itself uploads directories and tables.
+TO_UPLOAD = {
+    "base": "upload the directory with config.json, the safetensors and the tokenizer",
+    "data": "upload the files",
+    "training_data": "upload the files",
+    "registry": "upload the registry, or let the first promotion start one there",
+    "output": "scores are written there",
+}
+
+
+def refuse_local_path(option: str, given: str, what: str) -> None:
+    """Raise ``UserError`` for a path that no pod can read: neither in a store nor on a volume of the profile."""
+    profile = current_profile()
+    volumes = [volume.path for placement in (profile.default, *profile.stages.values()) for volume in placement.volumes]
+    mounted = any(f"{given}/".startswith(f"{path}/") for path in volumes)
+    if given and not given.startswith(STORES) and not mounted:
         raise UserError(
-            f"--base: {base}: pods cannot read this machine's disk or cache; expected an address in a store: upload "
-            "the directory with config.json, the safetensors and the tokenizer, and give its address (s3://, gs://, abfs://)"
+            f"{option}: {given}: pods cannot read this machine's disk or cache; expected an address in a store (s3://, "
+            f"gs://, abfs://) or a path on a volume of the profile: {what}"
         )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flytekit import current_context
 
+from slipstream.flyte.metadata import SPOT
 from slipstream.shared.artifacts.workspaces import STORE
 from slipstream.shared.logs import logger
 from slipstream.shared.profiles.placement import Placement
@@ -77,7 +78,9 @@ def stage_sampled(stage: str, *, local: bool) -> Iterator[SampledStage]:
 
 
 def spot(placement: Placement) -> bool:
-    return placement.interruptible
+    """Return whether this pod is interruptible: as its execution chose, else as its profile asks."""
+    chosen = os.environ.get(SPOT)
+    return chosen == "true" if chosen else placement.interruptible
 
 
 def labels_of(stage: str, facts: NodeFacts, *, local: bool) -> MetricLabels:

@@ -54,11 +54,13 @@ class RegistrationArchive:
 
     def uses(self) -> list[TaskUse]:
         """Return every task as declared, and once more for every node that overrides a compared property."""
-        uses = [TaskUse(short_task_name(name), template) for name, template in self.tasks.items()]
+        spot = any(workflow.metadata_defaults.interruptible for workflow in self.workflows.values())
+        uses = [TaskUse(short_task_name(name), template, None, spot) for name, template in self.tasks.items()]
         for name, workflow in self.workflows.items():
+            by_default = workflow.metadata_defaults.interruptible
             for identity, node in workflow_nodes(workflow):
                 task = self.tasks.get(node.task_node.reference_id.name)
-                if task is not None and (use := TaskUse(f"{name}/{identity}", task, node)).differs:
+                if task is not None and (use := TaskUse(f"{name}/{identity}", task, node, by_default)).differs:
                     uses.append(use)
         return uses
 
@@ -75,11 +77,13 @@ class TaskUse:
     where: str
     task: TaskTemplate
     node: Node | None = None
+    #: Default of its workflow, for tasks and nodes that leave ``interruptible`` unset.
+    interruptible_by_default: bool = False
 
     @property
     def differs(self) -> bool:
         """True if the node overrides a property of ``OVERRIDDEN``."""
-        declared = TaskUse("", self.task)
+        declared = TaskUse("", self.task, None, self.interruptible_by_default)
         return any(getattr(self, name) != getattr(declared, name) for name in OVERRIDDEN)
 
     @property
@@ -105,9 +109,9 @@ class TaskUse:
 
     @property
     def interruptible(self) -> bool:
-        if self.node and self.node.metadata.WhichOneof("interruptible_value"):
-            return bool(self.node.metadata.interruptible)
-        return bool(self.task.metadata.interruptible)
+        metadata = (self.node.metadata if self.node else None, self.task.metadata)
+        own = (each.interruptible for each in metadata if each and each.WhichOneof("interruptible_value"))
+        return bool(next(own, self.interruptible_by_default))
 
     @cached_property
     def pod(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def check_cluster(package: RegistrationArchive, ask: Ask = kubectl) -> DoctorRep
         return DoctorReport(unchecked=(f"the cluster: no current context ({error})",))
     uses = package.uses()
     report = DoctorReport(checked=(f"the cluster of kubectl's context {context}",))
-    for look in (check_operator, check_priorities, check_nodes, check_competing_jobs):
+    for look in (check_operator, check_priorities, check_named_objects, check_nodes, check_competing_jobs):
         try:
             report += look(uses, ask)
         except KubectlError as error:
@@ -73,11 +73,18 @@ def check_operator(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
         what = f"the cluster's {CRD} is {version}"
         findings = (Finding("warning", "the cluster", what, "its elastic jobs behave differently", fix),)
     containers = operator_containers(ask)
+    unchecked: tuple[str, ...] = ()
     if not containers:
-        what = "no deployment runs the training operator"
-        findings += (Finding("warning", "the cluster", what, "jobs are created, but their pods never start", fix),)
+        waiting = [
+            job["metadata"]["name"] for job in list_objects(ask, CRD, "--all-namespaces") if not job.get("status")
+        ]
+        if waiting:
+            what = f"no deployment runs the training operator, and the job {waiting[0]} has no status"
+            findings += (Finding("warning", "the cluster", what, "the pods of jobs never start", fix),)
+        else:
+            unchecked = ("whether the training operator runs: no deployment has its image, and no job waits for it",)
     images = ", ".join(sorted({container["image"] for container in containers})) or "no deployment"
-    return DoctorReport(findings, (f"training operator: {CRD} {version}, {images}",))
+    return DoctorReport(findings, (f"training operator: {CRD} {version}, {images}",), unchecked)
 
 
 def generation(definition: KubeObject) -> str:
@@ -113,6 +120,59 @@ def check_priorities(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
         if name not in there
     ]
     return DoctorReport(tuple(findings), (f"priority classes {', '.join(sorted(set(wanted.values())))}",))
+
+
+# Objects in the namespace of the pods
+
+
+#: Kinds of objects that pods name, with the settings of a profile that name them.
+NAMED = {
+    "serviceaccounts": "service_account",
+    "podtemplates": "pod_template_name",
+    "persistentvolumeclaims": "volumes",
+    "secrets": "secrets",
+}
+
+
+def named_objects(use: TaskUse) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of the objects that a task's pods name."""
+    if account := use.pod.get("serviceAccountName"):
+        yield "serviceaccounts", account
+    if template := use.task.metadata.pod_template_name:
+        yield "podtemplates", template
+    for volume in use.pod.get("volumes") or []:
+        if claim := volume.get("persistentVolumeClaim", {}).get("claimName"):
+            yield "persistentvolumeclaims", claim
+    for secret in use.task.security_context.secrets:
+        yield "secrets", secret.group
+
+
+def check_named_objects(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
+    """Report objects that no namespace of Flyte's has; a pod that names one of them is never created or started."""
+    named: dict[tuple[str, str], str] = {}
+    for use in uses:
+        for kind_and_name in named_objects(use):
+            named.setdefault(kind_and_name, use.where)
+    findings, unchecked = [], []
+    for kind in sorted({kind for kind, _ in named}):
+        try:
+            there = {each["metadata"]["name"] for each in list_objects(ask, kind, "--all-namespaces")}
+        except KubectlError as error:
+            unchecked.append(str(error))
+            continue
+        findings += [
+            Finding(
+                "error",
+                where,
+                f"the cluster has no {kind[:-1]} {name}",
+                "the pods that name it are refused or wait until the timeout",
+                f"create it in the namespace of the executions, or change {NAMED[kind]} in the profile",
+            )
+            for (of, name), where in named.items()
+            if of == kind and name not in there
+        ]
+    checked = (f"that there are {', '.join(sorted(f'{kind[:-1]} {name}' for kind, name in named))}",) if named else ()
+    return DoctorReport(tuple(findings), checked, tuple(unchecked))
 
 
 # Nodes
@@ -162,7 +222,7 @@ def competing(use: TaskUse, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
             f"the cluster has room for {room} pods, but not for two jobs of {use.pods}, and nothing starts all pods of "
             "a job or none",
             "two jobs can get some of their pods each and wait for the others, until one gives up after 15 minutes",
-            f"start the training operator with {GANG_SCHEDULER}, or admit jobs by Kueue",
+            f"start the training operator with {GANG_SCHEDULER}, or admit jobs by Kueue (Flyte 1.16.6 or newer)",
         )
 
 

@@ -52,15 +52,17 @@ def main(
     if profile or package.is_dir():
         click.echo((fitting := check_directory(package, profile, bool(limits or trained))).text(width))
         sys.exit(int(fitting.failed))
-    from slipstream.operations.doctor.archive import Limits, LimitsFile, read_package
+    from slipstream.operations.doctor.archive import LimitsFile, read_package
     from slipstream.operations.doctor.cluster import check_cluster
+    from slipstream.operations.doctor.kubectl import kubectl
     from slipstream.operations.doctor.package import SaveTime, check_package, measured_save
+    from slipstream.operations.doctor.propeller import admin_limits
 
     packaged = read_package(package)
     dockerfiles = sorted(package.parent.glob("images/*.Dockerfile"))
     report = check_package(
         packaged,
-        LimitsFile.from_toml(limits).limits if limits else Limits(),
+        LimitsFile.from_toml(limits).limits if limits else admin_limits(kubectl),
         measured_save(trained) if trained else SaveTime(),
         dockerfiles,
     )

@@ -43,7 +43,6 @@ ASSUMED_SAVE_S = 30.0
 #: Slipstream's rendezvous.
 START_S = 15 * 60
 REFUSED = "registration is refused"
-DEFAULT_LIMITS = " (Flyte's defaults; --limits FILE sets yours)"
 MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "stable"})
 #: Time zone prefix that Flyte's scheduler reads, unlike croniter.
 TIME_ZONE = re.compile(r"^(CRON_)?TZ=\S+\s+")
@@ -72,9 +71,12 @@ def measured_save(trained: Path) -> SaveTime:
 
 
 def check_package(
-    package: RegistrationArchive, limits: Limits, save: SaveTime, dockerfiles: list[Path]
+    package: RegistrationArchive, limits: Limits | None, save: SaveTime, dockerfiles: list[Path]
 ) -> DoctorReport:
-    """Return all findings about a package; ``dockerfiles`` are those of its images."""
+    """Return all findings about a package; ``dockerfiles`` are those of its images.
+
+    ``limits`` are the platform's per task; None if they are unknown.
+    """
     uses = package.uses()
     findings = [*attribute_paths(package)]
     for use in uses:
@@ -92,15 +94,18 @@ def check_package(
     for file in dockerfiles:
         findings += user_of_image(file, needs_number)
     images = sorted({use.image for use in uses if use.image})
-    limited = ", ".join(f"{limit} {name}" for name in LIMITED if (limit := limits.of(name)))
     checked = [
         f"attribute paths, spot and retries, timeouts, accelerators, disk, users and schedules of {len(package.tasks)} "
         f"tasks, {len(package.workflows)} workflows, {len(package.launch_plans)} launch plans",
-        f"requests against the platform's limits of {limited}{DEFAULT_LIMITS if limits == Limits() else ''}",
         f"grace periods against a save of {save.seconds:g} s ({save.source})",
         f"images {', '.join(images)}",
     ]
     unchecked = []
+    if limits is None:
+        unchecked.append("requests against the platform's limits per task: --limits FILE states them")
+    else:
+        limited = ", ".join(f"{limit} {name}" for name in LIMITED if (limit := limits.of(name)))
+        checked.append(f"requests against the platform's limits of {limited or 'nothing'}")
     if dockerfiles:
         checked.append(f"the users of {', '.join(str(file) for file in dockerfiles)}")
     else:
@@ -109,7 +114,7 @@ def check_package(
     return DoctorReport(tuple(findings), tuple(checked), tuple(unchecked))
 
 
-def over_limits(use: TaskUse, limits: Limits) -> Iterator[Finding]:
+def over_limits(use: TaskUse, limits: Limits | None) -> Iterator[Finding]:
     """Yield requests over the platform's limits.
 
     FlyteAdmin compares only requests, rounded up to whole units.
@@ -126,7 +131,7 @@ def over_limits(use: TaskUse, limits: Limits) -> Iterator[Finding]:
         if limit and (asked > most or (name == GPU and asked != most)):
             what = f"{name}: the request {requested} does not fit its limit {limit}"
             yield Finding("error", use.where, what, REFUSED, "make them equal")
-        allowed = limits.of(name)
+        allowed = limits.of(name) if limits else ""
         if allowed and max(asked, most) > (parse_kubernetes_quantity(allowed) or 0):
             what = f"{name} {max(requested, limit or '', key=size_in_bytes)} is over the platform's {allowed}"
             fix = f"raise task_resources.limits.{limit_name(name)} in FlyteAdmin's configuration, or ask for less"

@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
 import yaml
 
+from slipstream.operations.doctor.archive import Limits
 from slipstream.operations.doctor.findings import DoctorReport, Finding
 from slipstream.operations.doctor.kubectl import Ask, KubectlError, KubeObject, list_objects
+from slipstream.shared.errors import UserError
 
 #: Parsed YAML of a configuration file.
 Settings = Mapping[object, object]
@@ -74,7 +76,7 @@ def check_propeller(ask: Ask, others: Sequence[ConfigCheck] = ()) -> DoctorRepor
         deployments = list_objects(ask, "deployments", "--all-namespaces")
     except KubectlError as error:
         return unchecked(str(error))
-    all_propellers = [propeller for deployment in deployments for propeller in propellers(deployment)]
+    all_propellers = [propeller for deployment in deployments for propeller in components(deployment, CONTAINERS)]
     if not all_propellers:
         return unchecked("no deployment runs propeller as Flyte's charts do")
     checks = (check_retries, *others)
@@ -132,21 +134,47 @@ def unread_secrets(propeller: Propeller) -> DoctorReport:
     return unchecked(f"Secret {', '.join(others)} of {propeller.where} may set more") if others else DoctorReport()
 
 
+# Limits of FlyteAdmin
+
+#: Names of FlyteAdmin's containers in the charts, and the charts.
+ADMINS = {"flyte": "flyte-binary", "flyteadmin": "flyte-core"}
+
+
+def admin_limits(ask: Ask) -> Limits | None:
+    """Return the limits per task by the ConfigMaps of FlyteAdmin; None if none can be read.
+
+    A limit that they do not set has Flyte's default, an empty or zero one is none.
+    """
+    try:
+        deployments = list_objects(ask, "deployments", "--all-namespaces")
+        admins = [admin for deployment in deployments for admin in components(deployment, ADMINS) if admin.config_maps]
+        files = [read_files(admin, ask) for admin in admins]
+        if len(files) != 1:
+            return None
+        names = [each.name for each in fields(Limits)]
+        found = {name: last_setting(files[0], "task_resources", "limits", name.replace("_", "")) for name in names}
+        found |= {name: value for name in names if (value := last_setting(files[0], "task_resources", "limits", name))}
+        return Limits.from_dict({name: str(value) for name, value in found.items() if value is not None})
+    except (KubectlError, UnreadableConfig, UserError):
+        return None
+
+
 # Relevant ConfigMaps
 
 
-def propellers(deployment: KubeObject) -> Iterator[Propeller]:
+def components(deployment: KubeObject, charts: Mapping[str, str]) -> Iterator[Propeller]:
+    """Yield the containers of a deployment whose names are in ``charts``, with the sources of their configuration."""
     pod = deployment["spec"]["template"]["spec"]
     for container in pod["containers"]:
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         directory, _, pattern = command_line_option(words, "--config").rpartition("/")
-        if container["name"] not in CONTAINERS or not directory:
+        if container["name"] not in charts or not directory:
             continue
         sources = mounted_volumes(pod, container, directory)
         yield Propeller(
             namespace=deployment["metadata"]["namespace"],
             deployment=deployment["metadata"]["name"],
-            chart=CONTAINERS[container["name"]],
+            chart=charts[container["name"]],
             pattern=pattern,
             config_maps=tuple(source["configMap"]["name"] for source in sources if "configMap" in source),
             secrets=tuple(source["secret"]["name"] for source in sources if "secret" in source),

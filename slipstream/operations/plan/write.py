@@ -31,8 +31,8 @@ def profile_toml(choice: CapacityChoice, planned: Planned | None = None) -> str:
     spot = outcome.way == SPOT
     hours = outcome.hours.high
     lines = [f"# Written by slipstream plan: {choice}; {hours:.3g} h with 95 % probability."]
-    if outcome.between_failures_s:
-        lines.append(f"# In run.yaml, training.mean_time_between_failures: {outcome.between_failures_s:.0f}")
+    if seconds := round(outcome.between_failures_s or 0):
+        lines.append(f"# In run.yaml, training.checkpoint_interval: {{mean_time_between_failures: {seconds}}}")
     lines += [f'extends = "{option.profile}"', ""] if option.profile else []
     group: dict[str, object] = (
         {}

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from slipstream.config import RunConfig
+from slipstream.config_values import read_settings
 from slipstream.pipeline.collectives.compare import compare_with_history
 from slipstream.pipeline.collectives.engine import benchmark_interconnect
 from slipstream.pipeline.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
@@ -67,7 +68,7 @@ def report_errors_once() -> Iterator[None]:
 @click.command(cls=OneSpeaker)
 @click.argument("what", type=click.Choice(["benchmark", "compare", "tune"]), default="benchmark")
 @click.option("--processes", type=click.IntRange(1), help="Number of processes to start [default: one per GPU, or 2].")
-@click.option("--config", "file", type=click.Path(path_type=Path), help="YAML or JSON file with the settings of a run.")
+@click.option("--config", "given", multiple=True, help="Settings of a run: YAML or JSON file, JSON, or setting=value.")
 @click.option("--json", "json_file", type=OUTPUT, help="Also write the profile with all raw times to this file.")
 @click.option("--csv", "csv_file", type=OUTPUT, help="Also write one line per case to this file.")
 @click.option("--nccl-csv", type=OUTPUT, help="For tune: also write the table of NCCL's tuner plugin to this file.")
@@ -77,7 +78,7 @@ def report_errors_once() -> Iterator[None]:
 def main(
     what: str,
     processes: int | None,
-    file: Path | None,
+    given: tuple[str, ...],
     json_file: Path | None,
     csv_file: Path | None,
     nccl_csv: Path | None,
@@ -95,7 +96,7 @@ def main(
 
     Example: torchrun --nproc-per-node 8 -m slipstream collectives
     """
-    run = RunConfig.from_file(file) if file else RunConfig()
+    run = read_settings(RunConfig, given)
     config = run.collectives
     if not any(name in os.environ for name in TORCHRUN_VARIABLES):
         gpus = visible_gpus()

@@ -24,7 +24,7 @@ from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial, ModelSize
 from slipstream.shared.artifacts.results.export import Estimate
 from slipstream.shared.comparison.latencies import Workload, measure_latencies
-from slipstream.shared.comparison.quality import UNITS, QualityLoss, in_words, passes_gate, quality_loss
+from slipstream.shared.comparison.quality import UNITS, QualityLoss, in_words, quality_loss
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model
@@ -203,7 +203,7 @@ def choose_model(
     model, rows = models[winner.name], held_out_rows(work.data)
     loss = loss_on(work, decided_outputs(model, rows), rows)
     answer, words = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
-    if given or passes_gate(answer, config.when_in_doubt):
+    if given or config.passes(answer):
         doubt = (
             ""
             if answer == "passed"
@@ -221,7 +221,7 @@ def removable_shares(config: CompressionConfig) -> list[float]:
 
 def smallest_passing(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
     """Return the most compressed passing candidate."""
-    passed = [one for one in tried if passes_gate(one.answer, config.when_in_doubt)]
+    passed = [one for one in tried if config.passes(one.answer)]
     return max(passed, key=lambda one: one.candidate, default=None)
 
 
@@ -230,7 +230,7 @@ def next_candidate(count: int, tried: Sequence[CompressionTrial], config: Compre
 
     If the search or its time is over, return a trained candidate: the best, or else the last.
     """
-    good = {one.candidate for one in tried if passes_gate(one.answer, config.when_in_doubt)}
+    good = {one.candidate for one in tried if config.passes(one.answer)}
     low = max(good, default=-1)
     high = min((one.candidate for one in tried if one.candidate > low and one.candidate not in good), default=count)
     spent = sum({one.candidate: one.seconds for one in tried}.values())

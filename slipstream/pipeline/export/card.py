@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from slipstream.shared.artifacts.prepared.card import BEHIND_THE_END, Card
 from slipstream.shared.artifacts.results.export import (
@@ -13,14 +15,38 @@ from slipstream.shared.artifacts.results.export import (
     LibraryFiles,
     VariantFigures,
 )
+from slipstream.shared.one_line import one_line
 
+#: Settings of the model and of training that the card lists, and the number of classes that it names.
+MODEL_SETTINGS = ("name", "arguments", "base", "quantise")
+TRAINING_SETTINGS = (
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "weight_decay",
+    "warmup",
+    "clip_norm",
+    "label_smoothing",
+    "ema",
+    "patience",
+    "precision",
+    "seed",
+)
+CLASSES_NAMED = 20
 BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI computes other, wrong numbers"}
 
 
-def model_card(signature: DeployedSignature, report: ExportReport, data: Card, code: Sequence[str]) -> str:
-    """Return the card as Markdown.
+def model_card(
+    signature: DeployedSignature,
+    report: ExportReport,
+    data: Card,
+    code: Sequence[str],
+    made_by: Mapping[str, Any],
+) -> str:
+    """Return the card as Markdown. It has no date, so equal models have equal cards.
 
-    ``data`` is the data card; ``code`` are the code versions that trained the model.
+    ``data`` is the data card, ``code`` are the code versions that trained the model, and ``made_by`` is the provenance
+    of the trained model.
     """
     rows = data["rows"]
     start = f"\nIn the training data, {BEHIND_THE_END}.\n" if BEHIND_THE_END in data["warnings"] else ""
@@ -36,6 +62,18 @@ def model_card(signature: DeployedSignature, report: ExportReport, data: Card, c
 
 Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
 {trained_by}{start}
+## Intended use
+
+To predict `{signature.target}` for rows of the same source and period as the training data:
+{in_a_line(data["source"])}.
+Rows of another source or a later time may be predicted worse than measured here; scoring reports such drift.
+
+## Data
+
+{data_section(data)}
+## Settings
+
+{settings_section(made_by)}
 ## Use
 
 {on_tensors(signature)}
@@ -45,6 +83,39 @@ Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
 
 {measurements_section(report) if report.variants else f"There is no ONNX model: {report.why}."}
 """
+
+
+def data_section(data: Card) -> str:
+    """Return the rows by split, and the classes with their rows."""
+    rows, classes = data["rows"], data["classes"]
+    lines = [
+        f"{rows['read']:,} rows read, {rows['kept']:,} kept, {rows['quarantined']:,} quarantined: {rows['train']:,} to "
+        f"train, {rows['validation']:,} to validate, {rows['test']:,} to test. Columns: {len(data['columns'])}."
+    ]
+    if classes:
+        most = sorted(classes.items(), key=lambda each: -sum(each[1].values()))
+        named = ", ".join(f"{in_a_line(name)} ({sum(counts.values()):,})" for name, counts in most[:CLASSES_NAMED])
+        lines.append(f"Classes, by rows: {named}{', …' if len(most) > CLASSES_NAMED else ''}.")
+    if data["warnings"]:  # they may quote cells, which a model that is passed on must not
+        lines.append(f"The data card has {len(data['warnings'])} warning(s).")
+    return "\n".join(f"{line}\n" for line in lines)
+
+
+def settings_section(made_by: Mapping[str, Any]) -> str:
+    """Return a table of the settings that decide the trained model, as far as its provenance has them."""
+    model, training = made_by.get("model"), made_by.get("training")
+    named = {f"model.{name}": model[name] for name in MODEL_SETTINGS if isinstance(model, dict) and name in model}
+    if isinstance(training, dict):
+        named |= {f"training.{name}": training[name] for name in TRAINING_SETTINGS if name in training}
+    if not named:
+        return "Not recorded.\n"
+    lines = [f"| `{name}` | `{in_a_line(json.dumps(value))}` |" for name, value in named.items()]
+    return "\n".join(["| setting | value |", "|---|---|", *lines, ""])
+
+
+def in_a_line(text: str) -> str:
+    """Return a name from the data or a setting without characters that would end its place in the Markdown."""
+    return one_line(text).replace("|", "\\|").replace("`", "'")
 
 
 def trained_by_code(versions: Sequence[str]) -> str:
@@ -136,8 +207,12 @@ def variants_table(all_variants: list[VariantFigures]) -> str:
         label = f"**{v.name}**" if v.chosen else v.name
         lines.append([label, v.file or "", f"{v.bytes:,}", *timings, *scored])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    verdicts = [f"- {v.name}, {v.verdict}: {v.reason}" for v in all_variants]
-    return "\n\n".join([table, "\n".join(verdicts)])
+    verdicts = [f"- {v.name}, {v.verdict}: {v.reason}" for v, _ in timed]
+    others = [f"- {v.name}, {v.verdict}: {v.reason}" for v in all_variants if not v.metrics]
+    parts = [table, "\n".join(verdicts)]
+    if others:
+        parts += [f"<details><summary>{len(others)} more, not timed</summary>", "\n".join(others), "</details>"]
+    return "\n\n".join(parts)
 
 
 def cell(estimate: Estimate | None) -> str:

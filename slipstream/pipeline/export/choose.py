@@ -16,7 +16,7 @@ from slipstream.pipeline.export.session import onnx_predictor
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.export import Estimate, LatencyFigures, VariantFigures
 from slipstream.shared.comparison.latencies import PERCENTILES, Load, calls_needed
-from slipstream.shared.comparison.quality import QualityLoss, in_words, passes_gate
+from slipstream.shared.comparison.quality import QualityLoss, in_words
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import CpuModel
 from slipstream.shared.models.metrics import compute_scores
@@ -109,7 +109,7 @@ def best_at(fp32: Contender, others: Sequence[Contender], config: ExportConfig, 
 
 def keeps_quality(each: Contender, config: ExportConfig) -> bool:
     answer = each.loss.answer(config.max_loss) if each.loss else "passed"
-    return passes_gate(answer, config.when_in_doubt)
+    return config.passes(answer)
 
 
 def is_faster(each: Contender, config: ExportConfig, batch: int) -> bool:

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.shared.settings import LARGEST, Positive, Settings, settings
+from slipstream.shared.comparison.config import GateConfig
+from slipstream.shared.settings import LARGEST, Positive, settings
+from slipstream.shared.spelling import NO_NUMBER, NO_TEXT
 
 
 @settings
-class ExportConfig(Settings):
+class ExportConfig(GateConfig):
     """Settings of the variants, their measurement and the gate."""
 
     section = "export"
@@ -26,12 +28,6 @@ class ExportConfig(Settings):
     calibration_rows: Annotated[int, Field(ge=16, le=LARGEST)] = 200
     """Rows of the training split that calibrate static INT8 variants; a training split of fewer than 16 rows gives
     none."""
-    max_loss: Annotated[float, Field(ge=0)] = 1.0
-    """Points of accuracy (or percent of RMSE) that a variant may lose: the one-sided 95 % upper limit of its loss must
-    be below."""
-    when_in_doubt: Literal["keep", "take"] = "keep"
-    """Choice if it is not significant whether a variant's loss is within ``max_loss``: "keep" FP32, or "take" the
-    variant."""
     evidence: Literal["test", "test+validation"] = "test"
     """Splits whose rows measure the loss. The validation split was also used to select weights and finalists, so it is
     biased."""
@@ -42,14 +38,14 @@ class ExportConfig(Settings):
     """Batch size at which the variant is chosen."""
     min_speedup: Annotated[float, Field(gt=0)] = 1.05
     """Required speedup over FP32, by its lower 95 % limit; ignored with ``optimise: size``."""
-    budget_ms: Annotated[float, Field(ge=0)] = 0.0
-    """Maximum latency in milliseconds of a call with ``decide_at_batch`` rows; 0: no limit."""
+    budget_ms: Annotated[float, Field(ge=0), NO_NUMBER] = 0.0
+    """Maximum latency in milliseconds of a call with ``decide_at_batch`` rows; null: no limit."""
     budget_percentile: Literal["p50", "p90", "p99"] = "p50"
     """Percentile of the latency that ``budget_ms`` limits."""
-    budget_mb: Annotated[float, Field(ge=0)] = 0.0
-    """Maximum file size, in 1e6 bytes; 0: no limit."""
-    price_per_hour: Annotated[float, Field(ge=0)] = 0.0
-    """Price per hour of the measured threads, from which the price per million predictions is computed; 0: not
+    budget_mb: Annotated[float, Field(ge=0), NO_NUMBER] = 0.0
+    """Maximum file size, in 1e6 bytes; null: no limit."""
+    price_per_hour: Annotated[float, Field(ge=0), NO_NUMBER] = 0.0
+    """Price per hour of the measured threads, from which the price per million predictions is computed; null: not
     reported."""
     provider: Literal["cpu", "cuda"] = "cpu"
     """Device that runs and times variants. "cuda" tries FP16 and BF16, and needs onnxruntime-gpu in place of
@@ -65,8 +61,8 @@ class ExportConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of a transformer's weights in hugging-face/, to which measured weights are rounded, too: "auto" is that of
     the base, or float32 without one."""
-    licence: str = ""
-    """Licence that is recorded in the model's files, such as "Apache-2.0"."""
+    licence: Annotated[str, NO_TEXT] = ""
+    """Licence that is recorded in the model's files, such as "Apache-2.0"; null: none."""
     sample_rows: Literal["drawn", "real"] = "drawn"
     """Rows exported for ``slipstream check``: "drawn" at random from schema and vocabularies, or "real" rows of the
     test split."""

@@ -105,7 +105,8 @@ def export(
     dtype = weights_dtype(config.dtype, trained.inherited)
     libraries = write_libraries(writer, network, trained, data, dtype)
     if why := too_large(model, config):
-        return export_weights(writer, libraries, data, config, made_by, machine_figures(machine, config), why, code)
+        figures = machine_figures(machine, config)
+        return export_weights(writer, libraries, data, config, made_by, figures, why, code, trained.artifact.made_by)
     merge_adapters(network)
     round_weights(network, dtype)
     test, threshold = held_out_rows(data), trained.threshold
@@ -165,7 +166,7 @@ def export(
     if distributions := model_distributions(chosen.load(), data):
         write_record(writer, DISTRIBUTIONS, distributions)
     write_descriptions(writer, report, deployed, data)
-    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card, code).encode())
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card, code, trained.artifact.made_by).encode())
     return finish_package(writer, made_by)
 
 

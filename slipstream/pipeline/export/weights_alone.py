@@ -65,10 +65,12 @@ def export_weights(  # noqa: PLR0913 - all that the artifact holds
     machine: MachineFigures,
     why: str,
     code: Sequence[str],
+    trained_by: Mapping[str, object],
 ) -> Artifact:
     """Write the artifact of a model without ONNX variants; ``why`` is the reason.
 
-    ``code`` are the code versions that trained the model. Raises ``UserError`` if ``libraries`` lack Hugging Face
+    ``code`` are the code versions and ``trained_by`` the
+    provenance of the trained model. Raises ``UserError`` if ``libraries`` lack Hugging Face
     files.
     """
     if not any(each.name == HUGGING_FACE for each in libraries):
@@ -95,7 +97,7 @@ def export_weights(  # noqa: PLR0913 - all that the artifact holds
     write_record(writer, SIGNATURE, deployed)
     for name in deployed.preprocessing:
         writer.write_bytes(name, data.artifact.read_bytes(name))
-    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card, code).encode())
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card, code, trained_by).encode())
     return finish_package(writer, made_by)
 
 

@@ -21,7 +21,7 @@ from slipstream.shared.artifacts.prepared.token_rows import FILES
 from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.export import DeployedSignature, Holdout
 from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision
-from slipstream.shared.comparison.quality import baseline_wins, in_words, paired_loss, passes_gate, predicted_answers
+from slipstream.shared.comparison.quality import baseline_wins, in_words, paired_loss, predicted_answers
 from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records
 
@@ -274,7 +274,7 @@ def promotion_decision(
     answer = loss.answer(config.max_loss)
     if answer == "passed" and doubt:
         answer = "can't tell"
-    passed = passes_gate(answer, config.when_in_doubt)
+    passed = config.passes(answer)
     why = f"against version {served.version}: {in_words(loss, task, config.max_loss, 'test')}"
     if paired.left_out:
         why += f"; {paired.left_out} rows are skipped because that version may know their texts from training"

@@ -17,10 +17,13 @@ from slipstream.pipeline.report.pages.report_page import report_page
 from slipstream.pipeline.report.run_directory import (
     CARD,
     CARD_DATA,
+    DATED_CARD,
     MODEL,
     PREPARED,
+    RAW_MODEL,
     REPORT,
     SUMMARY,
+    TRAINED,
     RunOrigin,
     copy_model,
     link_artifact,
@@ -42,7 +45,7 @@ from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.shared.artifacts.records import read_record
 from slipstream.shared.artifacts.results.compression import Compression
 from slipstream.shared.artifacts.results.evaluation import PlotData
-from slipstream.shared.artifacts.results.export import KIND, SIGNATURE, DeployedSignature, read_export
+from slipstream.shared.artifacts.results.export import KIND, MODEL_CARD, SIGNATURE, DeployedSignature, read_export
 from slipstream.shared.artifacts.results.ledger import read_figures
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
@@ -64,10 +67,12 @@ def build_report(  # noqa: PLR0913 - all that a run has to say
     store: ArtifactStore | None = None,
     sweep: Sweep | None = None,
     origin: RunOrigin | None = None,
+    links: bool = True,
 ) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return its summary.
 
-    ``config`` is the whole configuration by section. Charts are cached in ``store``.
+    ``config`` is the whole configuration by section. Charts are cached in ``store``. With ``links`` the
+    directory has prepared data and trained model, too, as hard links.
 
     Raises ``DamagedArtifact`` if the exported model or the data card is damaged.
     """
@@ -76,15 +81,33 @@ def build_report(  # noqa: PLR0913 - all that a run has to say
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, directory)
+        write_dated_card(directory, now)
         write_card(results.prepared, results.card, directory, now)
+        if links:
+            link_artifact(results.prepared, directory / PREPARED)
+            link_artifact(results.trained, directory / TRAINED)
         if results.operations:
             (directory / TRACE).write_bytes(results.trained.read_bytes(TRACE))
         made = {"run": {**vars(origin), "data": results.prepared.content}} if origin else {}
         (directory / SUMMARY).write_bytes(canonical_json({**summary_content(summary), **made}))
-        page = report_page(summary, results, config, now, store)
+        changed = origin.changed if origin else {}
+        page = report_page(summary, results, config, now, store, changed, linked_files(directory, summary))
         (directory / REPORT).write_text(page, encoding="utf-8")
 
     return replace(summary, directory=str(new_run(runs, fill, summary.data.source)))
+
+
+def linked_files(directory: Path, summary: RunSummary) -> list[tuple[str, str]]:
+    """Return names and paths of the files of a run that its page links to."""
+    named = {
+        "model": summary.model_file,
+        "model for raw columns": f"{MODEL}/{RAW_MODEL}",
+        "model card": DATED_CARD,
+        **{f"{each.name}/": f"{MODEL}/{each.name}" for each in summary.export.libraries},
+        "prepared data": PREPARED,
+        "trained model": TRAINED,
+    }
+    return [(name, path) for name, path in named.items() if (directory / path).exists()]
 
 
 def run_summary(results: StageResults, stages: Sequence[StageRun], directory: str) -> RunSummary:
@@ -156,6 +179,15 @@ def build_data(runs: Path, prepared: PreparedData, stages: Sequence[StageRun], a
         warnings=card["warnings"],
         stages=list(stages),
     )
+
+
+def write_dated_card(directory: Path, now: datetime) -> None:
+    """Copy the model card next to the report, with the date, which the model itself never has."""
+    path = directory / MODEL / MODEL_CARD
+    if not path.is_file():  # such as a model of an earlier release
+        return
+    card = path.read_text(encoding="utf-8")
+    (directory / DATED_CARD).write_text(f"{card.rstrip()}\n\nReported on {now:%Y-%m-%d}.\n", encoding="utf-8")
 
 
 def write_card(prepared: Artifact, card: Card, directory: Path, now: datetime) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import takewhile
 
-from slipstream.shared.cron import times_after
+from slipstream.shared.cron import times_after, utc
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,6 @@ def skipped_runs(cron: str, kickoff: datetime, ended: datetime) -> list[datetime
     Flyte silently skips these times. The run can name them when it ends, without state between runs.
     """
     return list(takewhile(lambda time: time <= utc(ended), times_after(cron, utc(kickoff))))
-
-
-def utc(time: datetime) -> datetime:
-    """Return ``time`` in UTC; a time without a zone is UTC, as in Flyte."""
-    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def format_minute(time: datetime) -> str:

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.shared.artifacts.format import MANIFEST, Artifact
-from slipstream.shared.artifacts.results.export import DIGEST, ExportReport, digest_line
+from slipstream.shared.artifacts.results.export import DIGEST, MODEL_CARD, ExportReport, digest_line
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 
 #: Names of files and directories in a run directory.
-REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
+REPORT, MODEL, SUMMARY = "report.html", "model", "summary.json"
+PREPARED, TRAINED = "prepared", "trained"
 CARD, CARD_DATA = "card.html", "card.json"
-ONNX = "model.onnx"
+ONNX, RAW_MODEL = "model.onnx", "model.raw.onnx"
+#: Copy of the model card with the date.
+DATED_CARD = MODEL_CARD
 #: Maximum length of the data's part of a directory's name.
 LONGEST_NAME = 24
 

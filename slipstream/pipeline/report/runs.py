@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,32 @@ def main(directory: Path) -> None:
 
 def summaries(directory: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     for path in sorted(each for each in directory.iterdir() if each.is_dir()):
-        try:
-            summary = parse_json(read_untrusted(path, SUMMARY, LONGEST_SUMMARY))
-        except FileNotFoundError:  # of another workflow
-            continue
-        except (RefusedFile, ValueError) as error:
-            raise UserError(f"{path / SUMMARY}: cannot be read: {error}; expected the file of a run") from None
-        if isinstance(summary, Mapping) and "evaluation" in summary:
+        if summary := read_summary(path):
             yield path, summary
 
 
-def row_of(name: str, summary: Mapping[str, Any]) -> list[str]:
+def read_summary(path: Path) -> Mapping[str, Any] | None:
+    """Return the summary of a run that trained a model; None for another workflow's. Raises ``UserError``."""
     try:
+        summary = parse_json(read_untrusted(path, SUMMARY, LONGEST_SUMMARY))
+    except FileNotFoundError:
+        return None
+    except (RefusedFile, ValueError) as error:
+        raise UserError(f"{path / SUMMARY}: cannot be read: {error}; expected the file of a run") from None
+    return summary if isinstance(summary, Mapping) and "evaluation" in summary else None
+
+
+@contextmanager
+def other_form(name: str) -> Iterator[None]:
+    """Raise ``UserError`` if the block cannot read the summary of the run ``name``."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError):
+        raise UserError(f"{name}/{SUMMARY}: has another form than this release's; run it again") from None
+
+
+def row_of(name: str, summary: Mapping[str, Any]) -> list[str]:
+    with other_form(name):
         metric, stages, costs = summary["evaluation"]["metric"], summary["stages"], summary["costs"]
         paid = costs[-1]["paid"] if costs else None
         promotion = summary["promotion"]
@@ -64,9 +79,11 @@ def row_of(name: str, summary: Mapping[str, Any]) -> list[str]:
             ("yes" if promotion["promoted"] else "no") if promotion else "-",
             settings_text(summary.get("run", {}).get("changed", {})),
         ]
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError):
-        raise UserError(f"{name}/{SUMMARY}: has another form than this release's; run it again") from None
     return [one_line(cell) for cell in cells]
+
+
+def value_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def settings_text(changed: Mapping[str, Any]) -> str:

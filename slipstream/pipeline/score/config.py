@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from slipstream.shared.settings import Settings, settings
+from slipstream.shared.spelling import NO_TEXT
 
 
 @settings
@@ -21,8 +22,8 @@ class ScoringConfig(Settings):
     drift: Annotated[float, Field(gt=0, le=10)] = 0.2
     """Population stability index above which a column, or the predictions, counts as drifted, if it also exceeds the
     value expected by chance for the number of rows."""
-    public_key: str = ""
-    """File of the Ed25519 public key (PEM) that must have signed the model; in pods a mounted secret. Empty: signatures
+    public_key: Annotated[str, NO_TEXT] = ""
+    """File of the Ed25519 public key (PEM) that must have signed the model; in pods a mounted secret. null: signatures
     are not checked."""
 
     def check(self) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import LARGEST, Natural, Seed, Settings, settings
+from slipstream.shared.spelling import NO_NUMBER, NO_TEXT, NONE
 
 #: Maximum number of trials, as all are read into memory.
 MOST_TRIALS = 10_000
@@ -61,15 +62,16 @@ class SweepConfig(Settings):
     has one worker."""
     sampler: Literal["tpe", "random"] = "tpe"
     """"tpe" learns from earlier trials (tree-structured Parzen estimator); "random" does not."""
-    pruning: Literal["asha", "none"] = "asha"
+    pruning: Annotated[Literal["asha", "none"], NONE] = "asha"
     """"asha": stop trials early that are worse than others at the same progress (asynchronous successive halving);
-    "none": finish all."""
-    minutes: Natural = 0
-    """Minutes after the start of an execution from which it starts no trial; running trials continue. 0: no limit."""
+    null: finish all."""
+    minutes: Annotated[Natural, NO_NUMBER] = 0
+    """Minutes after the start of an execution from which it starts no trial; running trials continue. null: no
+    limit."""
     seed: Seed = 0
     """Seed of the sampler."""
-    store: str = ""
-    """Directory or store address of the trials' records and checkpoints. Empty: a location that every execution of the
+    store: Annotated[str, NO_TEXT] = ""
+    """Directory or store address of the trials' records and checkpoints. null: a location that every execution of the
     same sweep finds."""
 
     def check(self) -> None:

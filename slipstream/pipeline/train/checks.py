@@ -201,6 +201,15 @@ def check_compiler(gpu: bool) -> None:
         )
 
 
+def can_fuse(device: torch.device) -> bool:
+    """Return True for a GPU for which Triton compiles the kernels of this project."""
+    try:
+        check_compiler(device.type == "cuda")
+    except UserError:
+        return False
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
+
+
 def check_memory(predictor: Predictor, training: TrainingConfig, group: RankContext, precision: str) -> None:
     """Raise ``UserError`` if parameters, gradients and optimiser state do not fit this process's device.
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import click
 
 from slipstream.config import RunConfig
+from slipstream.config_values import read_settings
 from slipstream.pipeline.train.checkpoint.home import Superseded
 from slipstream.pipeline.train.checkpoint.lease import wait_for_others
 from slipstream.pipeline.train.identity import run_identity
 from slipstream.pipeline.train.request import TrainingRequest
 from slipstream.pipeline.train.run import run_attempt
-from slipstream.shared.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
+from slipstream.shared.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json, in_run
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.prepared.streamed import make_stub
 from slipstream.shared.artifacts.results.training import KIND
@@ -46,7 +47,7 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
             raise UserError(
                 f"{prepared}: no such directory; expected prepared data, here or on s3://, gs:// or abfs://"
             )
-        yield Path(prepared)
+        yield in_run(Path(prepared), "prepare")
         return
     cache_bytes = int(current_profile().placement("train").data_cache_gib * 2**30)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -104,17 +105,18 @@ def sampled_machine(request: TrainingRequest) -> Iterator[None]:
 @click.command()
 @click.argument("prepared")
 @click.argument("output", type=click.Path(path_type=Path))
-@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
-def main(prepared: str, output: Path, config: Path | None) -> None:
+@click.argument("config", nargs=-1)
+def main(prepared: str, output: Path, config: tuple[str, ...]) -> None:
     """Train on PREPARED and write the trained model to OUTPUT.
 
     Checkpoints go to OUTPUT.checkpoints, device telemetry to OUTPUT.telemetry (shown by slipstream telemetry).
 
     PREPARED is a directory, or an address on s3://, gs:// or abfs://, from which rows are streamed during training.
+    CONFIG is a YAML or JSON file, JSON, or single values.
 
-    Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml
+    Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml training.epochs=3
     """
-    settings = RunConfig.from_file(config) if config else RunConfig()
+    settings = read_settings(RunConfig, config)
     training, model = settings.for_training(), with_lasting_addresses(settings.model)
     origin = ModelOrigin(model)
     with alone_at_once(), local_prepared_data(prepared) as directory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,10 +16,12 @@ from slipstream.shared.settings import (
     Positive,
     Seed,
     Settings,
+    as_written,
     counted_settings,
     settings,
     to_dict,
 )
+from slipstream.shared.spelling import NO_NUMBER, NO_TEXT, NONE, SettingVariant
 
 #: Version of the arithmetic of a training step. Increment it when a code change alters a step's results on purpose:
 #: older trainings then restart instead of resuming with different arithmetic.
@@ -32,6 +34,8 @@ ADAMW_RATE, MOMENTUM = 2e-3, 0.9
 #: Annotation of settings that may change on resume: they affect the result at most by rounding. All other settings must
 #: equal the checkpoint's, and are part of the key of the checkpoint directory.
 MAY_CHANGE = "may change on resume"
+#: Setting whose variants give the interval between checkpoints.
+INTERVAL = "checkpoint_interval"
 
 
 @settings
@@ -65,8 +69,8 @@ class TrainingConfig(Settings):
     """Micro-batches into which each process divides its batch, to save memory. "auto" traces a step before the first
     attempt and takes the fewest micro-batches that fit into the devices' memory; later attempts keep the number. If a
     step runs out of memory, the next attempt doubles the number."""
-    recompute: Annotated[Literal["none", "full"], MAY_CHANGE] = "none"
-    """Activation checkpointing: "none", or "full" to recompute the activations of all blocks in the backward pass. It
+    recompute: Annotated[Literal["none", "full"], NONE, MAY_CHANGE] = "none"
+    """Activation checkpointing: null, or "full" to recompute the activations of all blocks in the backward pass. It
     takes less memory and more time, and changes no bit of the result."""
     optimizer: Annotated[Literal["adamw", "sgd"], LATER] = "adamw"
     """Optimiser: AdamW, or SGD with momentum."""
@@ -82,17 +86,17 @@ class TrainingConfig(Settings):
     """Fraction of all steps over which the learning rate rises linearly."""
     schedule: Annotated[Literal["cosine", "linear", "constant"], LATER] = "cosine"
     """Learning rate after the warm-up: "cosine" (half a cosine to zero), "linear" (to zero) or "constant"."""
-    clip_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Largest norm of the gradient; 0 disables clipping."""
+    clip_norm: Annotated[float, Field(ge=0), NO_NUMBER] = 1.0
+    """Largest norm of the gradient; null disables clipping."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of each label that is spread over all classes."""
     balance_classes: Annotated[bool, LATER] = False
     """Give every class the same total weight in the loss, as class_weight="balanced" in scikit-learn."""
     class_weights: Annotated[dict[str, Annotated[float, Field(gt=0)]], LATER] = field(default_factory=dict)
     """Weights of classes in the loss, 1 for others; scaled so that their mean over the training rows is 1."""
-    threshold: Annotated[Literal["none", "f1", "cost"], LATER] = "none"
+    threshold: Annotated[Literal["none", "f1", "cost"], NONE, LATER] = "none"
     """Threshold of two classes, from the validation rows: "f1" for the largest macro F1, "cost" for the least
-    error_costs, "none" for the likelier class. It decides in all later stages; probabilities are unchanged."""
+    error_costs, null for the likelier class. It decides in all later stages; probabilities are unchanged."""
     error_costs: Annotated[dict[str, Annotated[float, Field(ge=0)]], LATER] = field(default_factory=dict)
     """With threshold "cost": cost of a wrong decision by true class, 1 for others."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -105,29 +109,35 @@ class TrainingConfig(Settings):
     compile: Annotated[bool | Literal["auto"], MAY_CHANGE] = "auto"
     """Compile the model's training pass with torch.compile, which takes about a minute at every start: "auto" compiles
     transformers on GPUs, unless a checkpoint to resume from was trained without. The report shows the speedup."""
+    kernels: Annotated[Literal["auto", "reference"], MAY_CHANGE] = "auto"
+    """Kernels of the loss of tokens: "auto" takes a fused Triton kernel on GPUs, "reference" torch's operations, which
+    CPUs always take. They differ by rounding."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay per step of an exponential moving average (EMA) of the weights. The averaged weights are evaluated and
     become the trained model; 0 disables the average."""
     skip_nonfinite: Annotated[Natural, MAY_CHANGE] = 3
     """Consecutive steps with a non-finite loss or gradient that are skipped; one more rolls back to a checkpoint."""
-    evaluate_every: Natural = 0
-    """Steps between evaluations; 0 means once per epoch."""
+    evaluate_every: Annotated[Natural, NO_NUMBER] = 0
+    """Steps between evaluations; null means once per epoch."""
     metric: Annotated[Literal["loss", "auc", "f1", "accuracy", "rmse"], LATER] = "loss"
     """Validation metric by which the best weights are chosen, training stops early and sweeps search: "loss", "auc"
     (ROC, two classes), "f1" (macro F1), "accuracy" or "rmse"."""
-    patience: Natural = 5
-    """Evaluations without improvement after which training stops; 0 disables early stopping. Evaluations before step
+    patience: Annotated[Natural, NO_NUMBER] = 5
+    """Evaluations without improvement after which training stops; null disables early stopping. Evaluations before step
     200 do not count."""
-    checkpoint_every: Annotated[Natural, MAY_CHANGE] = 0
-    """Steps between checkpoints. If checkpoint_every, checkpoint_seconds and mean_time_between_failures are all 0, a
-    checkpoint is saved once per epoch."""
-    checkpoint_seconds: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
-    """Seconds between checkpoints; an alternative to checkpoint_every."""
-    mean_time_between_failures: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
-    """Mean seconds between failures of the whole job, from which the checkpoint interval is computed by Young's and
-    Daly's formula; an alternative to checkpoint_every."""
-    checkpoint_uri: Annotated[str, MAY_CHANGE] = ""
-    """Your own directory or store address for the checkpoints, which are kept after the end. Empty: a location that
+    checkpoint_interval: ClassVar[None]  # stored in one of the next three
+    """Interval between checkpoints: {steps: …}, {seconds: …}, or {mean_time_between_failures: …}, from which Young's
+    and Daly's formula computes it: the mean seconds between failures of the whole job. null: once per epoch."""
+    checkpoint_every: Annotated[Natural, SettingVariant(INTERVAL, "steps"), MAY_CHANGE] = 0
+    """Earlier spelling of checkpoint_interval: {steps: …}."""
+    checkpoint_seconds: Annotated[float, Field(ge=0), SettingVariant(INTERVAL, "seconds"), MAY_CHANGE] = 0.0
+    """Earlier spelling of checkpoint_interval: {seconds: …}."""
+    mean_time_between_failures: Annotated[
+        float, Field(ge=0), SettingVariant(INTERVAL, "mean_time_between_failures"), MAY_CHANGE
+    ] = 0.0
+    """Earlier spelling of checkpoint_interval: {mean_time_between_failures: …}."""
+    checkpoint_uri: Annotated[str, NO_TEXT, MAY_CHANGE] = ""
+    """Your own directory or store address for the checkpoints, which are kept after the end. null: a location that
     is the same for every attempt and execution of this training, and that is emptied after the end."""
     resume: Annotated[Literal["auto", "same-code", "never"], MAY_CHANGE] = "auto"
     """Checkpoints to resume from: "auto" for all checkpoints of this training, "same-code" for checkpoints that only
@@ -149,12 +159,12 @@ class TrainingConfig(Settings):
 
     profile: Annotated[StepProfileConfig, MAY_CHANGE] = field(default_factory=StepProfileConfig)
     """Profiling of the operations in a step."""
-    network_profile: Annotated[str, MAY_CHANGE] = ""
+    network_profile: Annotated[str, NO_TEXT, MAY_CHANGE] = ""
     """Address of a tuner result, or of a history of results. It is applied if it is for the same hardware; "latest"
-    means the newest in collectives.history, empty means none."""
-    network_numbers: Annotated[Literal["", "keep", "may_change"], MAY_CHANGE] = ""
+    means the newest in collectives.history, null means none."""
+    network_numbers: Annotated[Literal["", "keep", "may_change"], NO_TEXT, MAY_CHANGE] = ""
     """Policy for tuner settings that can change numerical results: "keep" ignores them, "may_change" applies them;
-    empty means the value of collectives.numbers."""
+    null means the value of collectives.numbers."""
 
     def for_rows(self, rows: int) -> TrainingConfig:
         """Return the settings for a training split of ``rows`` rows, with a number as ``batch_size``."""
@@ -186,7 +196,7 @@ class TrainingConfig(Settings):
         changed = [n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n)]
         # gradient_as_bucket_view changes no number, and old settings of divided models hold its earlier default.
         if self.parallel.divides and (name := next((n for n in changed if n != "gradient_as_bucket_view"), "")):
-            default = getattr(GradientsConfig(), name)
+            default = as_written(GradientsConfig())[name]
             raise self.gradients.reject(name, f"{json.dumps(default)} with training.parallel: only DDP has it")
         if self.gradients.hook == "bf16" and self.backend == "gloo":
             raise self.gradients.reject("hook", "fp16 or powersgd with training.backend gloo, which has no bf16 hook")
@@ -207,7 +217,7 @@ class TrainingConfig(Settings):
         ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:
-            raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them may be set")
+            raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: {INTERVAL} is only one of them")
 
 
 #: Settings that older releases required to be unchanged on resume; checkpoints may hold any value of them.

@@ -8,7 +8,6 @@ because every handover between the threads contends for the GIL.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -20,21 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.pipeline.train.batch_buffers import HostBuffer, make_buffer
 from slipstream.pipeline.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
-from slipstream.pipeline.train.device_clock import same_gpu, wait_for
+from slipstream.pipeline.train.device_clock import same_gpu
+from slipstream.pipeline.train.documents import DocumentLayout
 from slipstream.pipeline.train.telemetry.step_times import LoaderTimes
 from slipstream.shared.artifacts.format import DamagedArtifact
 from slipstream.shared.artifacts.prepared.data import Block, PreparedData, Signature
 from slipstream.shared.artifacts.prepared.streamed import StreamedData
-from slipstream.shared.artifacts.prepared.token_rows import read_tokens
 from slipstream.shared.distributed.process_group import RankContext
 
 #: Number of buffers: one in use by the consumer, one ready, one being filled.
 BUFFERS = 3
 #: Maximum bytes and batches of a buffer, which holds at least one batch. Batches of a buffer are handed over together.
 BUFFER_BYTES, BUFFER_BATCHES = 1 << 18, 16
-#: Alignment of batches in a buffer, in bytes, so that results do not depend on a batch's position in its buffer.
-ALIGNMENT = 64
 #: Seconds between two calls of ``waiting`` while a batch is not ready.
 PATIENCE_S = 1.0
 
@@ -60,6 +58,8 @@ class Batch(NamedTuple):
     wait: float
     #: Weights of the rows, float32 ``[rows]`` of mean 1; None without weights.
     weight: Tensor | None = None
+    #: Bounds of documents, int32 ``[micro-batches, documents + 1]``; None if they are not asked for, or too many.
+    documents: Tensor | None = None
 
 
 def training_batches(  # noqa: PLR0913 - the data to read, and options of its consumer
@@ -72,21 +72,23 @@ def training_batches(  # noqa: PLR0913 - the data to read, and options of its co
     padded: int = 0,
     waiting: Callable[[], None] | None = None,
     times: LoaderTimes | None = None,
+    documents: DocumentLayout | None = None,
 ) -> Generator[Batch, None, None]:
     """Return this rank's batches of the training split on its device, from ``start`` consumed samples on.
 
     ``group`` gives this rank's position among the data-parallel ranks. Batches of fewer than ``padded`` rows are padded
     with copies of their first row; empty batches with zeros. Without ``stop`` the iterator is endless. ``waiting`` is
-    called about every second while a batch is not ready; an exception from it ends the wait. Raises ``DamagedArtifact``
-    if a block's digest is wrong. The reading thread ends when the iterator is exhausted, closed or garbage-collected;
-    it adds its timings to ``times``.
+    called about every second while a batch is not ready; an exception from it ends the wait. ``documents`` asks for the
+    bounds of documents in batches of its size. Raises ``DamagedArtifact`` if a block's digest is wrong. The reading
+    thread ends when the iterator is exhausted, closed or garbage-collected; it adds its timings to ``times``.
     """
     stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
-    buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
+    rows = max(padded, largest)
+    buffers = make_buffers(rows, prepared.signature, group.device, stored.streamed, documents=documents)
     return prefetch_batches(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded, times)
 
 
-def evaluation_batches(
+def evaluation_batches(  # noqa: PLR0913 - as above
     prepared: PreparedData,
     split: str,
     batch_size: int,
@@ -95,6 +97,7 @@ def evaluation_batches(
     padded: int = 0,
     rounds: int = 0,
     waiting: Callable[[], None] | None = None,
+    documents: DocumentLayout | None = None,
 ) -> Iterator[Batch]:
     """Return one pass over this rank's contiguous rows of ``split``, in stored order.
 
@@ -104,7 +107,8 @@ def evaluation_batches(
     order = StoredOrder(stored_blocks(prepared, split), batch_size)
     stored = StoredRows(prepared, split, order.blocks)
     most = max(rounds, order.batches(group.rank, group.world))
-    buffers = make_buffers(max(padded, order.largest), prepared.signature, group.device, stored.streamed, most)
+    rows = max(padded, order.largest)
+    buffers = make_buffers(rows, prepared.signature, group.device, stored.streamed, most, documents)
     return prefetch_batches(order.plans(group.rank, group.world, rounds), stored, buffers, waiting, padded)
 
 
@@ -151,7 +155,8 @@ def prefetch_batches(
             for index, plan in enumerate(filled):
                 rows = len(plan.rows)
                 inputs, target, weight = buffer.tensors(index, max(rows, padded))
-                yield Batch(inputs, target, rows, plan.size, plan.consumed, wait, weight)
+                bounds = buffer.documents(index)
+                yield Batch(inputs, target, rows, plan.size, plan.consumed, wait, weight, bounds)
                 wait = 0.0
             buffer.release()
             free.put(buffer)
@@ -193,6 +198,7 @@ def read_batches(
             if intact:
                 stored.gather(buffer.row_numbers(intact), buffer.records)
                 buffer.clear(intact)
+                buffer.find_documents(intact)
                 gathered = time.perf_counter()
                 buffer.send(len(intact))
                 sent = time.perf_counter()
@@ -272,87 +278,6 @@ class StoredRows:
         self._artifact.check_block(self._names[segment], within, data)
 
 
-class HostBuffer:
-    """Host buffer for ``batches`` batches of at most ``rows`` records, for training on a CPU."""
-
-    def __init__(self, batches: int, rows: int, signature: Signature, pinned: bool = False) -> None:
-        size = signature.record.itemsize
-        self.batches, self._rows = batches, rows
-        #: Rows from one batch to the next.
-        self._stride = rows if batches == 1 else aligned(rows, size)
-        self._host = torch.empty((batches * self._stride, size), dtype=torch.uint8, pin_memory=pinned)
-        #: uint8 ``[batches * stride, record]``, filled by the reading thread.
-        self.records = self._host.numpy()
-        self._row_numbers = np.empty((batches, self._stride), np.int64)
-        self._inputs, self._tokens = len(signature.inputs), signature.task == "next token"
-        self._fields = [record_fields(part[:rows], signature) for part in self._memory().split(self._stride)]
-
-    def _memory(self) -> Tensor:
-        """Return the memory that the batches' tensors view."""
-        return self._host
-
-    def row_numbers(self, plans: list[BatchPlan]) -> np.ndarray:
-        """Return the split's row number (int64) for every position of the planned batches.
-
-        Short batches are padded with their first row, if any: a model's results on a real row are finite, on zeros
-        perhaps not.
-        """
-        for numbers, plan in zip(self._row_numbers, plans, strict=False):
-            rows = plan.rows
-            numbers[: len(rows)] = rows
-            if len(rows) < self._stride:
-                numbers[len(rows) :] = rows[0] if len(rows) else 0
-        return self._row_numbers[: len(plans)].reshape(-1)
-
-    def clear(self, plans: list[BatchPlan]) -> None:
-        """Zero the batches that have no rows, because their content was not verified."""
-        for index, plan in enumerate(plans):
-            if not len(plan.rows):
-                self.records[index * self._stride : (index + 1) * self._stride] = 0
-
-    def send(self, batches: int) -> None:
-        """Copy the first ``batches`` batches to the device; called by the reading thread."""
-
-    def tensors(self, index: int, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """Return inputs, target and weight (None without weights) of the first ``rows`` records of batch ``index``."""
-        columns = self._fields[index]
-        if rows < self._rows:
-            columns = tuple(field[:rows] for field in columns)
-        inputs, (target, *weight) = columns[: self._inputs], columns[self._inputs :]
-        if self._tokens:
-            inputs, target = tuple(read_tokens(each)[0] for each in inputs), read_tokens(target)[1]
-        return inputs, target, weight[0] if weight else None
-
-    def release(self) -> None:
-        """Allow reuse of the tensors; called by the consumer once it has enqueued all work on them."""
-
-
-class DeviceBuffer(HostBuffer):
-    """Buffer for batches in pinned host memory, with a copy on a GPU."""
-
-    def __init__(self, batches: int, rows: int, signature: Signature, device: torch.device) -> None:
-        self._target = device
-        super().__init__(batches, rows, signature, pinned=True)
-        self._stream = torch.cuda.Stream(device)
-        # Work on the consumer's stream may still use this memory for an earlier tensor that was freed.
-        self._used = torch.cuda.current_stream(device).record_event()
-
-    def _memory(self) -> Tensor:
-        self._device = torch.empty_like(self._host, device=self._target)
-        return self._device
-
-    def send(self, batches: int) -> None:
-        rows = batches * self._stride
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._used)
-            self._device[:rows].copy_(self._host[:rows], non_blocking=True)
-        # The thread waits for the copy, so that the consumer need not and the host buffer can be reused.
-        wait_for(self._stream)
-
-    def release(self) -> None:
-        self._used = torch.cuda.current_stream(self._device.device).record_event()
-
-
 def padding_inputs(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
     """Return model inputs of ``rows`` zero rows, with the memory layout of a batch."""
     buffer = make_buffer(1, rows, signature, device)
@@ -362,7 +287,12 @@ def padding_inputs(rows: int, signature: Signature, device: torch.device) -> tup
 
 
 def make_buffers(
-    rows: int, signature: Signature, device: torch.device, streamed: bool, most: int | None = None
+    rows: int,
+    signature: Signature,
+    device: torch.device,
+    streamed: bool,
+    most: int | None = None,
+    documents: DocumentLayout | None = None,
 ) -> list[HostBuffer]:
     """Return the buffers of one iterator, for at most ``most`` batches of ``rows`` records each.
 
@@ -371,32 +301,7 @@ def make_buffers(
     batches = 1 if streamed else min(BUFFER_BATCHES, BUFFER_BYTES // max(1, rows * signature.record.itemsize))
     if most is not None:
         batches = min(batches, -(-most // BUFFERS))
-    return [make_buffer(max(1, batches), rows, signature, device) for _ in range(BUFFERS)]
-
-
-def make_buffer(batches: int, rows: int, signature: Signature, device: torch.device) -> HostBuffer:
-    if device.type == "cuda":
-        return DeviceBuffer(batches, rows, signature, device)
-    return HostBuffer(batches, rows, signature)
-
-
-def aligned(rows: int, size: int) -> int:
-    """Round ``rows`` up so that the next batch is aligned; records have ``size`` bytes."""
-    step = ALIGNMENT // math.gcd(ALIGNMENT, size)
-    return -(-rows // step) * step
-
-
-def record_fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
-    """Return views of records (uint8 ``[rows, record]``), one for every input and label."""
-    views = []
-    offsets = signature.record.fields
-    assert offsets is not None
-    for spec in (*signature.inputs, *signature.labels):
-        dtype = getattr(torch, spec.dtype)
-        start = offsets[spec.name][1]
-        column = records[:, start : start + math.prod(spec.shape) * dtype.itemsize].view(dtype)
-        views.append(column.unflatten(1, spec.shape) if spec.shape else column[:, 0])
-    return tuple(views)
+    return [make_buffer(max(1, batches), rows, signature, device, documents) for _ in range(BUFFERS)]
 
 
 #: Item of the reading thread: a buffer with its batches' plans, an error, or None at the end.

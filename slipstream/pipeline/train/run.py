@@ -19,6 +19,7 @@ from slipstream.pipeline.train.checkpoint.manager import Checkpoints, RestoredCh
 from slipstream.pipeline.train.checkpoint.restore import newest_conditions, newest_identity
 from slipstream.pipeline.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.pipeline.train.checks import (
+    can_fuse,
     check_compiler,
     check_divisible,
     check_memory,
@@ -170,6 +171,8 @@ class Trainer:
         compiles = training.compile
         if compiles == "auto":
             compiles = suits_compilation(architecture, abilities) and self.compiles_automatically()
+        fused = training.kernels == "auto" and data.signature.task == "next token"
+        fused = fused and all(self.peers.gather(can_fuse(group.device)))
         return ResolvedTraining(
             request=replace(request, training=replace(training, compile=compiles)),
             group=group,
@@ -180,6 +183,7 @@ class Trainer:
             inherited=inherited,
             precision=precision,
             pieces=pieces,
+            fused_loss=fused,
             data_ranks=replicas * shards,
         )
 

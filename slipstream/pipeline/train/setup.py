@@ -14,6 +14,7 @@ from slipstream.pipeline.train.checkpoint.manager import Checkpoints, RestoredCh
 from slipstream.pipeline.train.checkpoint.restore import ResumePolicy
 from slipstream.pipeline.train.config import NO_LONGER_LASTING, TrainingConfig
 from slipstream.pipeline.train.data_loader import padding_inputs
+from slipstream.pipeline.train.documents import document_layout, kernel_takes_documents
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.identity import bit_identity_conditions, run_identity
 from slipstream.pipeline.train.loop.goal import class_weights
@@ -55,6 +56,8 @@ class ResolvedTraining:
     precision: str
     #: Micro-batches of one rank's batch.
     pieces: list[slice]
+    #: True if all ranks compute the loss of tokens by Triton kernels.
+    fused_loss: bool
     #: Number of data-parallel ranks.
     data_ranks: int
 
@@ -132,9 +135,23 @@ class Setup:
             traits=self.traits,
             averaged=AveragedWeights(predictor, training.ema) if training.ema else None,
             teacher=self.resolved.lineage.teacher_on(group.device, self.resolved.precision),
+            fused_loss=self.resolved.fused_loss,
             class_weights=None if weights is None else torch.from_numpy(weights).to(group.device),
-            conditions=bit_identity_conditions(training, group) | {"compiled": self.compiled is not None},
+            conditions=bit_identity_conditions(training, group) | self.kernels,
         )
+
+    @property
+    def kernels(self) -> dict[str, object]:
+        """Return the conditions of bitwise equality that automatic settings and this device decide."""
+        found: dict[str, object] = {"compiled": self.compiled is not None}
+        if self.resolved.data.signature.task == "next token":
+            found["loss"] = "fused" if self.resolved.fused_loss else "reference"
+        if self.resolved.data.signature.document_start >= 0:
+            kernel = kernel_takes_documents(self.group.device, self.resolved.precision)
+            found["documents"] = (
+                "bounds" if document_layout(self.parallel.model_parts[0], 1, 1, kernel=kernel) else "mask"
+            )
+        return found
 
     def resume_policy(self, applied: AppliedTuning, code: tuple[str, dict[str, str]], passed_s: float) -> ResumePolicy:
         """Return the policy that decides which checkpoints this training resumes from.
@@ -215,7 +232,10 @@ def compile_for(
 ) -> CompiledTraining:
     """Compile this rank's part of the model for the micro-batches ``pieces``, and log the speedup."""
     batch = padding_inputs(pieces[-1].stop, parallel.model.signature, group.device)
-    found = compile_blocks(parallel, batch, pieces, partial(autocast_context, precision, group.device))
+    kernel = kernel_takes_documents(group.device, precision)
+    layout = document_layout(parallel.model_parts[0], pieces[0].stop, len(pieces), kernel=kernel)
+    documents = layout.whole_rows().to(group.device) if layout else None
+    found = compile_blocks(parallel, batch, pieces, partial(autocast_context, precision, group.device), documents)
     if group.rank == 0:
         gain = found.figures.plain_pass_s / found.figures.pass_s
         LOG.info(

@@ -223,6 +223,16 @@ class Manifest:
         return content_of(str(self.kind), self.files)
 
 
+#: Directories of a run (``runs/…``) by the kind of artifact in them.
+IN_RUN = {"prepare": "prepared", "train": "trained", "export": "model"}
+
+
+def in_run(directory: Path, kind: str) -> Path:
+    """Return the directory of the artifact of this ``kind``, if ``directory`` is a run's; else ``directory``."""
+    below = directory / IN_RUN.get(kind, "")
+    return below if (below / MANIFEST).is_file() and not (directory / MANIFEST).exists() else directory
+
+
 @dataclass(frozen=True)
 class Artifact:
     """Opened artifact.
@@ -240,8 +250,10 @@ class Artifact:
     def open(cls, directory: Path, kind: str, only: Iterable[str] | None = None) -> Artifact:
         """Open the artifact in ``directory``; check the sizes of the files in ``only``, by default of all.
 
-        Raises ``DamagedArtifact`` unless it is a complete artifact of this ``kind`` and format.
+        ``directory`` may be a run's, which holds artifacts of several kinds. Raises ``DamagedArtifact`` unless it is a
+        complete artifact of this ``kind`` and format.
         """
+        directory = in_run(directory, kind)
         path = directory / MANIFEST
         try:
             with refused_is_damaged():

@@ -123,11 +123,6 @@ class QualityLoss:
         return QualityFigures(**vars(self), evidence=evidence, answer=self.answer(most))
 
 
-def passes_gate(answer: str, when_in_doubt: Literal["keep", "take"]) -> bool:
-    """Return True if it may be taken."""
-    return answer == "passed" or (answer == "can't tell" and when_in_doubt == "take")
-
-
 def quality_loss(
     task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1
 ) -> QualityLoss:

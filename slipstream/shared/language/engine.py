@@ -34,7 +34,7 @@ def tokenizers_library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise UserError("data.task: language needs the library tokenizers; pip install 'slipstream[text]'") from None
+        raise UserError("data.task: language needs the library tokenizers; pip install -e '.[text]'") from None
     return tokenizers
 
 

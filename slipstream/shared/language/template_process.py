@@ -116,7 +116,7 @@ class TemplateProcess:
             self.stop()
             raise UserError(
                 f"data.tokenizer: a chat template needs the library transformers, whose import {error}; expected its "
-                "version of constraints.txt; pip install 'slipstream[text]'"
+                "version of constraints.txt; pip install -e '.[text]'"
             ) from None
         return child
 

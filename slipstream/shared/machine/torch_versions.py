@@ -87,6 +87,12 @@ def accept_any_layout(stage: Any) -> None:
             setattr(stage, check, lambda *_: None)
 
 
+def shared_heads(varlen_attn: Callable[..., Any]) -> dict[str, bool]:
+    """Return the arguments of ``varlen_attn`` for query heads that share key and value heads; older ones need none."""
+    # Not by ``inspect``, which would take longer than the call.
+    return {"enable_gqa": True} if "enable_gqa" in (varlen_attn.__kwdefaults__ or {}) else {}
+
+
 class IntegersWithoutGradients(TorchFunctionMode):
     """Mode in which integer tensors ignore requests for gradients."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from pydantic import Field
 
 from slipstream.shared.settings import LARGEST, Natural, Settings, settings
+from slipstream.shared.spelling import NO_NUMBER, NO_TEXT, NONE
 
 if TYPE_CHECKING:
     from slipstream.shared.artifacts.prepared.data import Signature
@@ -45,8 +46,8 @@ class LoraConfig(Settings):
 
     section = "model.lora"
 
-    rank: Natural = 0
-    """Rank of the adapters; 0 means no adapters: all weights of the base are trained."""
+    rank: Annotated[Natural, NO_NUMBER] = 0
+    """Rank of the adapters; null means no adapters: all weights of the base are trained."""
     alpha: Annotated[float, Field(gt=0, le=LARGEST)] = 32.0
     """Scale of the adapters: their output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -54,15 +55,15 @@ class LoraConfig(Settings):
     targets: list[LinearLayer] = field(default_factory=lambda: list(LINEAR_LAYERS))
     """Names of the linear layers that get an adapter, in every block."""
 
-    start: str = ""
+    start: Annotated[str, NO_TEXT] = ""
     """Adapter to start from: a local directory or a store's address with peft's files, of the same rank, alpha and
-    targets. Empty: a new adapter, whose initial output is 0."""
+    targets. null: a new adapter, whose initial output is 0."""
 
     def check(self) -> None:
         if self.rank and not self.targets:
             raise self.reject("targets", "at least one linear layer")
         if self.start and not self.rank:
-            raise self.reject("start", "none, or the adapter's rank in model.lora.rank")
+            raise self.reject("start", "null, or the adapter's rank in model.lora.rank")
         if len(set(self.targets)) < len(self.targets):
             raise self.reject("targets", "each layer once")
 
@@ -82,14 +83,14 @@ class ModelConfig(Settings):
     arguments: dict = field(default_factory=dict)
     """Keyword arguments of the built-in model or of your factory. An mlp for fewer than 500 training rows is smaller
     unless they say otherwise."""
-    base: str = ""
+    base: Annotated[str, NO_TEXT] = ""
     """Model to fine-tune: a local directory or a store's address, with Hugging Face's config.json (Llama, Mistral, Qwen
-    2 or 3) and safetensors. Empty: training from scratch."""
+    2 or 3) and safetensors. null: training from scratch."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Adapters to train instead of the base's weights. The frozen weights are then stored in bf16 if training computes
     in bf16."""
-    quantise: Literal["none", "nf4"] = "none"
-    """Format of the frozen weights of layers with adapters: "none" leaves them unchanged, "nf4" stores them in four
+    quantise: Annotated[Literal["none", "nf4"], NONE] = "none"
+    """Format of the frozen weights of layers with adapters: null leaves them unchanged, "nf4" stores them in four
     bits (Dettmers et al. 2023, "QLoRA")."""
 
     def check(self) -> None:
@@ -104,7 +105,7 @@ class ModelConfig(Settings):
         if self.base and self.name not in ("auto", "transformer"):
             raise self.reject("name", "transformer, the kind of model.base")
         if self.quantise != "none" and not self.lora.rank:
-            raise self.reject("quantise", "none, or a model.lora.rank: weights in four bits cannot be trained")
+            raise self.reject("quantise", "null, or a model.lora.rank: weights in four bits cannot be trained")
 
     def name_for(self, fitting: BuiltIn) -> str:
         """Return the name; for "auto" return ``fitting``, the built-in model that fits the data.
@@ -126,7 +127,7 @@ class ModelConfig(Settings):
         """Raise ``UserError`` if adapters have no base."""
         # Not in check, since ``base`` may be set later than other settings.
         if self.lora.rank and not self.base:
-            raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
+            raise self.lora.reject("rank", "null, or a model.base that adapters are trained for")
 
     def without_addresses(self) -> ModelConfig:
         """Return a copy without the addresses of base and start adapter, for keys that have their digests instead."""

@@ -114,15 +114,21 @@ class Predictor(nn.Module):
         """Return the state dict, or if ``adapted`` only the adapters."""
         return {name: tensor for name, tensor in self.state_dict().items() if self.owns(name)}
 
-    def forward(self, *inputs: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Run the model; later pipeline stages, whose inputs are hidden states, may also need the row's ``ids``."""
+    def forward(self, *inputs: Tensor, ids: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """Run the model; later pipeline stages, whose inputs are hidden states, may also need the row's ``ids``.
+
+        ``documents`` is for a model whose plan has ``takes_documents``.
+        """
         if self.signature.image_mean and self.first:
             # Both buffers stay on the host even if the model is on the meta device.
             mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
             inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
         if self.signature.task == "next token" and self.first:
             inputs = tuple(x.long() for x in inputs)
-        outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=ids.long())
+        more = {} if documents is None else {"documents": documents}
+        if ids is not None and not self.first:
+            more["ids"] = ids.long()
+        outputs = self.network(*inputs, **more)
         if self.signature.task == "regression" and self.last:
             # Precision matters: a target of about 1.7e9 would be a multiple of 128 in float32, and infinite in float16.
             if self.signature.target_dtype == "float64":

@@ -46,6 +46,9 @@ class ParallelPlan:
     cut: Callable[[int, int], None]
     #: True if later stages also need the row's ids ``[batch, length]``, as the argument ``ids``.
     takes_ids: bool = False
+    #: True if the model and its stages also take the argument ``documents``, int32 ``[1, documents + 1]``: the bounds
+    #: of the documents in the micro-batch's tokens (:mod:`slipstream.pipeline.train.documents`).
+    takes_documents: bool = False
 
 
 def model_plan(model: nn.Module) -> ParallelPlan | None:

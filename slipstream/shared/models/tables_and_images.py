@@ -58,6 +58,13 @@ class MLP(nn.Module):
     (int32 ``[batch, C]``) and ``tokens`` (int32 ``[batch, D, length]``), in this order, as far as the data has them;
     returns ``[batch, outputs]``. Without batch statistics the result does not depend on how a batch is divided among
     processes.
+
+    Args:
+        signature: Inputs and outputs of the model.
+        hidden: Units of the hidden layers, in order.
+        frequencies: Learned frequencies of every number's periodic embedding; 0 for none.
+        dropout: Probability of dropout after every hidden layer.
+        word_width: Width of the embeddings of words.
     """
 
     def __init__(
@@ -137,10 +144,14 @@ class ResidualBlock(nn.Module):
 class ResNet(nn.Module):
     """Small residual network for standardised images.
 
-    Takes ``[batch, channels, height, width]`` of at least 4x4; returns ``[batch, outputs]``. ``widths`` are the
-    channels of the stages; every stage after the first halves height and width. With ``norm`` "group" the result does
-    not depend on how a batch is divided among processes. With "batch" it does, but the export folds the normalisation
-    into the convolutions, which makes the model faster, especially in INT8.
+    Takes ``[batch, channels, height, width]`` of at least 4x4; returns ``[batch, outputs]``.
+
+    Args:
+        signature: Inputs and outputs of the model.
+        widths: Channels of the stages; every stage after the first halves height and width.
+        depth: Residual blocks of every stage.
+        norm: Normalisation: with "group" the result does not depend on how a batch is divided among processes. With
+            "batch" it does, but the export folds it into the convolutions: a faster model, especially in INT8.
 
     Raises ``ValueError`` for another ``norm``, and for "batch" if images are so small that a batch of one row would
     leave one value per channel.

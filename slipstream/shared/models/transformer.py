@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import JsonValue
@@ -23,6 +25,9 @@ from slipstream.shared.models.arithmetic import autocast_type
 from slipstream.shared.models.plan import ParallelPlan, Style
 from slipstream.shared.models.token_rows import attention_mask
 from slipstream.shared.models.transformer_config import TransformerConfig, from_hugging_face
+
+#: Flash attention supports heads of at most this size; its fused kernels take multiples of this number.
+LARGEST_HEAD, ALIGNED = 256, 8
 
 
 def rotary_frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
@@ -93,6 +98,24 @@ def kernel_shares_heads(query: Tensor, *, masked: bool = False) -> bool:
     return half and not masked and torch.cuda.get_device_properties().major >= 8
 
 
+def attend_within(query: Tensor, key: Tensor, value: Tensor, documents: Tensor) -> Tensor:
+    """Return causal attention within documents, ``[batch, length, heads, size]`` like the arguments.
+
+    ``documents`` are their bounds in all tokens of the batch, int32 ``[documents + 1]``.
+    """
+    # The import takes seconds, and only GPUs have the kernel. It has no autocast rule.
+    from torch.nn.attention.varlen import varlen_attn
+
+    from slipstream.shared.machine.torch_versions import shared_heads
+
+    attend: Callable[..., Any] = varlen_attn
+    length, dtype = query.shape[1], autocast_type(query)
+    rows = [x.to(dtype).flatten(0, 1) for x in (query, key, value)]
+    more = {"window_size": (-1, 0), **shared_heads(attend)}
+    mixed: Tensor = attend(*rows, documents, documents, length, length, **more)
+    return mixed.unflatten(0, (-1, length))
+
+
 class Attention(nn.Module):
     """Causal attention in which several query heads may share a key and value head (Ainslie et al. 2023, "GQA")."""
 
@@ -107,14 +130,21 @@ class Attention(nn.Module):
         self.q_norm = RmsNorm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
         self.k_norm = RmsNorm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend by ``mask``, else to all earlier positions; input and output are ``[batch, length, hidden]``."""
+    def forward(
+        self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        """Attend within ``documents`` or by ``mask``, else to all earlier positions.
+
+        Input and output are ``[batch, length, hidden]``.
+        """
         # The number of heads is left open: with tensor parallelism a device holds some of them.
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_size)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         cosine, sine = cosine[: query.shape[1]], sine[: query.shape[1]]
         query, key = rotate_heads(self.q_norm(query), cosine, sine), rotate_heads(self.k_norm(key), cosine, sine)
+        if documents is not None:
+            return self.o_proj(attend_within(query, key, value, documents).flatten(2))
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         shared = query.shape[1] // key.shape[1]
         if shared > 1 and not kernel_shares_heads(query, masked=mask is not None):
@@ -146,8 +176,10 @@ class DecoderBlock(nn.Module):
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cosine, sine, mask)
+    def forward(
+        self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cosine, sine, mask, documents)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -178,7 +210,8 @@ class Transformer(nn.Module):
     Takes tokens, int64 ``[batch, length]``; returns the logits of the next tokens, ``[batch, length, vocabulary]``. If
     the signature has a document end, tokens attend only within their document. ``config`` is the path of a Hugging Face
     ``config.json``; ``arguments`` are settings of :class:`TransformerConfig` and override it. A pipeline stage takes or
-    returns hidden states instead, see :class:`.ParallelPlan`, and also takes the row's ``ids``.
+    returns hidden states instead, see :class:`.ParallelPlan`, and also takes the row's ``ids``. With the bounds of the
+    batch's ``documents`` attention is computed without a mask.
     """
 
     def __init__(self, signature: Signature, config: str = "", **arguments: object) -> None:
@@ -208,7 +241,7 @@ class Transformer(nn.Module):
                 "max_position_embeddings", f"at least {self.length}, the length of the data's rows"
             )
 
-    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         model = self.model
         if self.takes_tokens:
             ids = x
@@ -216,9 +249,13 @@ class Transformer(nn.Module):
             # The residual stream has the dtype of the matmuls, as with sharded weights.
             x = x.to(autocast_type(x))
         cosine, sine = tables_for(self.config, self.length, x)
-        mask = attention_mask(ids, self.document_start) if self.document_start >= 0 and ids is not None else None
+        mask = None
+        if documents is not None:
+            documents = documents.flatten()
+        elif self.document_start >= 0 and ids is not None:
+            mask = attention_mask(ids, self.document_start)
         for block in model.layers.values():
-            x = block(x, cosine, sine, mask)
+            x = block(x, cosine, sine, mask, documents)
         if self.lm_head is None:
             return x
         x = model.norm(x)
@@ -265,6 +302,7 @@ class Transformer(nn.Module):
             hidden=(self.length, config.hidden_size),
             cut=self.cut,
             takes_ids=self.document_start >= 0,
+            takes_documents=config.head_size % ALIGNED == 0 and config.head_size <= LARGEST_HEAD,
         )
 
     def cut(self, start: int, stop: int) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.limits import parse_quantity
+from slipstream.shared.profiles.pod_settings import SecretRequest, Volume, check_access, check_security_context
 from slipstream.shared.settings import LARGEST, LARGEST_EXACT, Natural, Positive, Settings, settings, to_dict
 
 #: Default resource name of GPUs, and the only name that Flyte's accelerators support.
@@ -91,11 +92,11 @@ class Placement(Settings):
     shared_memory: str = ""
     """Size of /dev/shm, which counts as memory; empty leaves the container's default, 64 MiB."""
     efa: Natural = 0
-    """Elastic Fabric Adapters (AWS) per pod."""
+    """Elastic Fabric Adapters (AWS) per pod of several; a process group on one node asks for none."""
     rdma: dict[str, str] = field(default_factory=dict)
     """Numbers of RDMA devices by the resource name of the cluster's plugin; adds the capability IPC_LOCK."""
     hugepages: str = ""
-    """Pages of 2 MiB, in addition to the memory; EFA needs them."""
+    """Pages of 2 MiB, in addition to the memory; EFA needs them. Pods of one node ask for none."""
     numa: bool = False
     """Request whole CPUs, which the kubelet's static CPU manager reserves for one pod, on the NUMA nodes of its devices
     if the topology manager is set so. Requests always equal limits, so the pod's class is Guaranteed."""
@@ -132,6 +133,17 @@ class Placement(Settings):
     """Labels of the pods. The PyTorchJob itself carries the labels of the execution only."""
     annotations: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables. They stand in Flyte's database as they are: passwords belong into secrets."""
+    secrets: list[SecretRequest] = field(default_factory=list)
+    volumes: list[Volume] = field(default_factory=list)
+    service_account: str = ""
+    """Kubernetes service account of the pods; empty is that of the execution."""
+    security_context: dict[str, Any] = field(default_factory=dict)
+    """As in a pod's manifest. Fields that only containers have (capabilities, allowPrivilegeEscalation, privileged,
+    procMount, readOnlyRootFilesystem) apply to the container. It replaces the platform's default."""
+    runtime_class: str = ""
+    pod_template_name: str = ""
+    """PodTemplate of the platform in the namespace of the pods; fields of this profile override it."""
     termination_message_policy: Literal["File", "FallbackToLogsOnError"] = "FallbackToLogsOnError"
     """Policy by which Kubernetes shows the end of a failed pod's log."""
     checkpoints: str = ""
@@ -166,8 +178,8 @@ class Placement(Settings):
             "memory": self.memory,
             "ephemeral-storage": self.disk or f"{math.ceil(self.data_cache_gib) + DISK_BESIDES_GIB}Gi",
             self.gpu_name: self.gpu,
-            EFA: str(self.efa),
-            "hugepages-2Mi": self.hugepages,
+            EFA: str(self.efa) if self.nodes > 1 else "",
+            "hugepages-2Mi": self.hugepages if self.nodes > 1 else "",
             **self.rdma,
         }
         return {name: amount for name, amount in asked.items() if amount not in ("", "0")}
@@ -216,7 +228,18 @@ class Placement(Settings):
         kinds = ("nodeAffinity", "podAffinity", "podAntiAffinity")
         if wrong := sorted(set(self.affinity) - set(kinds)):
             raise UserError(f"profile.affinity.{wrong[0]}: unknown setting; allowed here: {', '.join(kinds)}")
+        check_access(self.secrets, self.volumes, self.environment)
+        check_security_context(self.security_context)
+        if self.rdma and "capabilities" in self.security_context and "IPC_LOCK" not in self.added_capabilities:
+            raise self.reject(
+                "security_context", "IPC_LOCK among capabilities.add with profile.rdma, which pins memory"
+            )
         self._check_clouds()
+
+    @property
+    def added_capabilities(self) -> Sequence[str]:
+        """Capabilities that the security context adds to the container."""
+        return self.security_context.get("capabilities", {}).get("add", ())
 
     def _check_quantity(self, name: str) -> None:
         try:

@@ -84,14 +84,19 @@ class Profile:
             return placement
         return replace(placement, processes=int(placement.gpu) or visible_gpus() or CPU_PROCESSES)
 
-    def to_tree(self) -> Table:
-        """Return the tables, as JSON holds them."""
-        stages = {stage: to_dict(placement) for stage, placement in self.stages.items()}
+    def to_tree(self, stage: str = "") -> Table:
+        """Return the tables, as JSON holds them; for the pods of ``stage`` without the environment of other stages."""
+        default, stages = to_dict(self.default), {name: to_dict(placement) for name, placement in self.stages.items()}
+        if stage:
+            own = self.asked(stage)
+            for placement, tree in ((self.default, default), *((self.stages[name], stages[name]) for name in stages)):
+                if placement is not own:
+                    tree["environment"] = {}
         plan = {PLAN: to_dict(self.plan)} if self.plan else {}
-        return {"name": self.name, "default": to_dict(self.default), "stages": stages, **plan}
+        return {"name": self.name, "default": default, "stages": stages, **plan}
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_tree(), sort_keys=True)
+    def to_json(self, stage: str = "") -> str:
+        return json.dumps(self.to_tree(stage), sort_keys=True)
 
 
 def parse_profile(name: str, data: Table) -> Profile:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from slipstream.shared.settings import LATER, Seed, Settings, settings
+from slipstream.shared.spelling import NO_NUMBER, NO_TEXT
 
 #: Column of a table that holds the first folder of every file, if that names the split.
 FOLDER = "(folder)"
@@ -27,16 +28,16 @@ class SplitConfig(Settings):
     """Fraction of rows for the test split, on which the trained model is measured."""
     seed: Seed = 0
     """Seed of the split; another seed holds out other rows."""
-    validation_from: str = ""
-    """With data.time: rows from this time on (ISO 8601), up to test_from, are the validation split. Empty: the latest
+    validation_from: Annotated[str, NO_TEXT] = ""
+    """With data.time: rows from this time on (ISO 8601), up to test_from, are the validation split. null: the latest
     rows, by the fractions above."""
-    test_from: str = ""
-    """With data.time: rows from this time on (ISO 8601) are the test split."""
+    test_from: Annotated[str, NO_TEXT] = ""
+    """With data.time: rows from this time on (ISO 8601) are the test split; null with validation_from null."""
     directories: Annotated[bool, LATER] = False
     """Whether the first folder names the split: train or training; val, valid, validation or dev; test. A missing
     validation or test split is drawn from the training rows, by its fraction above."""
-    column: Annotated[str, LATER] = ""
-    """Column of a table that names the split in the same way. Never a feature."""
+    column: Annotated[str, NO_TEXT, LATER] = ""
+    """Column of a table that names the split in the same way. Never a feature. null: none."""
 
     def check(self) -> None:
         if self.directories and self.column:
@@ -97,38 +98,40 @@ class DataConfig(Settings):
     """Whether the first line of a CSV names the columns."""
     columns: list[str] = field(default_factory=list)
     """Names of the columns, for a CSV without a header."""
-    delimiter: str = ""
-    """Delimiter of the fields of a CSV. Empty: a tab in .tsv, else a comma; or ";", "|" or a tab if the first lines are
+    delimiter: Annotated[str, NO_TEXT] = ""
+    """Delimiter of the fields of a CSV. null: a tab in .tsv, else a comma; or ";", "|" or a tab if the first lines are
     unambiguous, which is logged."""
-    quote: str = '"'
-    """Character around values with delimiters or line breaks, doubled inside them. Empty: no quoting."""
-    escape: str = ""
-    """Character before a quote or delimiter that is part of a value, if quotes are not doubled."""
+    quote: Annotated[str, NO_TEXT] = '"'
+    """Character around values with delimiters or line breaks, doubled inside them. null: no quoting."""
+    escape: Annotated[str, NO_TEXT] = ""
+    """Character before a quote or delimiter that is part of a value, if quotes are not doubled; null: none."""
     encoding: str = "utf-8"
     """Encoding of a CSV."""
     missing: list[str] = field(default_factory=lambda: ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
     """Cells that mean "missing", compared after surrounding spaces are removed; numbers and times by their values."""
     decimal: Literal[".", ","] = "."
     """Decimal mark of numbers in text."""
-    thousands: Literal["", ",", ".", " ", "'", "_"] = ""
-    """Thousands separator of numbers in text; empty: none."""
-    dates: Literal["", "day-first", "month-first"] = ""
-    """Order of dates such as 1/2/2024 in columns that do not show it; empty: such columns are read as text."""
+    thousands: Annotated[Literal["", ",", ".", " ", "'", "_"], NO_TEXT] = ""
+    """Thousands separator of numbers in text; null: none."""
+    dates: Annotated[Literal["", "day-first", "month-first"], NO_TEXT] = ""
+    """Order of dates such as 1/2/2024 in columns that do not show it; null: such columns are read as text."""
     types: dict[str, ColumnType] = field(default_factory=dict)
     """Types of columns that should not be inferred: "number", "date" (ISO 8601, UTC unless stated otherwise, or with
     the year last), "day-first date", "month-first date", "boolean", "text", "category" (an input, whatever its values
     look like) or "document" (learned from by its words). A row with a value of another type is quarantined."""
     drop: list[str] = field(default_factory=list)
     """Columns to ignore."""
-    id: str = ""
-    """Column that identifies a row; never a feature."""
-    group: str = ""
-    """Column whose equal values stay in one split, such as a customer's number. Never a feature."""
-    time: str = ""
-    """Column of times for a split by time: the oldest rows train, the latest test. Never a feature."""
-    weight: str = ""
+    id: Annotated[str, NO_TEXT] = ""
+    """Column that identifies a row; never a feature. null: none."""
+    group: Annotated[str, NO_TEXT] = ""
+    """Column whose equal values stay in one split, such as a customer's number. Never a feature. null: none."""
+    time: Annotated[str, NO_TEXT] = ""
+    """Column of times for a split by time: the oldest rows train, the latest test. Never a feature. null:
+    no split by time."""
+    weight: Annotated[str, NO_TEXT] = ""
     """Column with the rows' weights in the training loss: 2 counts as the row twice, 0 not at all. Never a feature, and
-    not hashed when a row's content decides its split. Evaluation is unweighted."""
+    not hashed when a row's content decides its split. Evaluation is unweighted.
+    null: every row counts once."""
     task: Literal["auto", "classification", "regression", "language"] = "auto"
     """Learning task: "auto" takes a text target, or a numeric one with few distinct whole values, as classes;
     "language" reads files as documents, or a column "text", or conversations, and learns to predict the next token."""
@@ -148,8 +151,8 @@ class DataConfig(Settings):
     """Whether documents in the same row attend to each other; otherwise a document attends only to itself."""
     image_size: list[Annotated[int, Field(ge=1, le=1 << 14)]] = field(default_factory=list)
     """Size [height, width] to which image files are resized. Empty: unchanged; all must then have the same size."""
-    image_channels: Literal[0, 1, 3] = 0
-    """Channels to which image files are converted: 1 grey, 3 RGB; 0: unchanged; all must then have the same
+    image_channels: Annotated[Literal[0, 1, 3], NO_NUMBER] = 0
+    """Channels to which image files are converted: 1 grey, 3 RGB; null: unchanged; all must then have the same
     channels."""
     text_length: Annotated[int, Field(ge=8, le=8192)] = 256
     """Number of words and word pairs that are kept of a document."""
@@ -158,9 +161,9 @@ class DataConfig(Settings):
     memory: Annotated[float, Field(ge=0.25)] = 1.5
     """Memory of each process for data, in GiB. Less means smaller batches, samples and counts, and so different last
     digits; the same setting gives the same bytes on every machine."""
-    earlier: str = ""
+    earlier: Annotated[str, NO_TEXT] = ""
     """Earlier prepared data of the same table (a directory or a store's address): its statistics are used, its rows are
-    unchanged, and only new files are prepared, as further segments."""
+    unchanged, and only new files are prepared, as further segments. null: none."""
     shuffle: bool = True
     """Whether rows are stored in random order; false keeps their order, for data that is random already."""
     split: SplitConfig = field(default_factory=SplitConfig)
@@ -193,7 +196,7 @@ class DataConfig(Settings):
         marks = {"delimiter": self.delimiter or ",", "quote": self.quote, "escape": self.escape}
         for name, mark in marks.items():
             if mark and (len(mark) != 1 or not mark.isascii() or mark in "\r\n\0"):
-                raise self.reject(name, "one ASCII character or none")
+                raise self.reject(name, "one ASCII character or null")
             if mark and mark in [taken for other, taken in marks.items() if other != name]:
                 raise self.reject(name, "another character than the other marks of the file")
 

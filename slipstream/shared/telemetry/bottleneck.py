@@ -57,7 +57,7 @@ REMEDIES = {
         "periods": "a larger cpu in the profile",
         "clocked down": "another machine, or better cooling and power for this one",
     },
-    CHECKPOINT: "training.mean_time_between_failures or a larger training.checkpoint_seconds",
+    CHECKPOINT: "a longer training.checkpoint_interval, or one by mean_time_between_failures",
     EVALUATION: "a larger training.evaluate_every",
     LATE_PODS: "a scheduler that starts all pods of a job or none",
 }

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 
 from slipstream.pipeline.export import check as checking
+from slipstream.pipeline.export.card import settings_section
 from slipstream.pipeline.export.check import (
     DIGEST,
     MANIFEST,
@@ -28,6 +30,7 @@ from slipstream.pipeline.export.check import (
 from slipstream.pipeline.export.package.sign import sign_package
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.shared.artifacts.results import export as exported
+from slipstream.shared.artifacts.results.export import read_export
 from slipstream.shared.artifacts.versions import ROOT
 from slipstream.shared.errors import UserError
 from tests.support.packages import package
@@ -79,6 +82,26 @@ def test_the_file_says_what_it_is(model: Path, data: PreparedData) -> None:
 def test_the_card_names_both_models_and_the_licence(model: Path) -> None:
     card = (model / "MODEL_CARD.md").read_text()
     assert "`model.onnx`" in card and "`model.raw.onnx`" in card and "Apache-2.0" in card
+
+
+def test_the_card_has_the_data_and_the_settings_and_folds_untimed_variants(model: Path, data: PreparedData) -> None:
+    card = (model / "MODEL_CARD.md").read_text()
+    sections = re.findall(r"^## (.*)$", card, re.MULTILINE)
+    assert sections == ["Intended use", "Data", "Settings", "Use", "Variants"]
+    assert f"{data.card['rows']['train']:,} to train" in card and data.card["source"] in card
+    others = [each.name for each in read_export(model).variants if not each.metrics]
+    shown, _, folded = card.partition("<details>")
+    assert others and not [name for name in others if f"- {name}, " in shown]
+    assert all(f"- {name}, " in folded for name in others)
+    assert not re.search(r"20\d\d-\d\d-\d\d", card), "a date would make equal models unequal"
+
+
+def test_the_card_names_the_settings_of_the_training() -> None:
+    made_by = {"model": {"name": "mlp", "arguments": {"a|`b": 1}}, "training": {"epochs": 3, "checkpoint_every": 4}}
+    section = settings_section(made_by)
+    assert "| `training.epochs` | `3` |" in section and "checkpoint_every" not in section
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in section.splitlines())
+    assert settings_section({}) == "Not recorded.\n"
 
 
 def test_sample_rows_are_nobodys(model: Path, data: PreparedData) -> None:

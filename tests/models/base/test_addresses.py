@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from slipstream.config import RunConfig
-from slipstream.flyte.command_line.options import refuse_local_base
+from slipstream.flyte.command_line.options import TO_UPLOAD, refuse_local_path
 from slipstream.flyte.stage import result_key, section_digest
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.adapters.layers import is_adapter
@@ -78,10 +78,10 @@ def test_a_name_is_found_in_hugging_faces_cache_and_nowhere_else(places: Path, m
 
 
 def test_with_remote_only_a_store_will_do(places: Path) -> None:
-    refuse_local_base("s3://bucket/base")
+    refuse_local_path("--base", "s3://bucket/base", TO_UPLOAD["base"])
     for base in ("owner/small", str(places / "models/base")):
         with refuses(UserError):
-            refuse_local_base(base)
+            refuse_local_path("--base", base, TO_UPLOAD["base"])
 
 
 def test_addresses_in_stores_and_unknown_users_are_as_given(places: Path) -> None:

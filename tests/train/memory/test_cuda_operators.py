@@ -12,10 +12,11 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.documents import MOST_DOCUMENTS
 from slipstream.pipeline.train.memory.choices import TraceJob
 from slipstream.pipeline.train.memory.processes import TraceFailure, trace_footprints
-from slipstream.pipeline.train.memory.trace import TracedStep
-from slipstream.pipeline.train.memory.tracker import cuda_operators
+from slipstream.pipeline.train.memory.trace import TracedStep, trace_footprint
+from slipstream.pipeline.train.memory.tracker import cuda_operators, scratch_bytes
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.models.config import ModelConfig
 
@@ -35,10 +36,11 @@ B1: dict[str, Any] = {
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
 }
+#: The reference computed the loss of all measured trainings.
 #: ``max_memory_allocated`` in GiB on an H100 80GB with torch 2.11, where DDP had buckets of 4 bytes a weight.
 MEASURED: dict[str, tuple[dict[str, Any], int, dict[str, Any], float]] = {
     "125M": (M125, ROWS, {}, 22.0),
-    "125M, documents apart": (M125, ROWS, {"document_end": 0}, 23.5),
+    "125M, documents apart by a mask": (M125, ROWS, {"documents": MOST_DOCUMENTS + 1}, 23.5),
     "125M, recompute": (M125, ROWS, {"recompute": "full"}, 11.9),
     "125M, accumulation": (M125, ROWS, {"accumulation": 4}, 7.6),
     "1.1B": (B1, 8, {}, 48.1),
@@ -131,11 +133,11 @@ def test_afterwards_the_cpu_has_its_own_operators() -> None:
     torch.testing.assert_close(found, x / (x.square().mean(2, keepdim=True) + torch.finfo(x.dtype).eps).sqrt())
 
 
-def step_of(model: dict[str, Any], rows: int, document_end: int = -1, **settings: Any) -> TracedStep:
+def step_of(model: dict[str, Any], rows: int, documents: int = 0, **settings: Any) -> TracedStep:
     tokens = (TensorSpec("tokens", "int64", (LENGTH,)),)
-    signature = Signature(tokens, "next token", "next token", buckets=VOCABULARY, document_end=document_end)
-    training = TrainingConfig.from_dict({"precision": "bf16", "batch_size": rows, **settings})
-    return TraceJob(ModelConfig("transformer", model), signature, training, 1).step
+    signature = Signature(tokens, "next token", "next token", buckets=VOCABULARY, document_end=0 if documents else -1)
+    training = TrainingConfig.from_dict({"precision": "bf16", "batch_size": rows, "kernels": "reference", **settings})
+    return replace(TraceJob(ModelConfig("transformer", model), signature, training, 1).step, documents=documents)
 
 
 def peaks(steps: list[TracedStep]) -> list[tuple[float, float]]:
@@ -168,3 +170,39 @@ def test_the_peak_of_one_process_is_the_measured_one(name: str) -> None:
     settings, measured = MEASURED_WITHOUT_DDP[name]
     ((peak, _),) = peaks([step_of(M125, ROWS, **settings)])
     assert peak == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.prove
+def test_the_fused_loss_takes_one_tensor_of_logits_less() -> None:
+    (reference, _), (fused, _) = peaks([step_of(M125, ROWS, kernels=kernels) for kernels in ("reference", "auto")])
+    logits = ROWS * LENGTH * VOCABULARY * 2 / GIB
+    assert reference - fused == pytest.approx(logits, rel=0.02)
+
+
+@pytest.mark.prove
+def test_documents_apart_take_no_more_at_the_peak() -> None:
+    """The scratch of their backward pass is freed before the logits of the next step."""
+    (causal, _), (few, _), (most, _), (mask, _) = peaks([step_of(M125, ROWS, n) for n in (0, 2, 64, 65)])
+    assert causal == pytest.approx(few, abs=1e-3) and causal == pytest.approx(most, abs=1e-3) and mask > causal + 1
+
+
+@pytest.mark.parametrize(("deterministic", "sums"), [(False, 1), (True, 6)])
+def test_the_scratch_of_attention_is_that_of_the_kernel(deterministic: bool, sums: int) -> None:
+    """6 is 132 multiprocessors over 24 heads, rounded up."""
+    import torch.nn.attention.varlen  # defines the operators
+
+    query, key = torch.empty(64, 12, 80, dtype=torch.bfloat16), torch.empty(64, 4, 80, dtype=torch.bfloat16)
+    bounds = torch.zeros(3, dtype=torch.int32)
+    given = (query, query, key, key, query, query, bounds, bounds, 64, 64, True, bounds)
+    found = scratch_bytes(torch.ops.torch_attn._varlen_attn_backward.default, given, deterministic)
+    rows = 64 + 2 * 128
+    assert found == 4 * rows * 12 * (sums * 96 + 1) + 2 * 2 * 64 * 12 * 80
+    assert not scratch_bytes(torch.ops.torch_attn._varlen_attn.default, given, deterministic)
+
+
+def test_a_plan_counts_the_scratch_of_every_document() -> None:
+    model = {**M125, "num_hidden_layers": 1, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 32}
+    small = replace(step_of(model, 2, 1), signature=replace(step_of(model, 2, 1).signature, buckets=8))
+    few, most = (trace_footprint(replace(small, documents=count)).peak for count in (1, MOST_DOCUMENTS))
+    # 4 and 128 sequences; 132 multiprocessors have 17 sums for the first, one for the others
+    assert most - few == 4 * 2 * ((4096 + 128 * 128) * (64 + 1) - (4096 + 4 * 128) * (17 * 64 + 1)) + 4 * (129 - 5)

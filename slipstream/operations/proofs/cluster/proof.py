@@ -277,13 +277,20 @@ class ClusterProof:
         return f"resumed from step {max(resumed)}{why}"
 
 
+#: Beginning of propeller's line about a failed PyTorchJob.
+OF_JOB = re.compile(r"^(\w+) - PyTorchJob \S+ is failed because ")
+
+
 def same_files(files: Mapping[str, str]) -> dict[str, str]:
     return {name: digest for name, digest in files.items() if SAME.fullmatch(name)}
 
 
 def reason(message: str) -> str:
-    """Return the first line of Flyte's message about a failed attempt."""
-    return next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")[:120]
+    """Return the cause in Flyte's message about a failed attempt; for a failed job without the job's long name."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if lines[1:] and lines[0] == "Job failed:":
+        lines = [OF_JOB.sub(r"\1: … ", lines[1])]
+    return next(iter(lines), "no reason given")[:120]
 
 
 def write_table(directory: Path, seed: str) -> Path:

@@ -18,14 +18,14 @@ from typing import Any
 import click
 import torch
 
-from slipstream.operations.proofs.gpu.check import CHECKS, CheckFigure, CheckResult, GpuCheck
+from slipstream.operations.proofs.gpu.check import CHECKS, FIGURES, CheckFigure, CheckResult, GpuCheck
 from slipstream.operations.proofs.gpu.page import fill, page
 from slipstream.shared.artifacts.versions import ROOT
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.torch_versions import check_torch
 from slipstream.shared.one_line import one_line
 
-JSON, PAGE = "gpu.json", "gpu.html"
+JSON, PAGE, LOG = "gpu.json", "gpu.html", "log.txt"
 #: Least seconds for which a check is started.
 TOO_LITTLE = 10.0
 NAMES = [check.name for check in CHECKS]
@@ -34,13 +34,13 @@ NAMES = [check.name for check in CHECKS]
 @click.command()
 @click.option("--output", type=click.Path(path_type=Path), default=Path("runs/gpu"), show_default=True)
 @click.option("--only", "names", multiple=True, type=click.Choice(NAMES), help="Some checks.")
-@click.option("--minutes", default=10.0, show_default=True, help="The longest that all may take.")
+@click.option("--minutes", default=8.8, show_default=True, help="The longest that all may take.")
 @click.option("--readme", type=click.Path(path_type=Path, exists=True), help="Fill in its table in the end.")
 @click.option("--quick", is_flag=True, help="Rehearse on the CPU, with small sizes.")
 def main(output: Path, names: tuple[str, ...], minutes: float, readme: Path | None, *, quick: bool) -> None:
     """Run the checks that need a GPU on this machine's GPUs, and measure.
 
-    Writes gpu.json, gpu.html and every check's output to OUTPUT, and updates them after every check.
+    Writes figures.jsonl, to which every figure is added when it is measured, log.txt, gpu.json and gpu.html to OUTPUT.
 
     Example: slipstream gpu-proof --only speed --only saves
     """
@@ -48,6 +48,8 @@ def main(output: Path, names: tuple[str, ...], minutes: float, readme: Path | No
     if not quick and not torch.cuda.is_available():
         raise UserError("torch sees no GPU here; expected one and a torch built for it, or --quick for a rehearsal")
     output.mkdir(parents=True, exist_ok=True)
+    for name in (FIGURES, LOG):
+        (output / name).unlink(missing_ok=True)
     device = "the CPU, a rehearsal" if quick else device_name()
     started, results = time.monotonic(), list[CheckResult]()
     wanted = [check for check in CHECKS if not names or check.name in names]
@@ -74,13 +76,15 @@ def device_name() -> str:
 
 
 def in_process(check: GpuCheck, output: Path, limit_s: float, *, quick: bool) -> CheckResult:
-    """Run the check in a new session, which is killed after ``limit_s``."""
+    """Run the check in a new session, which is killed after ``limit_s``; figures measured by then are kept."""
     if limit_s < TOO_LITTLE:
         return CheckResult(check.name, check.claim, "not run", "the time is over")
-    log = output / f"{check.name.replace(' ', '-')}.log"
+    log = output / LOG
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="gpu-") as scratch, log.open("w", encoding="utf-8") as said:
+    with tempfile.TemporaryDirectory(prefix="gpu-") as scratch, log.open("a", encoding="utf-8") as said:
+        said.write(f"\n##### {check.name}\n")
+        said.flush()
         target, directory = Path(scratch) / "result.json", Path(scratch) / "work"
         directory.mkdir()
         command: list[str | Path] = [
@@ -103,10 +107,18 @@ def in_process(check: GpuCheck, output: Path, limit_s: float, *, quick: bool) ->
             process.wait()
         if target.exists():
             return from_json(json.loads(target.read_text(encoding="utf-8")))
-    result = CheckResult(check.name, check.claim, "failed", f"{why}: {last_line(log)}")
+    figures = measured_figures(output / FIGURES, check.name)
+    result = CheckResult(check.name, check.claim, "failed", f"{why}: {last_line(log)}", figures=figures)
     if cut:
         result = replace(result, state="not run", reason=f"the time was over after {limit_s:.0f} s")
     return replace(result, seconds=round(time.perf_counter() - started, 1))
+
+
+def measured_figures(path: Path, check: str) -> tuple[CheckFigure, ...]:
+    """Return the figures of a check that was killed."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return tuple(CheckFigure(one["name"], one["value"], one["unit"]) for one in found if one["check"] == check)
 
 
 def describe(code: int) -> str:
@@ -115,7 +127,7 @@ def describe(code: int) -> str:
 
 def last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return one_line(lines[-1]) if lines else "it said nothing"
+    return "it said nothing" if lines[-1].startswith("#####") else one_line(lines[-1])
 
 
 def from_json(found: dict[str, Any]) -> CheckResult:
@@ -123,7 +135,7 @@ def from_json(found: dict[str, Any]) -> CheckResult:
 
 
 def line(result: CheckResult) -> str:
-    text = result.reason or ", ".join(map(str, result.figures))
+    text = "; ".join(filter(None, [result.reason, ", ".join(map(str, result.figures))]))
     return f"{result.state:<8} {result.name:<16} {result.seconds:5.1f} s  {text}"
 
 

@@ -15,7 +15,7 @@ NOT_RUN: State = "not run"
 COLUMNS = (
     ("speed", "share of peak", "{:.1f} %"),
     ("kill and resume", "files equal bit for bit", "{:.0f} files equal"),
-    ("saves", "of a synchronous copy", "{:.1f} %"),
+    ("saves", "stall, of the steps", "{:.2f} %"),
     ("loader", "over DataLoader", "{:.1f} x"),
     ("error", "until it was said", "{:.1f} s"),
 )
@@ -24,8 +24,8 @@ TITLES = (
     "checks passed",
     "bf16 speed, of peak",
     "resumed after kills",
-    "save stall, of a synchronous copy",
-    "loader speed, of DataLoader",
+    "save stall, of the steps",
+    "loader speed, of whole batches",
     "time to error",
 )
 HEADER = f"| {' | '.join(TITLES)} |"

@@ -61,14 +61,23 @@ def train_transformer(directory: Path, prepared: Path, **training: Any) -> Path:
     return train(directory, prepared, ModelConfig("transformer", SMALL_TRANSFORMER), **training)
 
 
-def write_tokens(directory: Path, rows: int, length: int = LENGTH, vocabulary: int = VOCABULARY) -> Path:
-    """Write rows in which every token follows from the last: times three, plus one."""
+def write_tokens(
+    directory: Path, rows: int, length: int = LENGTH, vocabulary: int = VOCABULARY, *, documents: int = 0
+) -> Path:
+    """Write rows in which every token follows from the last: times three, plus one.
+
+    With ``documents`` as many start in every row, with token 0, and attention keeps them apart.
+    """
     draw = np.random.default_rng(0)
     tokens = np.empty((rows, length + 1), np.int64)
     tokens[:, 0] = draw.integers(0, vocabulary, rows)
     for place in range(length):
         tokens[:, place + 1] = (3 * tokens[:, place] + 1) % vocabulary
-    write_token_rows(directory, {"train": tokens, "validation": tokens[:4], "test": tokens[:4]}, vocabulary)
+    if documents:
+        tokens[tokens == 0] = 1
+        tokens[:, : length // documents * documents : length // documents] = 0
+    splits = {"train": tokens, "validation": tokens[:4], "test": tokens[:4]}
+    write_token_rows(directory, splits, vocabulary, document_end=0 if documents else -1)
     return directory
 
 

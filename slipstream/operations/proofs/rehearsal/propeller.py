@@ -72,6 +72,8 @@ class Execution:
     overwrite_cache: bool = False
     namespace: Namespace = field(default_factory=Namespace)
     operator_timeout_s: float = OPERATOR_TIMEOUT_S
+    #: Choice of the execution (``pyflyte run --interruptible``); None leaves it to the workflow.
+    interruptible: bool | None = None
 
     def __post_init__(self) -> None:
         self.aborted = threading.Event()
@@ -87,6 +89,8 @@ class Execution:
 
         Raises ``NodeFailed`` or ``RetriesExhausted``.
         """
+        if self.interruptible is None:
+            self.interruptible = self.package.workflows[workflow].metadata_defaults.interruptible
         defaults = self.package.launch_plans[workflow].default_inputs.parameters
         given = {name: inputs.get(name, parameter.default) for name, parameter in defaults.items()}
         try:
@@ -211,7 +215,8 @@ class Execution:
         home = f"{self.name}/{path}"
         given = LiteralMap(literals=inputs).SerializeToString()
         self.rounds.through(lambda: self.bucket.write(f"{home}/inputs.pb", given))
-        budget = RetryBudget(metadata.retries.retries, metadata.interruptible)
+        own = metadata.interruptible if metadata.WhichOneof("interruptible_value") else self.interruptible
+        budget = RetryBudget(metadata.retries.retries, bool(own))
         for number in count():
             replicas = int(template.custom["workerReplicas"]["replicas"]) if template.type == "pytorch" else 1
             self.rounds.through(self.event)

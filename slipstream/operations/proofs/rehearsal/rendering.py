@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from google.protobuf.json_format import MessageToDict
@@ -17,6 +17,8 @@ TEMPLATE = re.compile(r"\{\{\s*[.$](\w+)\s*\}\}")
 #: Taint of spot nodes, and the toleration that the platform adds to interruptible pods (``interruptible-tolerations``).
 SPOT = "example.com/spot"
 SPOT_TOLERATION: Toleration = {"key": SPOT, "operator": "Exists", "effect": "NoSchedule"}
+#: Label that propeller sets on all pods of a node (``node_exec_context.go``).
+INTERRUPTIBLE = "interruptible"
 #: Propeller's ``task.IDMaxLength``.
 LONGEST_NAME = 50
 
@@ -43,10 +45,17 @@ def primary_container(task: TaskTemplate, interruptible: bool = False) -> Primar
     spec = MessageToDict(task.k8s_pod)["podSpec"]
     name = task.config["primary_container_name"]
     (primary,) = [each for each in spec["containers"] if each["name"] == name]
-    environment = {pair["name"]: pair.get("value", "") for pair in primary.get("env", [])}
+    labels = {INTERRUPTIBLE: str(interruptible).lower()}
+    environment = {pair["name"]: pair.get("value", "") or label_of(pair, labels) for pair in primary.get("env", [])}
     command = [*primary.get("command", []), *primary.get("args", [])]
     grace_s = float(spec.get("terminationGracePeriodSeconds", GRACE_S))
     return PrimaryContainer(command, environment, grace_s, [*tolerations, *spec.get("tolerations", [])])
+
+
+def label_of(variable: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """Return the label that an environment variable takes from its pod; "" for other sources."""
+    path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+    return next((value for name, value in labels.items() if path == f"metadata.labels['{name}']"), "")
 
 
 def values_of(inputs: str, place: str, raw: str = "", previous: str = "") -> dict[str, str]:

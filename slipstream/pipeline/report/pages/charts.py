@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ from slipstream.pipeline.report.pages.inline_svg import (
 from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
 from slipstream.shared.artifacts.results.export import ExportReport
-from slipstream.shared.artifacts.results.training import History, LiveProgress
+from slipstream.shared.artifacts.results.training import History, LiveProgress, LossPoint
 
 LARGEST_CELL = 84.0
 #: Shade of a cell above which its text takes the card's (background) colour.
@@ -34,6 +34,8 @@ DARK = 0.7
 #: Approximate letter width and line height of axis labels, in pixels.
 LETTER, LINE_HEIGHT = 7.5, 19.0
 LineStyle = dict[str, Any]
+#: Dashes of lines that have the same colours.
+DASHES = ("-", "--", ":")
 REFERENCE_LINE: LineStyle = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2}
 
 
@@ -57,6 +59,19 @@ def learning_rate(axes: Axes, history: History | LiveProgress) -> str:
     axes.plot([step.epoch for step in history.steps], [step.learning_rate for step in history.steps])
     over_epochs(axes)
     return "Learning rate over the epochs"
+
+
+@inline_svg
+def overlaid(axes: Axes, histories: Mapping[str, History], key: str) -> str:
+    """Plot a curve of several trainings: "training" for the training loss, else of their evaluations."""
+    for number, (name, history) in enumerate(histories.items()):
+        points = history.steps if key == "training" else history.evaluations
+        values = [each.loss if isinstance(each, LossPoint) else getattr(each, key) for each in points]
+        style = DASHES[number // len(SERIES) % len(DASHES)]
+        axes.plot([each.epoch for each in points], values, label=name, linestyle=style, alpha=0.85)
+    over_epochs(axes)
+    legend(axes, columns=1)
+    return f"{'Training loss' if key == 'training' else f'Validation {fmt.NAMES.get(key, key)}'} of each run"
 
 
 def plot_validation(axes: Axes, history: History | LiveProgress, key: str) -> None:
@@ -217,8 +232,8 @@ def plot_point(axes: Axes, x: float, y: float, colour: str, words: str, diameter
     axes.plot([x], [y], linestyle="", marker="o", markersize=diameter, gid=tooltip(words), zorder=3, **ring)
 
 
-def legend(axes: Axes) -> None:
-    figure_of(axes).legend(loc="outside upper left", ncols=2, columnspacing=1.4)
+def legend(axes: Axes, columns: int = 2) -> None:
+    figure_of(axes).legend(loc="outside upper left", ncols=columns, columnspacing=1.4)
 
 
 def figure_of(axes: Axes) -> Figure:

@@ -31,6 +31,8 @@ LINES = tuple((colour, style) for style, colour in product(("-", "--", ":"), SER
 #: Largest number of ranks for readable cells of a heat map.
 MOST_RANKS_DRAWN = 32
 LEGEND_LINE = 20
+#: Fewest points of a line.
+FEWEST_POINTS = 3
 #: Seconds below the resolution of any clock.
 SHORTEST_S = 1e-9
 #: Height of a setting's text and interval, in lines of text.
@@ -53,7 +55,7 @@ def network_charts(
         "bandwidth": bus_bandwidth(series, model, ranks),
         "time": call_time(series, model),
         "pairs": pairs(profile.pairs, ranks) if profile.pairs and 2 < ranks <= MOST_RANKS_DRAWN else None,
-        "course": over_time(course) if len(course) > 1 else None,
+        "course": over_time(course) if len(course) >= FEWEST_POINTS else None,
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from markupsafe import Markup
@@ -37,7 +38,9 @@ PHASES = {
     "rest": "between steps",
 }
 WORST_SHOWN = 12
-CLASSES_SHOWN = 12
+CLASSES_SHOWN = CLASSES_SCORED = 12
+#: Fewest points of a chart.
+FEWEST_POINTS = 3
 REASONS_SHOWN = 8
 VALUES_SHOWN = 3
 TRIALS_SHOWN = 20
@@ -51,10 +54,13 @@ def report_page(
     config: Mapping[str, object],
     made_at: datetime,
     store: ArtifactStore | None = None,
+    changed: Mapping[str, object] = MappingProxyType({}),
+    links: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the report page.
 
-    ``config`` is the whole configuration by section. ``made_at`` is local time. Charts are cached in ``store``.
+    ``config`` is the whole configuration by section, ``changed`` what differs from the defaults. ``made_at`` is local
+    time. Charts are cached in ``store``. ``links`` are names and paths of other files of the run.
     """
     evaluation, columns = results.evaluation, results.card["columns"]
     confusion, classes = evaluation.confusion, evaluation.classes
@@ -72,7 +78,7 @@ def report_page(
         recommended=results.export.recommended,
         scores=list(scores(evaluation)),
         mistakes=most_frequent_mistakes(listed, classes) if listed else None,
-        recalls=lowest_recalls(listed, classes) if listed else None,
+        recalls=class_scores(confusion, classes)[:CLASSES_SCORED] if confusion else [],
         classes=class_frequencies(results.card["classes"])[:CLASSES_SHOWN],
         columns=columns[:COLUMNS_SHOWN],
         more_columns=columns[COLUMNS_SHOWN:COLUMNS_LISTED],
@@ -85,6 +91,8 @@ def report_page(
         time_lines=time_lines,
         nodes_of=nodes_of,
         reasons=results.quarantined[:REASONS_SHOWN],
+        changed=list(flat(changed)),
+        links=links,
         sections={name: list(flat(value)) for name, value in config.items() if isinstance(value, Mapping)},
         card_page=CARD,
         trace_file=TRACE,
@@ -167,9 +175,24 @@ def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[st
     return [(classes[r], classes[c], n) for n, r, c in worst]
 
 
-def lowest_recalls(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, int, float]]:
-    recalls = [(line[r] / sum(line), sum(line), classes[r]) for r, line in enumerate(counts) if sum(line)]
-    return [(name, rows, recall) for recall, rows, name in sorted(recalls)[:WORST_SHOWN]]
+@dataclass(frozen=True)
+class ClassScores:
+    """Precision and recall of one class on the test rows; precision is None if the class is never predicted."""
+
+    name: str
+    rows: int
+    precision: float | None
+    recall: float
+
+
+def class_scores(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[ClassScores]:
+    """Return the scores of the classes that test rows have, the lowest recall first."""
+    found = []
+    for place, (name, line, column) in enumerate(zip(classes, counts, zip(*counts, strict=True), strict=True)):
+        right, rows, predicted = line[place], sum(line), sum(column)
+        if rows:
+            found.append(ClassScores(name, rows, right / predicted if predicted else None, right / rows))
+    return sorted(found, key=lambda each: (each.recall, each.rows, each.name))
 
 
 def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[str, float, str]]:
@@ -213,7 +236,7 @@ MODULES = (
     __name__,
 )
 #: Names of charts that are None for some runs.
-OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active", "variants")
+OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active", "variants", "metric")
 #: Largest number of classes for a readable confusion matrix. Above it, the page lists mistakes.
 MOST_CLASSES_DRAWN = 20
 
@@ -264,10 +287,12 @@ def draw_charts(results: StageResults) -> dict[str, str | None]:
         drawn |= {"busy": device_charts.busy(devices), "memory": device_charts.memory(devices)}
         if any(device.sm_active for pod in devices.pods for device in pod.devices):
             drawn["sm_active"] = device_charts.sm_active(devices)
-    if results.export.variants:
+    if len([each for each in results.export.variants if each.file and each.timed]) >= FEWEST_POINTS:
         drawn["variants"] = charts.quality_against_latency(results.export)
+    if len(history.evaluations) >= FEWEST_POINTS:
+        drawn["metric"] = charts.validation_metric(history, evaluation.metric_of_rows)
     return drawn | {
         "loss": charts.loss(history),
-        "metric": charts.validation_metric(history, evaluation.metric_of_rows),
+        "learning_rate": charts.learning_rate(history),
         **(network_charts.network_charts(network.profile, network.course, network.model) if network else {}),
     }

@@ -10,10 +10,12 @@ import torch.distributed as dist
 from slipstream.pipeline.train.checkpoint.state import capture_random_state, restore_random_state
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import evaluation_batches
+from slipstream.pipeline.train.documents import document_layout, kernel_takes_documents
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.loop.goal import ValidationGoal
 from slipstream.pipeline.train.loop.objective import evaluate_split
 from slipstream.pipeline.train.loop.state import TrainingState
+from slipstream.pipeline.train.loop.step import micro_batches
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.training import FEW_STEPS, ValidationPoint
 from slipstream.shared.distributed.process_group import RankContext
@@ -85,7 +87,12 @@ def record_evaluation(
     rows = math.ceil(largest / rounds)
     if state.parallel.batch_rows:
         rows, rounds = state.parallel.batch_rows, math.ceil(largest / state.parallel.batch_rows)
-    batches = evaluation_batches(data, "validation", rows, group, padded=rows, rounds=rounds, waiting=guard.waiting)
+    pieces = len(micro_batches(rows, config.micro_batches)) if state.parallel.batch_rows else 1
+    kernel = kernel_takes_documents(group.device, precision)
+    layout = document_layout(state.parallel.model_parts[0], rows // pieces, pieces, kernel=kernel)
+    batches = evaluation_batches(
+        data, "validation", rows, group, padded=rows, rounds=rounds, waiting=guard.waiting, documents=layout
+    )
     guarded = guard.evaluating(batches, rounds, progress.step, state_before)
     forward = state.averaged.forward if state.averaged else state.parallel.forward
     goal = ValidationGoal.of(config, model.signature)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from slipstream.pipeline.train.data_loader import Batch
+from slipstream.pipeline.train.loop.fused_loss import fused_token_losses
 from slipstream.pipeline.train.loop.goal import JudgedRows, ValidationGoal, together
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.models.arithmetic import autocast_context
 from slipstream.shared.models.config import TeachingConfig
 from slipstream.shared.models.factory import Predictor
+from slipstream.shared.models.plan import model_plan
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,13 @@ def at_least_float32(outputs: Tensor) -> Tensor:
 
 
 def loss_sum(
-    signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0, weight: Tensor | None = None
+    signature: Signature,
+    outputs: Tensor,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    weight: Tensor | None = None,
+    *,
+    fused: bool = False,
 ) -> Tensor:
     """Return the sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if given.
 
@@ -58,7 +67,7 @@ def loss_sum(
     """
     if signature.task == "next token":
         labels = target.clamp(min=0).flatten()
-        each = token_losses(outputs.flatten(0, 1), labels, label_smoothing).view(target.shape)
+        each = token_losses(outputs.flatten(0, 1), labels, label_smoothing, fused=fused).view(target.shape)
         loss = over_learned_tokens(signature, each, target)
     elif signature.task == "classification":
         reduction, logits = "sum" if weight is None else "none", at_least_float32(outputs)
@@ -106,7 +115,7 @@ def evaluate_split(
     judged = JudgedRows(len(model.signature.classes))
     for batch in batches:
         with autocast_context(precision, device):
-            outputs = forward(*batch.inputs)
+            outputs = forward(*batch.inputs, **({} if batch.documents is None else {"documents": batch.documents}))
         if outputs is None:  # only the last stage of a pipeline has outputs
             continue
         outputs, target = outputs[: batch.rows], batch.target[: batch.rows]
@@ -138,6 +147,12 @@ class Teacher:
     teaching: TeachingConfig
     precision: str
 
+    @cached_property
+    def takes_documents(self) -> bool:
+        """True if attention needs no mask, given a batch's documents."""
+        plan = model_plan(self.model.network)
+        return plan is not None and plan.takes_documents
+
     def blend(self, loss: Tensor, outputs: Tensor, batch: Batch, weight: Tensor | None) -> Tensor:
         """Return the weighted mean of ``loss`` and the distillation loss, both summed over rows.
 
@@ -150,7 +165,8 @@ class Teacher:
         if not share:
             return loss
         with torch.no_grad(), autocast_context(self.precision, loss.device):
-            teacher_outputs = at_least_float32(self.model(*batch.inputs))
+            documents = {"documents": batch.documents} if self.takes_documents and batch.documents is not None else {}
+            teacher_outputs = at_least_float32(self.model(*batch.inputs, **documents))
         divergence = self.divergence(at_least_float32(outputs), teacher_outputs, batch.target)
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 
@@ -173,12 +189,14 @@ class Teacher:
 PIECE = 1 << 24
 
 
-def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0, *, fused: bool = False) -> Tensor:
     """Return the cross-entropy of every token, ``[tokens]``, in float32 (float64 for float64 logits).
 
     ``logits`` are ``[tokens, vocabulary]`` of any precision, ``target`` is int64 ``[tokens]``. ``label_smoothing`` is
-    the fraction of every label that is spread over the whole vocabulary.
+    the fraction of every label that is spread over the whole vocabulary. ``fused`` runs Triton kernels.
     """
+    if fused and logits.dtype != torch.float64:
+        return fused_token_losses(logits, target, label_smoothing)
     return TokenLosses.apply(logits, target, label_smoothing)
 
 

@@ -158,9 +158,9 @@ class AveragedWeights:
         elif not skip:
             torch._foreach_lerp_(averages, weights, share)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor, **documents: Tensor) -> Tensor:
         """Return the model's outputs for ``inputs``, computed with the averaged weights."""
-        return functional_call(self._model, self.weights, inputs)
+        return functional_call(self._model, self.weights, inputs, documents)
 
     def state_dict(self) -> StateDict:
         return dict(self.weights)

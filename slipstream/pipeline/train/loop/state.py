@@ -150,6 +150,8 @@ class TrainingState:
     averaged: AveragedWeights | None = None
     #: Teacher for distillation, if any.
     teacher: Teacher | None = None
+    #: True if the loss of tokens is computed by Triton kernels.
+    fused_loss: bool = False
     #: Weights of the classes in the loss, on the device; None if all are 1.
     class_weights: Tensor | None = None
     #: Conditions of bitwise reproducibility, see :mod:`slipstream.pipeline.train.identity`.

@@ -108,7 +108,8 @@ def train_step(
             marks.backward_of(scaled)
         return scaled
 
-    state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast_context, precision, group.device))
+    passes = partial(autocast_context, precision, group.device)
+    state.parallel.accumulate(batch.inputs, pieces, loss_of, passes, batch.documents)
     if marks:
         marks.has_exchanged()
     state.scaler.unscale(parameters)
@@ -145,10 +146,14 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
     if piece.stop > batch.rows:
         real = torch.arange(piece.start, piece.stop, device=batch.target.device) < batch.rows
         weight = real.float() if weight is None else weight * real
-    loss = loss_sum(state.model.signature, outputs, batch.target[piece], config.label_smoothing, weight)
+    signature, smoothing = state.model.signature, config.label_smoothing
+    loss = loss_sum(signature, outputs, batch.target[piece], smoothing, weight, fused=state.fused_loss)
     if state.teacher is None:
         return loss
-    part = batch._replace(inputs=tuple(x[piece] for x in batch.inputs), target=batch.target[piece])
+    number = piece.start // (piece.stop - piece.start)
+    documents = None if batch.documents is None else batch.documents[number : number + 1]
+    inputs = tuple(x[piece] for x in batch.inputs)
+    part = batch._replace(inputs=inputs, target=batch.target[piece], documents=documents)
     return state.teacher.blend(loss, outputs, part, weight)
 
 

@@ -24,13 +24,14 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch, stored_blocks, training_batches
 from slipstream.pipeline.train.data_order import GlobalOrder
 from slipstream.pipeline.train.device_clock import StepProfiler
+from slipstream.pipeline.train.documents import document_layout, kernel_takes_documents
 from slipstream.pipeline.train.fault_tolerance.goodput import EVALUATED
 from slipstream.pipeline.train.fault_tolerance.guard import Guard, StepTiming
 from slipstream.pipeline.train.loop.evaluation import agree_on_rows, record_evaluation
 from slipstream.pipeline.train.loop.optimizer import learning_rate
 from slipstream.pipeline.train.loop.progress import ProgressDisplay
 from slipstream.pipeline.train.loop.state import SKIPPED, USED, TrainingState
-from slipstream.pipeline.train.loop.step import StepResult, name_rows, padded_rows, train_step
+from slipstream.pipeline.train.loop.step import StepResult, micro_batches, name_rows, padded_rows, train_step
 from slipstream.pipeline.train.telemetry.marks import StepMarks
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.ledger import EVALUATION
@@ -212,14 +213,19 @@ class TrainLoop:
     def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._data_group
         padded = padded_rows(-(-order.largest // group.world), self._config.micro_batches)
+        pieces = micro_batches(padded, self._config.micro_batches)
+        whole = self._state.traits.has_batch_statistics
+        kernel = kernel_takes_documents(group.device, self._precision) and not whole
+        model = self._state.parallel.model_parts[0]
         return training_batches(
             self._data,
             order,
             group,
             order.consumed(self._state.progress.step),
-            padded=0 if self._state.traits.has_batch_statistics else padded,
+            padded=0 if whole else padded,
             waiting=self._guard.waiting,
             times=self._guard.times.loader,
+            documents=document_layout(model, pieces[0].stop, len(pieces), kernel=kernel),
         )
 
     def _epoch(self, step: int) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from slipstream.config import RunConfig
+from slipstream.config_values import read_settings
 from slipstream.pipeline.train.checks import rows_of_text
 from slipstream.pipeline.train.memory.choices import (
     USABLE,
@@ -71,7 +72,7 @@ class MemoryAnswer:
 
 
 @click.command()
-@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("config", nargs=-1, required=True)
 @click.option("--devices", type=int, help="Number of GPUs over all nodes [default: those of this machine, or 1].")
 @click.option("--nodes", type=int, default=1, help="Number of nodes, with equally many GPUs each.")
 @click.option("--memory", type=MemorySizeParam(), metavar="24GiB", help="Memory of a device.")
@@ -81,7 +82,7 @@ class MemoryAnswer:
 @click.pass_context
 def main(  # noqa: PLR0913 - an argument for each option
     context: click.Context,
-    config: Path,
+    config: tuple[str, ...],
     devices: int | None,
     nodes: int,
     memory: float | None,
@@ -105,7 +106,7 @@ def main(  # noqa: PLR0913 - an argument for each option
             raise UserError(f"--{name} {number}: expected a whole number from 1 to {most:,}")
     if devices % nodes:
         raise UserError(f"--nodes {nodes}: does not divide the {devices} devices; expected a divisor of that")
-    run, rows = RunConfig.from_file(config), LARGEST  # for the largest batch, if the data is unknown
+    run, rows = read_settings(RunConfig, config), LARGEST  # for the largest batch, if the data is unknown
     origin = ModelOrigin(run.model)
     if data:
         prepared = PreparedData.open(data)

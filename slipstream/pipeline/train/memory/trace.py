@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch
+from slipstream.pipeline.train.documents import MOST_DOCUMENTS, document_layout
 from slipstream.pipeline.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.pipeline.train.loop.probe import ModelTraits
 from slipstream.pipeline.train.loop.state import LossScaler, Progress, TrainingState
@@ -67,6 +68,9 @@ class TracedStep:
     rank: int = 0
     #: Type of the device whose operators are traced.
     device: str = "cuda"
+    #: Number of documents in a row, if attention separates them: each takes scratch in the backward pass. With more
+    #: than :data:`MOST_DOCUMENTS` a mask separates them.
+    documents: int = MOST_DOCUMENTS
 
     def of_rank(self, rank: int) -> TracedStep:
         return replace(self, rank=rank)
@@ -111,19 +115,24 @@ def trace_footprint(step: TracedStep, watching: AbstractContextManager[object] |
         layout = Layout.connect(training.parallel, step.rank, step.world, CPU)
         divides = training.parallel.divides
         parts = model_parts(model, layout, training.precision) if divides else [model]
-        tracker = MemoryTracker()
+        tracker = MemoryTracker(deterministic=training.deterministic)
         its_operators = cuda_operators() if step.device == "cuda" else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), tracker, its_operators:
             with tracker.making("parameters"):
                 for part in parts:
                     part.to_empty(device=CPU)
             parallel = divided(parts, layout, step, tracker) if divides else undivided(model, step, tracker)
-            state = begun(parallel, training, tracker)
+            # GPUs that compute in bf16 have both kernels.
+            modern = step.device == "cuda" and training.precision == "bf16"
+            state = begun(parallel, training, tracker, fused_loss=modern and training.kernels == "auto")
             group = parallel.sharing_rows(RankContext(step.rank, step.world, CPU, "fake"))
 
             def run(step: TracedStep) -> None:
                 number = step.traced_micro_batches
+                documents = document_layout(parts[0], step.rows, number, kernel=modern)
                 batch = zero_batch(step.signature, number * step.rows, group)
+                if documents and step.documents <= MOST_DOCUMENTS:
+                    batch = batch._replace(documents=documents.whole_rows(step.documents))
                 numbered = replace(training, accumulation=number)
                 train_step(state, numbered, group, training.precision, batch, total_steps=2)
 
@@ -189,13 +198,18 @@ class LabelledModel(DividedModel):
         self._tracker = tracker
 
     def accumulate(
-        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+        self,
+        inputs: Sequence[Tensor],
+        pieces: Sequence[slice],
+        loss_of: LossOf,
+        forward: Forward = nullcontext,
+        documents: Tensor | None = None,
     ) -> None:
         def loss_and_labels(outputs: Tensor, first: int) -> Tensor:
             self._tracker.relabel(self._whole_gradients(), "gradients")
             return loss_of(outputs, first)
 
-        super().accumulate(inputs, pieces, loss_and_labels, forward)
+        super().accumulate(inputs, pieces, loss_and_labels, forward, documents)
 
     def _whole_gradients(self) -> Iterator[Tensor | None]:
         for module in (module for part in self.model_parts for module in part.modules()):
@@ -243,11 +257,17 @@ class BucketedModel(ReplicatedModel):
             parameter.register_post_accumulate_grad_hook(reduce)
 
     def accumulate(
-        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+        self,
+        inputs: Sequence[Tensor],
+        pieces: Sequence[slice],
+        loss_of: LossOf,
+        forward: Forward = nullcontext,
+        documents: Tensor | None = None,
     ) -> None:
         for index, piece in enumerate(pieces):
             self._reduces = index == len(pieces) - 1
-            super().accumulate(inputs, [piece], loss_of, forward)
+            mine = None if documents is None else documents[index : index + 1]
+            super().accumulate(inputs, [piece], loss_of, forward, mine)
         self._sent.clear()
 
 
@@ -266,7 +286,9 @@ def label_gradients(parts: Sequence[nn.Module], tracker: MemoryTracker) -> None:
                 parameter.register_post_accumulate_grad_hook(lambda p: tracker.relabel([p.grad], "gradients"))
 
 
-def begun(parallel: ParallelModel, training: TrainingConfig, tracker: MemoryTracker) -> TrainingState:
+def begun(
+    parallel: ParallelModel, training: TrainingConfig, tracker: MemoryTracker, *, fused_loss: bool
+) -> TrainingState:
     """Return the initial state of a training; its optimiser's tensors will be labelled "optimizer"."""
     with tracker.making("optimizer"):
         averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
@@ -281,7 +303,7 @@ def begun(parallel: ParallelModel, training: TrainingConfig, tracker: MemoryTrac
     optimizer.register_step_post_hook(lambda *_: making.pop().__exit__(None, None, None))
     traits = traits_without_values(parallel.model)
     scaler = LossScaler(CPU, enabled=training.precision == "fp16")
-    return TrainingState(parallel, optimizer, scaler, {}, Progress(), traits, averaged)
+    return TrainingState(parallel, optimizer, scaler, {}, Progress(), traits, averaged, fused_loss=fused_loss)
 
 
 def zero_batch(signature: Signature, rows: int, group: RankContext) -> Batch:

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from slipstream.shared.models.arithmetic import autocast_type
+from slipstream.shared.models.transformer import ALIGNED, LARGEST_HEAD
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "communication"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -52,10 +53,12 @@ class MemoryTracker(TorchDispatchMode):
     """Dispatch mode that counts the bytes of all results inside a ``FakeTensorMode``.
 
     A new storage gets the kind ``now``. ``at_peak`` holds the bytes by kind at the peak since :meth:`restart`.
+    ``deterministic`` means that a GPU would use deterministic kernels only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, deterministic: bool = False) -> None:
         super().__init__()
+        self._deterministic = deterministic
         self.now: Kind = "activations"
         self.held: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.total = self.peak = 0
@@ -109,6 +112,10 @@ class MemoryTracker(TorchDispatchMode):
                 # The first argument is the output. Others count as communication below if they were activations.
                 self.relabel(given[:1], "gradients")
             self.relabel(given, "communication", of=("activations",))
+        if size := scratch_bytes(func, args, self._deterministic):
+            scratch = TrackedStorage(size, "activations")
+            self._change(scratch, size)
+            self._change(scratch, -size)
         return result
 
     def _count(self, storage: torch.UntypedStorage, kind: Kind) -> None:
@@ -164,10 +171,35 @@ class MemoryTracker(TorchDispatchMode):
 NORM = "_fused_rms_norm"
 HALF = (torch.bfloat16, torch.float16)
 CHOICE_OF_CPU = functional.scaled_dot_product_attention
-#: Flash attention supports heads of at most this size.
-LARGEST_HEAD = 256
-#: Fused kernels take head sizes that are multiples of this number; torch pads others.
-ALIGNED = 8
+
+
+#: Backward passes of flash attention, with the positions of the bounds of documents; None without.
+FLASH_BACKWARD = {"_varlen_attn_backward": 6, "_scaled_dot_product_flash_attention_backward": None}
+#: Rows of scratch that flash attention adds for every sequence, and to which it rounds a sequence's length.
+FLASH_ROWS = 128
+#: Multiprocessors of an H100 or H200, by which deterministic flash attention divides its sums.
+MULTIPROCESSORS = 132
+
+
+def scratch_bytes(func: OpOverload, args: Sequence[Any], deterministic: bool) -> int:
+    """Return the bytes that an operator takes during its run; 0 unless it is flash attention's backward pass.
+
+    As in ``mha_bwd`` and ``mha_varlen_bwd`` (``aten/native/transformers/cuda/flash_attn/flash_api.cpp``): queries'
+    gradients and sums in float32, and gradients of shared keys and values for every query head.
+    """
+    if func._opname not in FLASH_BACKWARD:
+        return 0
+    query, key = args[1], args[2]
+    place = FLASH_BACKWARD[func._opname]
+    if place is None:
+        sequences, heads, length, size = query.shape
+        rows, shared = sequences * -(-length // FLASH_ROWS) * FLASH_ROWS, heads > key.shape[1]
+    else:
+        (tokens, heads, size), sequences = query.shape, args[place].numel() - 1
+        rows, shared = tokens + FLASH_ROWS * sequences, heads > key.shape[1]
+    sums = -(-MULTIPROCESSORS // (sequences * heads)) if deterministic else 1
+    rounded = -(-size // 32) * 32 if size <= FLASH_ROWS else -(-size // 64) * 64
+    return 4 * rows * heads * (sums * rounded + 1) + shared * 2 * query.nbytes
 
 
 @contextmanager

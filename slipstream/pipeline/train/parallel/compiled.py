@@ -71,7 +71,7 @@ class CompiledBlocks:
 
 @dataclass(frozen=True)
 class CompiledTraining:
-    """Compiled ``blocks`` for micro-batches like ``inputs``, and the measured speedup (``figures``).
+    """Compiled ``blocks`` for micro-batches like ``inputs`` with ``documents``, and their speedup (``figures``).
 
     ``context`` is that of forward passes, such as autocast.
     """
@@ -80,6 +80,7 @@ class CompiledTraining:
     inputs: tuple[Tensor, ...]
     context: Callable[[], AbstractContextManager[object]]
     figures: CompiledPass
+    documents: Tensor | None = None
     #: Number of graphs that this process had compiled by then.
     graphs: int = field(default_factory=lambda: compiled_graphs())
 
@@ -97,6 +98,7 @@ def compile_blocks(
     batch: Sequence[Tensor],
     pieces: Sequence[slice],
     context: Callable[[], AbstractContextManager[object]],
+    documents: Tensor | None = None,
 ) -> CompiledTraining:
     """Compile this process's part of ``parallel`` for the micro-batches ``pieces`` of ``batch``.
 
@@ -111,7 +113,7 @@ def compile_blocks(
 
     def seconds() -> float:
         started = time.perf_counter()
-        parallel.accumulate(batch, pieces, lambda outputs, _: outputs.sum(), context)
+        parallel.accumulate(batch, pieces, lambda outputs, _: outputs.sum(), context, documents)
         parallel.model.zero_grad(set_to_none=True)
         synchronise_device(batch[0].device)
         return (time.perf_counter() - started) / len(pieces)
@@ -132,7 +134,7 @@ def compile_blocks(
             ) from error
         with_it = min(seconds() for _ in range(TIMED))
     figures = CompiledPass(seconds=(first - with_it) * len(pieces), pass_s=with_it, plain_pass_s=without)
-    return CompiledTraining(blocks, tuple(x[pieces[0]] for x in batch), context, figures)
+    return CompiledTraining(blocks, tuple(x[pieces[0]] for x in batch), context, figures, documents)
 
 
 # Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". Random numbers are replayed, so gradients
@@ -176,7 +178,7 @@ def recompute_blocks(network: nn.Module) -> None:
     if not blocks:
         raise UserError(
             "training.recompute: this model repeats no kind of module, so it has no blocks to recompute; expected "
-            "none, or a method plan() that names the blocks (slipstream/shared/models/plan.py)"
+            "null, or a method plan() that names the blocks (slipstream/shared/models/plan.py)"
         )
     for name in blocks:
         block = network.get_submodule(name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Natural, Positive, Settings, settings
+from slipstream.shared.spelling import NO_NUMBER, NONE
 
 #: Default rank of PowerSGD's low-rank factors.
 GRADIENT_RANK = 2
@@ -23,11 +24,11 @@ class ParallelConfig(Settings):
 
     section = "training.parallel"
 
-    shard: Shard = "none"
-    """State that data-parallel processes shard: "none", "optimizer" (its state, ZeRO-1), "gradients" (optimiser state
+    shard: Annotated[Shard, NONE] = "none"
+    """State that data-parallel processes shard: null, "optimizer" (its state, ZeRO-1), "gradients" (optimiser state
     and gradients, ZeRO-2), or "weights" (all three, ZeRO-3)."""
-    replicas: Natural = 0
-    """Number of groups of processes that each hold all shards (hybrid sharding); 0 means one group per node."""
+    replicas: Annotated[Natural, NO_NUMBER] = 0
+    """Number of groups of processes that each hold all shards (hybrid sharding); null means one group per node."""
     pipeline: Positive = 1
     """Number of processes of a pipeline, each with some of the model's blocks; 1 means no pipeline."""
     schedule: Literal["1f1b", "interleaved"] = "1f1b"
@@ -44,9 +45,9 @@ class ParallelConfig(Settings):
 
     def check(self) -> None:
         if self.shard == "none" and self.replicas > 1:
-            raise self.reject("replicas", "0: without training.parallel.shard every process is a replica")
+            raise self.reject("replicas", "null: without training.parallel.shard every process is a replica")
         if self.shard == "none" and self.offload:
-            raise self.reject("offload", "false, or another training.parallel.shard than none")
+            raise self.reject("offload", "false, or a training.parallel.shard")
         if (self.schedule == "interleaved") != (self.stages_per_rank > 1):
             expected = "at least 2 for an interleaved schedule" if self.stages_per_rank == 1 else "1 for schedule 1f1b"
             raise self.reject("stages_per_rank", expected)
@@ -87,7 +88,7 @@ class ParallelConfig(Settings):
         if data % replicas:
             raise UserError(
                 f"training.parallel.replicas: {replicas} does not divide the {data} data-parallel processes; expected "
-                "a divisor of that, or 0"
+                "a divisor of that, or null"
             )
         return self.pipeline, replicas, data // replicas, self.tensor
 
@@ -104,13 +105,13 @@ class GradientsConfig(Settings):
 
     section = "training.gradients"
 
-    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """Compression of exchanged gradients: "none", "fp16" or "bf16" (half the bytes), or "powersgd" (low-rank factors).
-    All but "none" change the results."""
+    hook: Annotated[Literal["none", "fp16", "bf16", "powersgd"], NONE] = "none"
+    """Compression of exchanged gradients: null, "fp16" or "bf16" (half the bytes), or "powersgd" (low-rank factors).
+    All but null change the results."""
     rank: Positive = GRADIENT_RANK
     """Maximum rank of PowerSGD's factors; a higher rank is more exact and sends more bytes."""
-    bucket_cap_mb: Natural = 0
-    """Megabytes of gradients per DDP bucket, which is reduced at once; 0 keeps PyTorch's default: 25, and 1 for the
+    bucket_cap_mb: Annotated[Natural, NO_NUMBER] = 0
+    """Megabytes of gradients per DDP bucket, which is reduced at once; null keeps PyTorch's default: 25, and 1 for the
     first bucket."""
     gradient_as_bucket_view: bool = True
     """Let gradients be views of DDP's buckets, so that reduced gradients need not be copied back."""

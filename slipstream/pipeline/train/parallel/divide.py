@@ -19,7 +19,15 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from slipstream.pipeline.train.checkpoint.staging import local_tensor
 from slipstream.pipeline.train.device_clock import wait_for
-from slipstream.pipeline.train.parallel.layout import DATA, Forward, Layout, LossOf, ParallelModel, check_plan
+from slipstream.pipeline.train.parallel.layout import (
+    DATA,
+    Forward,
+    Layout,
+    LossOf,
+    ParallelModel,
+    check_plan,
+    documents_of,
+)
 from slipstream.pipeline.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
 from slipstream.pipeline.train.parallel.sharding import divide_tensors, prepare_passes, shard_parameters
 from slipstream.shared.distributed.process_group import RankContext
@@ -110,26 +118,34 @@ class DividedModel(ParallelModel):
         return replace(group, rank=self._layout.data_rank, world=self._layout.data_size)
 
     def accumulate(
-        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+        self,
+        inputs: Sequence[Tensor],
+        pieces: Sequence[slice],
+        loss_of: LossOf,
+        forward: Forward = nullcontext,
+        documents: Tensor | None = None,
     ) -> None:
         if self._pipeline:
             # Forward and backward passes alternate, so both run in the context.
             with forward(), self.compiled():
-                self._pipeline.step(inputs, loss_of)
+                self._pipeline.step(inputs, loss_of, documents)
         else:
             (model,) = self.model_parts
-            for piece in pieces:
+            for index, piece in enumerate(pieces):
                 if isinstance(model, FSDPModule):
                     prepare_passes(model, self._layout.config, last=piece == pieces[-1])
                 with self.compiled():
                     with forward():
-                        outputs = model(*(x[piece] for x in inputs))
+                        outputs = model(*(x[piece] for x in inputs), **documents_of(documents, index))
                     loss_of(outputs, piece.start).backward()
         sum_partial_gradients(self._parameters, self._layout)
 
     @torch.no_grad()
-    def forward(self, *inputs: Tensor) -> Tensor | None:
-        outputs = self._pipeline.outputs(inputs) if self._pipeline else self.model_parts[0](*inputs)
+    def forward(self, *inputs: Tensor, documents: Tensor | None = None) -> Tensor | None:
+        if self._pipeline:
+            outputs = self._pipeline.outputs(inputs, documents)
+        else:
+            outputs = self.model_parts[0](*inputs, **documents_of(documents, 0))
         # FSDP leaves some weights gathered for a backward pass, which does not follow here.
         for module in (module for part in self.model_parts for module in part.modules()):
             if isinstance(module, FSDPModule):

@@ -150,6 +150,11 @@ LossOf = Callable[[Tensor, int], Tensor]
 Forward = Callable[[], AbstractContextManager[object]]
 
 
+def documents_of(documents: Tensor | None, piece: int) -> dict[str, Tensor]:
+    """Return the arguments of a model for micro-batch number ``piece`` of a batch with these ``documents``."""
+    return {} if documents is None else {"documents": documents[piece : piece + 1]}
+
+
 class ParallelModel(ABC):
     """This process's part of a model, with its forward and backward passes.
 
@@ -179,19 +184,27 @@ class ParallelModel(ABC):
 
     @abstractmethod
     def accumulate(
-        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+        self,
+        inputs: Sequence[Tensor],
+        pieces: Sequence[slice],
+        loss_of: LossOf,
+        forward: Forward = nullcontext,
+        documents: Tensor | None = None,
     ) -> None:
         """Add the gradients of the micro-batches ``pieces`` of the batch ``inputs``.
 
         Forward passes run in the context ``forward()``. ``loss_of(outputs, first row)`` returns the loss of a
         micro-batch, scaled so that the mean gradient over all data-parallel processes is the batch's gradient. It is
-        called on the last stage of a pipeline. The resulting gradients are complete, and equal on all holders of a
-        part.
+        called on the last stage of a pipeline. ``documents`` are those of :class:`.Batch`. The resulting gradients are
+        complete, and equal on all holders of a part.
         """
 
     @abstractmethod
-    def forward(self, *inputs: Tensor) -> Tensor | None:
-        """Return the outputs of a batch in evaluation; None before the last pipeline stage."""
+    def forward(self, *inputs: Tensor, documents: Tensor | None = None) -> Tensor | None:
+        """Return the outputs of a batch in evaluation; None before the last pipeline stage.
+
+        ``documents`` are those of :class:`.Batch`.
+        """
 
     @abstractmethod
     def fill(self, values: InitialValues, *, own: bool) -> None:

@@ -122,23 +122,25 @@ class Pipeline:
         self.rows = micro_batches * rows
         self._shared = shared_parameters(stages, layout)
 
-    def step(self, inputs: Sequence[Tensor], loss_of: LossOf) -> None:
+    def step(self, inputs: Sequence[Tensor], loss_of: LossOf, documents: Tensor | None = None) -> None:
         """Run all forward and backward passes of a batch, and accumulate gradients."""
         self._loss_of = loss_of
-        self._run(self._schedule.step, inputs, return_outputs=False)
+        self._run(self._schedule.step, inputs, documents, return_outputs=False)
         self._add_shared()
 
     @torch.no_grad()
-    def outputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
+    def outputs(self, inputs: Sequence[Tensor], documents: Tensor | None = None) -> Tensor | None:
         """Return the outputs of a batch on the last stage; None on other stages."""
         self._loss_of = lambda outputs, _: outputs.new_zeros(())
-        return self._run(self._schedule.eval, inputs)
+        return self._run(self._schedule.eval, inputs, documents)
 
-    def _run(self, run: Callable[..., T], inputs: Sequence[Tensor], **settings: bool) -> T:
+    def _run(self, run: Callable[..., T], inputs: Sequence[Tensor], documents: Tensor | None, **settings: bool) -> T:
         assert len(inputs[0]) == self.rows, "pipelines take batches of one size only"
         # The target identifies the rows for the loss.
         target = torch.arange(self.rows) if self._layout.has_losses else None
+        # The schedule cuts all of them along the first dimension, so every micro-batch gets its row of documents.
         beside = {"ids": inputs[0]} if self._takes_ids else {}
+        beside |= {} if documents is None else {"documents": documents}
         return run(*inputs if 0 in self._layout.stages else (), target=target, **beside, **settings)
 
     def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:

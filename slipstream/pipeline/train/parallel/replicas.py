@@ -19,7 +19,7 @@ from slipstream.pipeline.train.data_order import rank_slice
 from slipstream.pipeline.train.loop.probe import ROWS, ModelTraits, running_statistics, unchanged_after
 from slipstream.pipeline.train.parallel.compiled import CompiledTraining
 from slipstream.pipeline.train.parallel.config import GradientsConfig
-from slipstream.pipeline.train.parallel.layout import Forward, LossOf, ParallelModel
+from slipstream.pipeline.train.parallel.layout import Forward, LossOf, ParallelModel, documents_of
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.distributed.user_errors import SOMETIMES_UNUSED
 from slipstream.shared.errors import UserError
@@ -197,7 +197,12 @@ class ReplicatedModel(ParallelModel):
         return group
 
     def accumulate(
-        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+        self,
+        inputs: Sequence[Tensor],
+        pieces: Sequence[slice],
+        loss_of: LossOf,
+        forward: Forward = nullcontext,
+        documents: Tensor | None = None,
     ) -> None:
         model = self.ddp or self.model
         for index, piece in enumerate(pieces):
@@ -209,11 +214,11 @@ class ReplicatedModel(ParallelModel):
             last = index == len(pieces) - 1
             with nullcontext() if last or self.ddp is None else self.ddp.no_sync(), self.compiled():
                 with forward(), running_statistics(self.model) if alone else nullcontext():
-                    outputs = model(*rows)
+                    outputs = model(*rows, **documents_of(documents, index))
                 loss_of(outputs, piece.start).backward()
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.model(*inputs)
+    def forward(self, *inputs: Tensor, documents: Tensor | None = None) -> Tensor:
+        return self.model(*inputs, **documents_of(documents, 0))
 
     @torch.no_grad()
     def fill(self, values: InitialValues, *, own: bool) -> None:
@@ -266,9 +271,14 @@ class SingleModel(ReplicatedModel):
         self._required = [] if traits.unused else [p for p in self._parameters if p.requires_grad]
 
     def accumulate(
-        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+        self,
+        inputs: Sequence[Tensor],
+        pieces: Sequence[slice],
+        loss_of: LossOf,
+        forward: Forward = nullcontext,
+        documents: Tensor | None = None,
     ) -> None:
-        super().accumulate(inputs, pieces, loss_of, forward)
+        super().accumulate(inputs, pieces, loss_of, forward, documents)
         if any(parameter.grad is None for parameter in self._required):
             raise UserError(SOMETIMES_UNUSED)
 
@@ -311,11 +321,12 @@ def replicate_model(
     )
     powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
     inputs = compiled.inputs if compiled else zero_inputs(model.signature, ROWS, group.device)
+    documents = documents_of(compiled.documents, 0) if compiled else {}
 
     def pass_over_zeros() -> None:
         with unchanged_after(model):
             with context(), blocks():
-                outputs = ddp(*inputs)
+                outputs = ddp(*inputs, **documents)
             (outputs.sum() * 0).backward()
 
     # Two passes over zeros make DDP rebuild its gradient buckets before the first training step. DDP does so after its

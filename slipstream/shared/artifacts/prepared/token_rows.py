@@ -145,12 +145,15 @@ def write_token_rows(
     vocabulary: int,
     seed: int = 0,
     tokenizer: Path | None = None,
+    *,
+    document_end: int = -1,
 ) -> PreparedData:
     """Write prepared data of token rows into ``directory``, every split shuffled by ``seed``.
 
     ``splits`` maps "train", "validation" and optionally "test" to integers ``[rows, length + 1]``: a model gets the
     first ``length`` tokens of a row and predicts the last ``length``. All ids are below ``vocabulary``. The files of
-    the directory ``tokenizer`` are stored with the rows and exported with a model. Raises ``UserError`` for other
+    the directory ``tokenizer`` are stored with the rows and exported with a model. ``document_end`` is that of
+    :class:`.Signature`. Raises ``UserError`` for other
     shapes or dtypes, ids out of range, and a missing tokenizer.
     """
     more = tokenizer_files(tokenizer, vocabulary) if tokenizer else {}
@@ -167,7 +170,9 @@ def write_token_rows(
             raise UserError(f"the {name} split has {range_of_ids}; expected 0 to {vocabulary - 1}")
     length = next(iter(widths.values()))[0] - 1
     tokens = TensorSpec("tokens", "int64", (length,))
-    signature = Signature((tokens,), "next token", "next token", buckets=vocabulary, row_format=ROW_FORMAT)
+    signature = Signature(
+        (tokens,), "next token", "next token", buckets=vocabulary, document_end=document_end, row_format=ROW_FORMAT
+    )
     record = signature.record.itemsize
     writer = ArtifactWriter(directory)
     for name in SPLITS:

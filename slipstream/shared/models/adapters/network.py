@@ -47,7 +47,7 @@ def quantise_frozen(network: nn.Module) -> None:
         if layer.in_features % BLOCK:
             raise UserError(
                 f"model.quantise: {name} takes {layer.in_features} inputs, which is not a multiple of {BLOCK}; "
-                f"expected none, or remove {name.rpartition('.')[2]} from model.lora.targets"
+                f"expected null, or remove {name.rpartition('.')[2]} from model.lora.targets"
             )
         layer.quantise()
 

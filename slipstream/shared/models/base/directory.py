@@ -151,8 +151,7 @@ def base_address(given: str) -> str:
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise UserError(
-            f"model.base: {given}: no such directory; {BASE.expected}; names of models need pip install "
-            "'slipstream[text]'"
+            f"model.base: {given}: no such directory; {BASE.expected}; names of models need pip install -e '.[text]'"
         ) from None
     try:
         return snapshot_download(given, local_files_only=True)

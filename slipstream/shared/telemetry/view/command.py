@@ -11,6 +11,9 @@ from pathlib import Path
 
 import click
 
+from slipstream.shared.artifacts.format import in_run
+from slipstream.shared.artifacts.results.training import KIND as TRAINED
+from slipstream.shared.artifacts.results.training import read_attempt
 from slipstream.shared.artifacts.workspaces import STORE
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import UNKNOWN, age, aligned_table, percent, size_text
@@ -66,17 +69,31 @@ def main(directory: Path) -> None:
     On a terminal the page is refreshed every second until the stage has ended; otherwise it is printed once.
 
     DIRECTORY holds the samples of one stage, or of several stages; the newest is shown. The default is
-    .slipstream/telemetry, where workflows on this machine write. In a pod the samples lie in the task's working
-    directory, whose name only Flyte knows; find it with kubectl exec -it POD -- sh -c and the example in quotes.
+    .slipstream/telemetry, where workflows on this machine write. Of a run's directory (runs/…) the diagnosis is shown.
+    In a pod the samples lie in the task's working directory, whose name only Flyte knows; find it with kubectl exec -it
+    POD -- sh -c and the example in quotes.
 
     Example: slipstream telemetry /tmp/flyte*/sandbox/local_flytekit/*/telemetry
     """
+    if sentence := ended_training(directory):
+        click.echo(sentence)
+        return
     stage, *others = stages_in(directory)
     if sys.stdout.isatty():
         follow_stage(stage, others)
         return
     shown = look_at(stage)
     click.echo("\n".join([*page_lines(shown), *listed(others, shown.now)]))
+
+
+def ended_training(run: Path) -> str:
+    """Return what is left of a run's telemetry, for a directory ``runs/…``; "" for others."""
+    trained = in_run(run, TRAINED)
+    if trained == run:
+        return ""
+    found = read_attempt(trained).bottleneck
+    said = f": {found.sentence}" if found else ""
+    return one_line(f"{run}: the training has ended{said}. Its devices are in {run / 'report.html'}.")
 
 
 def follow_stage(stage: StageSamples, others: Sequence[StageSamples]) -> None:

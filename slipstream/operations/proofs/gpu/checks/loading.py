@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from slipstream.operations.proofs.gpu.check import CheckContext, CheckFigure
 from slipstream.operations.proofs.gpu.trainings import write_prepared
@@ -49,10 +49,29 @@ def index_select(x: Tensor, y: Tensor, device: torch.device) -> Iterator[Pair]:
             yield x.index_select(0, chosen).to(device), y.index_select(0, chosen).to(device)
 
 
-def data_loader(x: Tensor, y: Tensor, device: torch.device, workers: int = WORKERS) -> Iterator[Pair]:
-    """Yield batches of a DataLoader with workers and pinned memory, endlessly."""
-    pinned = device.type == "cuda"
-    loader = DataLoader(TensorDataset(x, y), BATCH, shuffle=True, num_workers=workers, pin_memory=pinned)
+class WholeBatches(Dataset[Pair]):
+    """Rows that are read a batch at a time, which is several times as fast as one by one."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: list[int]) -> Pair:
+        return self.x[rows], self.y[rows]
+
+
+def data_loader(x: Tensor, y: Tensor, device: torch.device, workers: int) -> Iterator[Pair]:
+    """Yield whole batches of a DataLoader with pinned memory, endlessly."""
+    loader = DataLoader(
+        WholeBatches(x, y),
+        sampler=BatchSampler(RandomSampler(x), BATCH, drop_last=False),
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+    )
     while True:
         for inputs, target in loader:
             yield inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
@@ -70,36 +89,38 @@ def rate(batches: Iterator[Pair], most: int, device: torch.device) -> Figures:
     return {"rows_per_s": count / (time.perf_counter() - started)}
 
 
-def check_rows(batches: Iterator[Pair], rows: int) -> None:
-    """Raise an AssertionError unless an epoch has every row once, with its target."""
+def wrong_rows(batches: Iterator[Pair], rows: int) -> int:
+    """Return the number of rows that an epoch does not have once; every row must have its target."""
     seen = torch.zeros(rows, dtype=torch.int64)
     while seen.sum() < rows:
         inputs, target = next(batches)
         number = inputs[:, 0].long().cpu()
         assert torch.equal(number % 2, target.long().cpu()), "a row has another row's target"
         seen.index_add_(0, number, torch.ones_like(number))
-    assert seen.min() == seen.max() == 1, "an epoch does not hold every row once"
+    return int((seen != 1).sum())
 
 
-def loader(context: CheckContext) -> Sequence[CheckFigure]:
-    rows, most = (8_192, 4) if context.small else (1_000_000, 900)
+def loader(context: CheckContext) -> Iterator[CheckFigure]:
+    rows, most = (8_192, 4) if context.small else (300_000, 280)
     made = records(rows)
     write_prepared(context.directory / "prepared", SIGNATURE, {"train": made, "validation": made[:8], "test": made[:8]})
     data = PreparedData.open(Path(context.directory / "prepared"))
-    check_rows(ours(data, context.device), rows)
+    wrong = wrong_rows(ours(data, context.device), rows)
+    yield CheckFigure("rows that came more or less than once", float(wrong))
     x, y = (torch.from_numpy(np.ascontiguousarray(made[name])) for name in ("numeric", TARGET))
     contenders: dict[str, Iterator[Pair]] = {"ours": ours(data, context.device)}
     contenders["index_select"] = index_select(x, y, context.device)
     # A test has threads: a worker that is forked from it may inherit a lock that a thread holds.
-    contenders["DataLoader"] = data_loader(x, y, context.device, 0 if context.small else WORKERS)
+    for workers in (0,) if context.small else (0, WORKERS):
+        contenders[f"DataLoader, {workers} workers"] = data_loader(x, y, context.device, workers)
     turns: dict[str, Callable[[], Figures]] = {
         name: partial(rate, batches, most, context.device) for name, batches in contenders.items()
     }
     found = {
         name: settled(figures)["rows_per_s"] for name, figures in in_turns(turns, 2 if context.small else 5).items()
     }
-    return [
-        *(CheckFigure(name, rows_per_s / 1e3, "krows/s") for name, rows_per_s in found.items()),
-        CheckFigure("over index_select", found["ours"] / found["index_select"], "x"),
-        CheckFigure("over DataLoader", found["ours"] / found["DataLoader"], "x"),
-    ]
+    for name, rows_per_s in found.items():
+        yield CheckFigure(name, rows_per_s / 1e3, "krows/s")
+    fastest = max(rows_per_s for name, rows_per_s in found.items() if name.startswith("DataLoader"))
+    yield CheckFigure("over index_select", found["ours"] / found["index_select"], "x")
+    yield CheckFigure("over DataLoader", found["ours"] / fastest, "x")

@@ -20,7 +20,8 @@ from slipstream.operations.proofs.gpu.check import CannotRun, CheckContext, Chec
 from slipstream.operations.proofs.gpu.checks.loading import SIGNATURE, records
 from slipstream.operations.proofs.gpu.trainings import train, write_prepared
 from slipstream.operations.proofs.gpu.waits import NoWaits
-from slipstream.pipeline.train.data_loader import DeviceBuffer, HostBuffer, StoredRows
+from slipstream.pipeline.train.batch_buffers import DeviceBuffer, HostBuffer
+from slipstream.pipeline.train.data_loader import StoredRows
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.loop import optimizer, train_loop
 from slipstream.pipeline.train.telemetry.totals import gpu_uuid
@@ -41,7 +42,7 @@ LABELS = MetricLabels("gpu-proof", "telemetry", 0, "here")
 TOOL = "nvidia-smi"
 QUERY = ("utilization.gpu", "memory.used", "power.draw")
 #: Seconds of load that are compared, seconds before in which clocks and power settle, and seconds on a CPU.
-LOAD_S, SETTLING_S, REHEARSAL_S = 60.0, 5.0, 4.0
+LOAD_S, SETTLING_S, REHEARSAL_S = 14.0, 3.0, 4.0
 MIB = 1 << 20
 
 
