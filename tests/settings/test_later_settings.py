@@ -90,6 +90,6 @@ def test_another_value_is_part_of_every_key(name: str) -> None:
 def test_every_later_setting_of_the_training_is_tested() -> None:
     fields = vars(TrainingConfig)["__pydantic_fields__"]
     later = {name for name, about in fields.items() if LATER in about.metadata}
-    assert later - {"error_costs", "optimizer", "momentum", "nesterov"} == OTHER.keys() and issubclass(
+    assert later - {"error_costs", "optimizer", "momentum", "nesterov", "kernels"} == OTHER.keys() and issubclass(
         TrainingConfig, Settings
     )

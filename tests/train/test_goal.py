@@ -109,7 +109,7 @@ def test_the_loss_of_a_batch_is_torchs_with_these_weights() -> None:
     class State:
         model = type("Model", (), {"signature": signature})
         class_weights = weights
-        teacher = None
+        teacher, fused_loss = None, False
 
     batch = Batch((logits,), labels, 7, 7, 0, 0.0)
     found = rows_loss(State, TrainingConfig(), batch, logits, slice(0, 7))  # type: ignore[arg-type]

@@ -109,7 +109,7 @@ class TrainingConfig(Settings):
     compile: Annotated[bool | Literal["auto"], MAY_CHANGE] = "auto"
     """Compile the model's training pass with torch.compile, which takes about a minute at every start: "auto" compiles
     transformers on GPUs, unless a checkpoint to resume from was trained without. The report shows the speedup."""
-    kernels: Annotated[Literal["auto", "reference"], MAY_CHANGE] = "auto"
+    kernels: Annotated[Literal["auto", "reference"], LATER, MAY_CHANGE] = "auto"
     """Kernels of the loss of tokens: "auto" takes a fused Triton kernel on GPUs, "reference" torch's operations, which
     CPUs always take. They differ by rounding."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
