@@ -80,6 +80,7 @@ def doubles(counted: Counted) -> dict[str, Any]:
         return counted.returning(seam, value)
 
     return {
+        "slipstream.shared.formatting.limits": none("slipstream.shared.formatting", ""),
         "slipstream.shared.formatting.size_text": none("slipstream.shared.formatting", ""),
         "slipstream.shared.formatting.aligned_table": none("slipstream.shared.formatting", ""),
         f"{telemetry}.node.read_facts": none(telemetry),
@@ -140,7 +141,7 @@ def test_every_name_that_a_stage_takes_from_a_seam_is_a_constant_or_has_a_double
         if name in made or name in STORES or seam in (*STORES, "slipstream.shared.logs"):
             continue
         module, _, attribute = name.rpartition(".")
-        assert isinstance(getattr(import_module(module), attribute), str | float | tuple | type), name
+        assert isinstance(getattr(import_module(module), attribute), str | float | tuple | dict | type), name
 
 
 @pytest.fixture

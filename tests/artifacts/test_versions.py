@@ -231,6 +231,7 @@ COMPUTE_NOTHING = {
     ),
     *("click", "filelock", "pydantic", "pydantic_core", "yaml"),
     *("psutil", "pynvml", "threadpoolctl", "tqdm"),
+    "triton",  # torch pins its release
     *("cryptography", "google_crc32c", "safetensors", "xxhash"),
 }
 

@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.export import QualityFigures
 from slipstream.shared.comparison import rmse, tokens
+from slipstream.shared.formatting import NO_LIMIT, limits
+from slipstream.shared.formatting import UNITS as METRIC_UNITS
 from slipstream.shared.models import metrics
 
 # On b of n rows only FP32 is right, on c rows only the variant; the loss is (b - c) / n. The limits are those of
@@ -173,7 +174,7 @@ def paired_loss(
 def in_words(loss: QualityLoss, task: str, most: float, evidence: str) -> str:
     """Describe the test's result, with limit and number of rows, as half a sentence."""
     unit, answer = UNITS[task], loss.answer(most)
-    limit = f"at most {loss.high:.2f}" if loss.high < fmt.NO_LIMIT else "with no upper limit"
+    limit = f"at most {loss.high:.2f}" if loss.high < NO_LIMIT else "with no upper limit"
     seen = f"it lost {loss.loss:.2f} {unit} on {loss.rows:,} {evidence} rows, {limit} ({100 * loss.level:.3g} % limit)"
     if answer == "passed":
         return f"{seen}, less than the {most:g} allowed"
@@ -188,8 +189,8 @@ def baseline_wins(evaluation: Evaluation) -> str:
     gain = evaluation.gain
     if gain.shown >= 0:
         return ""
-    unit, digits = fmt.UNITS.get(evaluation.metric.name, ("% of RMSE", 1))
+    unit, digits = METRIC_UNITS.get(evaluation.metric.name, ("% of RMSE", 1))
     return (
         f"{evaluation.baseline.name}, the baseline, is better than this model by {-gain.value:.{digits}f} {unit}, "
-        f"{fmt.limits(-gain.high, -gain.low, digits)} with 95 % confidence"
+        f"{limits(-gain.high, -gain.low, digits)} with 95 % confidence"
     )
