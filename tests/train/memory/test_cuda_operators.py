@@ -176,7 +176,7 @@ def test_the_peak_of_one_process_is_the_measured_one(name: str) -> None:
 def test_the_fused_loss_takes_one_tensor_of_logits_less() -> None:
     (reference, _), (fused, _) = peaks([step_of(M125, ROWS, kernels=kernels) for kernels in ("reference", "auto")])
     logits = ROWS * LENGTH * VOCABULARY * 2 / GIB
-    assert reference - fused == pytest.approx(logits, rel=0.02)
+    assert reference - fused == pytest.approx(logits, rel=0.05)
 
 
 @pytest.mark.prove
