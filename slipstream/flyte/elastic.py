@@ -52,6 +52,7 @@ from slipstream.flyte.failures import (
     as_seen_by_flyte,
     clear_report,
     collect_reports,
+    quiet_ctrl_c,
     ran_out_of_memory,
     read_reports,
     this_rank,
@@ -462,4 +463,5 @@ class DistributedTask(PytorchElasticFunctionTask):
                 collect_reports(workspace.directory)  # remove the old group's reports
 
 
+quiet_ctrl_c()
 TaskPlugins.register_pythontask_plugin(Distributed, DistributedTask)

@@ -9,6 +9,7 @@ which may be either. So every worker reports its end, and the agent uses the wor
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import traceback
@@ -27,6 +28,9 @@ from slipstream.shared.artifacts.records import decode_record, to_json
 from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meaning, torch_user_error
 from slipstream.shared.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.shared.storage import StorageUnavailable
+
+#: Logger of torch's elastic agent.
+AGENT_LOG = "torch.distributed.elastic.agent.server.api"
 
 
 class WorkerExit(IntEnum):
@@ -205,6 +209,11 @@ def told_to_end(error: Exception) -> SignalException | None:
     """
     signalled = error.__context__ if isinstance(error, IgnoreOutputs) else error
     return signalled if isinstance(signalled, SignalException) else None
+
+
+def quiet_ctrl_c() -> None:
+    """Drop torch's line on Ctrl-C: the line of this project says what it means."""
+    logging.getLogger(AGENT_LOG).addFilter(lambda record: not (record.args and signal.SIGINT in record.args))
 
 
 def lost_worker(error: Exception) -> str:

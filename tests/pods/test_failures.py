@@ -1,14 +1,17 @@
 """Choice of a pod's failure: that of the worker at fault, whichever torch saw first."""
 
 import itertools
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
 from torch.distributed import DistStoreError
+from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
@@ -24,6 +27,7 @@ from slipstream.flyte.failures import (
     WorkerFailed,
     agent_error,
     collect_reports,
+    quiet_ctrl_c,
     ran_out_of_memory,
 )
 from slipstream.shared.artifacts.workspaces import Holder
@@ -169,3 +173,17 @@ def test_a_bug_that_torch_saw_first_stays_as_torch_put_it() -> None:
         )
         is torchs
     )
+
+
+def test_torch_says_nothing_of_ctrl_c(caplog: pytest.LogCaptureFixture) -> None:
+    """The agent's own code logs, so another format of its line would fail here."""
+
+    def ended_by(number: signal.Signals) -> None:
+        agent = mock.Mock(_shutdown_timeout=0, _invoke_run=mock.Mock(side_effect=SignalException("told", number)))
+        api.SimpleElasticAgent.run(agent)
+
+    quiet_ctrl_c()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with pytest.raises(SignalException):
+            ended_by(number)
+    assert [record.args for record in caplog.records] == [(signal.SIGTERM,)]

@@ -67,6 +67,12 @@ def test_a_slow_exchange_is_not_mistaken_for_a_slow_rank() -> None:
     assert found.verdict == causes.COMMUNICATION
     assert found.shares[causes.COMMUNICATION] == pytest.approx(20 / 40, abs=0.03)
     assert causes.STRAGGLER not in found.shares and "3.2 MB" in found.sentence
+    assert "hook" not in found.sentence, "nothing to gain for a small model"
+
+
+def test_compression_is_advised_for_large_gradients() -> None:
+    found = verdict_of(blocks_of({"exchange": 0.02}, {"exchange": 0.02}), AttemptMeasurements(exchanged_bytes=10**8))
+    assert "training.gradients.hook" in found.sentence
 
 
 def test_a_slow_rank_is_named_and_its_peers_waits_are_not_communication() -> None:

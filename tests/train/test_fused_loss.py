@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.pipeline.train.checkpoint.restore import newest_conditions
-from slipstream.pipeline.train.checks import can_fuse
+from slipstream.pipeline.train.checks import why_not_fused
 from slipstream.pipeline.train.config import TrainingConfig, resume_settings
 from slipstream.pipeline.train.loop import fused_loss
 from slipstream.pipeline.train.loop.objective import token_losses
@@ -91,7 +91,7 @@ def test_a_trace_counts_one_tensor_of_the_gradients_size() -> None:
 
 
 def test_a_cpu_and_64_bits_take_the_reference() -> None:
-    assert not can_fuse(torch.device("cpu"))
+    assert why_not_fused(torch.device("cpu")) == "not a GPU"
     logits = torch.randn(3, 5, dtype=torch.float64)
     assert torch.equal(token_losses(logits, torch.arange(3), fused=True), token_losses(logits, torch.arange(3)))
 
@@ -106,7 +106,7 @@ def body_with_kernels(rank: int, world: int, *arguments: Any) -> None:
         losses: Tensor = objective.TokenLosses.apply(logits, target, smoothing)
         return losses
 
-    vars(run)["can_fuse"] = lambda _: rank == 0
+    vars(run)["why_not_fused"] = lambda _: "Triton is missing" if rank else ""
     vars(objective)["fused_token_losses"] = noted
     rank_body(rank, world, *arguments)
 
@@ -124,6 +124,12 @@ def test_all_ranks_agree_and_a_checkpoint_records_it(world: int, kernels: Any, f
     assert ("a fused loss" in log(place)) is (found == "fused")
     conditions = newest_conditions(str(place / "checkpoints"), Holder(), "auto", "")
     assert conditions is not None and conditions["loss"] == found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_on_which_the_kernels_fail_has_a_reason() -> None:
+    found = why_not_fused(torch.device("cuda", 0))
+    assert found and "\n" not in found
 
 
 def test_the_choice_is_part_of_no_identity() -> None:

@@ -113,7 +113,8 @@ def test_the_bar_is_renewed_each_second_and_reads_no_more_often(
             shown.evaluated(done, POINT)
     assert len(reads) == 12
     assert posts[0] == "512 rows/s  utilisation 50 %  memory 25 %"
-    assert posts[-1] == "loss 0.0314  accuracy 0.9959  512 rows/s  utilisation 50 %  memory 25 %"
+    assert posts[-1] == "validation loss 0.0314  accuracy 0.9959  512 rows/s  utilisation 50 %  memory 25 %"
+    assert shown._bar.leave, "it stays at the end"
     shown.close()
 
 

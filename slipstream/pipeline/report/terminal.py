@@ -29,7 +29,7 @@ BAR = 40
 #: Maximum number of reasons and warnings shown; the card lists all.
 LISTED = 8
 #: The diagnosis is shown below this share of useful computing, if it can save at least these seconds.
-USEFUL, WORTH_SAVING_S = 0.6, 5.0
+USEFUL, WORTH_SAVING_S = 0.6, 10.0
 #: Maximum characters of a variant's and a model's name in tables; the text below and the report have the full name.
 LONGEST_NAME, LONGEST_MODEL = 21, 19
 #: Age in seconds from which a profile's age is shown.

@@ -18,6 +18,8 @@ from torch import nn
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import stored_blocks
 from slipstream.pipeline.train.data_order import GlobalOrder
+from slipstream.pipeline.train.device_clock import synchronise_device
+from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.pipeline.train.loop.goal import check_goal
 from slipstream.pipeline.train.loop.probe import ModelTraits, probe_model
 from slipstream.pipeline.train.loop.step import micro_batches, padded_rows
@@ -37,6 +39,7 @@ from slipstream.shared.models.base.shape import shaped_for, with_base_shape
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor, build_model, initial_values
 from slipstream.shared.models.plan import block_names, model_plan
+from slipstream.shared.one_line import one_line
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.telemetry.preflight import memory_of_gpu, refuse_if_too_small
 
@@ -201,13 +204,25 @@ def check_compiler(gpu: bool) -> None:
         )
 
 
-def can_fuse(device: torch.device) -> bool:
-    """Return True for a GPU for which Triton compiles the kernels of this project."""
+def why_not_fused(device: torch.device) -> str:
+    """Return why the loss of tokens cannot be computed by Triton kernels on ``device``; "" if it can.
+
+    Runs them once on a GPU, because a compiler or Python's headers may be missing.
+    """
+    if device.type != "cuda":
+        return "not a GPU"
     try:
-        check_compiler(device.type == "cuda")
-    except UserError:
-        return False
-    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
+        check_compiler(gpu=True)
+        if torch.cuda.get_device_properties(device).major < 8:
+            return "the GPU has a compute capability below 8.0"
+        logits = torch.zeros(1, 16, dtype=torch.bfloat16, device=device, requires_grad=True)
+        token_losses(logits, torch.zeros(1, dtype=torch.int64, device=device), fused=True).sum().backward()
+        synchronise_device(device)
+    except UserError as error:
+        return error.message
+    except Exception as error:  # of many libraries
+        return one_line(f"{type(error).__name__}: {error}")
+    return ""
 
 
 def check_memory(predictor: Predictor, training: TrainingConfig, group: RankContext, precision: str) -> None:

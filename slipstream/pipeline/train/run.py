@@ -19,7 +19,6 @@ from slipstream.pipeline.train.checkpoint.manager import Checkpoints, RestoredCh
 from slipstream.pipeline.train.checkpoint.restore import newest_conditions, newest_identity
 from slipstream.pipeline.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.pipeline.train.checks import (
-    can_fuse,
     check_compiler,
     check_divisible,
     check_memory,
@@ -28,6 +27,7 @@ from slipstream.pipeline.train.checks import (
     check_rows,
     micro_batch_slices,
     probe_traits,
+    why_not_fused,
 )
 from slipstream.pipeline.train.device_clock import StepProfiler, device_clock
 from slipstream.pipeline.train.fault_tolerance.consensus import CheckpointInterval
@@ -172,7 +172,11 @@ class Trainer:
         if compiles == "auto":
             compiles = suits_compilation(architecture, abilities) and self.compiles_automatically()
         fused = training.kernels == "auto" and data.signature.task == "next token"
-        fused = fused and all(self.peers.gather(can_fuse(group.device)))
+        if fused:
+            reason = next(filter(None, self.peers.gather(why_not_fused(group.device))), "")
+            fused = not reason
+            if reason and group.rank == 0 and group.device.type == "cuda":
+                LOG.warning("the loss of tokens is computed without Triton's kernels: %s", reason)
         return ResolvedTraining(
             request=replace(request, training=replace(training, compile=compiles)),
             group=group,

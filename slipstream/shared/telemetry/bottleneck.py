@@ -41,6 +41,8 @@ SIGNIFICANT, LIMIT = 0.05, 1.645
 LEAST_BLOCKS = 4
 #: Fraction of periods that a CPU quota must throttle to count as a cause.
 THROTTLED_PERIODS = 0.25
+#: Bytes of gradients below which compression saves nothing, as their exchange takes the network's latency.
+SMALL_GRADIENTS = 10_000_000
 
 REMEDIES = {
     DATA: {
@@ -263,6 +265,8 @@ def decisive_causes(shares: Mapping[str, float]) -> tuple[str, list[str]]:
 
 def describe_cause(cause: str, share: float, gain: float, its: AttemptLosses) -> str:
     remedy = REMEDIES[cause]
+    if cause == COMMUNICATION and 0 < its.exchanged_bytes < SMALL_GRADIENTS:
+        remedy = "a larger training.batch_size, or fewer processes"
     if isinstance(remedy, dict):
         remedy = next(what for part, what in remedy.items() if its.evidence[cause].endswith(part))
     beside = ""

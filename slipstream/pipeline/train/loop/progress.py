@@ -34,9 +34,7 @@ class ProgressDisplay:
         """
         self._total, self._consumed, self._sampled = total, consumed, sampled
         self._lines = shown and not sys.stderr.isatty()
-        self._bar = tqdm(
-            total=total, initial=done, desc="train", unit="step", disable=not shown or self._lines, leave=False
-        )
+        self._bar = tqdm(total=total, initial=done, desc="train", unit="step", disable=not shown or self._lines)
         self._validation = ""
         #: Time of the last update, and the number of rows consumed by then.
         self._shown_at, self._rows = time.monotonic(), consumed(done)
@@ -47,7 +45,7 @@ class ProgressDisplay:
             self._bar.set_postfix_str("  ".join(filter(None, (self._validation, *self._live(done)))))
 
     def evaluated(self, done: int, evaluation: ValidationPoint) -> None:
-        figures = f"loss {evaluation.loss:.4f}"
+        figures = f"validation loss {evaluation.loss:.4f}"
         for name, value in (("accuracy", evaluation.accuracy), ("rmse", evaluation.rmse)):
             if value is not None:
                 figures += f"  {name} {value:.4f}"
@@ -56,7 +54,7 @@ class ProgressDisplay:
             self._bar.set_postfix_str(figures)
         if self._lines and (time.monotonic() - self._shown_at > SECONDS_BETWEEN_LINES or done == self._total):
             where = f"step {done}/{self._total}  epoch {evaluation.epoch:.1f}"
-            print("  ".join([f"train        {where}  validation {figures}", *self._live(done)]), flush=True)
+            print("  ".join([f"train        {where}  {figures}", *self._live(done)]), flush=True)
 
     def _live(self, done: int) -> list[str]:
         """Return rows per second since the last call, including evaluations and saves, and the devices' utilisation."""

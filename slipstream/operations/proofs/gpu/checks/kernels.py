@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from slipstream.operations.proofs.gpu.check import CheckContext, CheckFigure
 from slipstream.operations.proofs.gpu.timed import seconds_on_device
-from slipstream.pipeline.train.checks import can_fuse
+from slipstream.pipeline.train.checks import why_not_fused
 from slipstream.pipeline.train.documents import DocumentLayout, kernel_takes_documents
 from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.shared.models.token_rows import attention_mask
@@ -84,7 +84,7 @@ def attention(context: CheckContext) -> Iterator[CheckFigure]:
 
 def loss(context: CheckContext, bandwidth: float) -> Iterator[CheckFigure]:
     """Compare the fused loss with the reference in float64, and its time with that of the least bytes."""
-    device, fused = context.device, can_fuse(context.device)
+    device, fused = context.device, not why_not_fused(context.device)
     tokens, vocabulary = (64, 1000) if context.small else (16_384, 50_304)
     draw = torch.Generator(device=device).manual_seed(0)
     logits = torch.randn(tokens, vocabulary, generator=draw, device=device).bfloat16().requires_grad_()
