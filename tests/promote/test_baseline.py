@@ -17,7 +17,7 @@ from slipstream.pipeline.report.terminal import quality_lines
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.evaluation import Evaluation, Gain, read_evaluation
 from slipstream.shared.artifacts.results.scoring import PromotionDecision
-from slipstream.shared.comparison.quality import baseline_wins
+from slipstream.shared.comparison.baseline import baseline_wins
 from slipstream.shared.models.trained import TrainedModel
 from tests.support.command_line import run_in
 from tests.support.quick_config import EXPORT, NETWORK

@@ -21,7 +21,8 @@ from slipstream.shared.artifacts.prepared.token_rows import FILES
 from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.export import DeployedSignature, Holdout
 from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision
-from slipstream.shared.comparison.quality import baseline_wins, in_words, paired_loss, predicted_answers
+from slipstream.shared.comparison.baseline import baseline_wins
+from slipstream.shared.comparison.quality import in_words, paired_loss, predicted_answers
 from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records
 

@@ -18,7 +18,7 @@ from slipstream.shared.artifacts.results.export import ExportReport, VariantFigu
 from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
-from slipstream.shared.comparison.quality import baseline_wins
+from slipstream.shared.comparison.baseline import baseline_wins
 from slipstream.shared.stages import StageRun
 
 WIDTH = 80

@@ -9,11 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from slipstream.shared.artifacts.results.evaluation import Evaluation
 from slipstream.shared.artifacts.results.export import QualityFigures
 from slipstream.shared.comparison import rmse, tokens
-from slipstream.shared.formatting import NO_LIMIT, limits
-from slipstream.shared.formatting import UNITS as METRIC_UNITS
+from slipstream.shared.formatting import NO_LIMIT
 from slipstream.shared.models import metrics
 
 # On b of n rows only FP32 is right, on c rows only the variant; the loss is (b - c) / n. The limits are those of
@@ -182,15 +180,3 @@ def in_words(loss: QualityLoss, task: str, most: float, evidence: str) -> str:
         return f"{seen} and at least {loss.low:.2f}, more than the {most:g} allowed"
     more = f"; about {loss.rows_enough:,} rows would be enough" if (loss.rows_enough or 0) > loss.rows else ""
     return f"not significant with {loss.rows:,} rows: {seen}, which may be more than the {most:g} allowed{more}"
-
-
-def baseline_wins(evaluation: Evaluation) -> str:
-    """Return a sentence with the interval if the baseline is significantly better than the model; else ""."""
-    gain = evaluation.gain
-    if gain.shown >= 0:
-        return ""
-    unit, digits = METRIC_UNITS.get(evaluation.metric.name, ("% of RMSE", 1))
-    return (
-        f"{evaluation.baseline.name}, the baseline, is better than this model by {-gain.value:.{digits}f} {unit}, "
-        f"{limits(-gain.high, -gain.low, digits)} with 95 % confidence"
-    )
