@@ -19,8 +19,8 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import stored_blocks
 from slipstream.pipeline.train.data_order import GlobalOrder
 from slipstream.pipeline.train.device_clock import synchronise_device
-from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.pipeline.train.loop.goal import check_goal
+from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.pipeline.train.loop.probe import ModelTraits, probe_model
 from slipstream.pipeline.train.loop.step import micro_batches, padded_rows
 from slipstream.pipeline.train.memory.lasting import MemoryCapacity, ModelState, refuse_what_cannot_fit, room_of_host
