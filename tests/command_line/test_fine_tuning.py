@@ -161,8 +161,8 @@ def trained_bytes(directory: Path) -> int:
         ("nowhere", {}, "model.base: nowhere: no such directory, and no model of this name in Hugging Face's cache"),
         (
             "base",
-            {"model": {"lora": {"rank": 0}, "quantise": "nf4"}},
-            'model.quantise: "nf4" is not allowed; expected none, or a',
+            {"model": {"lora": {"rank": None}, "quantise": "nf4"}},
+            'model.quantise: "nf4" is not allowed; expected null, or a',
         ),
         ("base", {"data": {"length": 512}}, "has positions for 64 tokens, and a row has 512"),
         ("base", {"model": {**ADAPTERS, "quantise": "nf4"}}, "which is not a multiple of 64"),
@@ -233,7 +233,7 @@ def test_adapters_want_a_base(pyflyte_run: Run, tmp_path: Path) -> None:
     config = json.dumps({**BASE, "model": {"name": "transformer", "arguments": SIZES, "lora": {"rank": 4}}})
     result = pyflyte_run("--data", "stories", "--config", config)
     assert result.returncode == 1
-    assert "model.lora.rank: 4 is not allowed; expected 0, or a model.base" in " ".join(result.stdout.split())
+    assert "model.lora.rank: 4 is not allowed; expected null, or a model.base" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "tokenizer_config.json", "config.json", "model.safetensors"])

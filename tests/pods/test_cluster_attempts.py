@@ -77,6 +77,17 @@ def test_an_executions_choice_reaches_every_pod(
     assert [pod.tolerations for pod in execution.pods] == [[SPOT_TOLERATION] if spot else []]
 
 
+@pytest.mark.parametrize("job", [False, True])
+def test_pods_are_deleted_at_their_deadline(bucket: S3Bucket, tmp_path: Path, job: bool) -> None:
+    """Without it, the last failing element of a map task would keep its devices."""
+    task = Shell("sleep 60", job=job, deadline_s=0.5)
+    execution = task.execution(bucket, tmp_path, f"deadline-{job}".lower())
+    with pytest.raises(NodeFailed, match="DeadlineExceeded"):
+        execution.run(NAME, {})
+    assert len(execution.pods) == 1 + job and all(pod.ended for pod in execution.pods)
+    assert all(pod.ended - pod.started < 30 for pod in execution.pods)
+
+
 def test_a_tasks_own_value_wins(bucket: S3Bucket, tmp_path: Path) -> None:
     """As on a real cluster: propeller lets a node's value win over the execution's."""
     execution = Shell("true").execution(bucket, tmp_path, interruptible=False)

@@ -25,7 +25,7 @@ NAME = "workflow"
 #: The only node.
 NODE = "n0"
 #: Of a job of two pods, as the plugin writes it.
-JOB = {
+JOB: dict[str, dict[str, Any]] = {
     "workerReplicas": {"replicas": 2},
     "runPolicy": {"cleanPodPolicy": "CLEANPOD_POLICY_ALL"},
     "elasticConfig": {"rdzvBackend": "c10d", "minReplicas": 2, "maxReplicas": 2, "nprocPerNode": 1},
@@ -41,6 +41,8 @@ class Shell:
     job: bool = False
     retries: int = 0
     interruptible: bool = False
+    #: Seconds after which the pod or the job ends; 0: no deadline.
+    deadline_s: float = 0
 
     def package(self) -> RegistrationArchive:
         task = TaskTemplate(type="pytorch" if self.job else "python-task")
@@ -48,7 +50,12 @@ class Shell:
         task.metadata.discoverable, task.metadata.discovery_version = self.cached, "1"
         task.container.command.extend(["sh", "-c", self.script])
         if self.job:
-            task.custom.update(JOB)
+            deadline = {"activeDeadlineSeconds": self.deadline_s} if self.deadline_s else {}
+            task.custom.update({**JOB, "runPolicy": {**JOB["runPolicy"], **deadline}})
+        elif self.deadline_s:
+            containers = [{"name": "primary", "command": ["sh", "-c", self.script]}]
+            task.k8s_pod.pod_spec.update({"containers": containers, "activeDeadlineSeconds": self.deadline_s})
+            task.config["primary_container_name"] = "primary"
         workflow = WorkflowTemplate()
         node = workflow.nodes.add(id=NODE)
         node.task_node.reference_id.name = task.id.name

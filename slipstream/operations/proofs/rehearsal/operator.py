@@ -71,8 +71,23 @@ def create_pods(
             late(time.monotonic() - since)
 
 
-def watch_pod(pods: list[PodProcess], aborted: threading.Event) -> AttemptOutcome | None:
-    """Watch a plain pod. Its deletion, and its end by a signal or an error, are system failures.
+#: Message of Kubernetes and of the operator for a pod or a job beyond its ``activeDeadlineSeconds``.
+DEADLINE = "DeadlineExceeded: active for longer than its deadline"
+
+
+def is_overdue(pods: list[PodProcess], deadline_s: float) -> bool:
+    """Delete the pods if one of them has run for longer than the deadline; return whether it has."""
+    overdue = any(pod.running and time.time() - pod.started > deadline_s for pod in pods)
+    for pod in pods if overdue else ():
+        if not pod.ended and not pod.deleted:
+            pod.delete()
+    return overdue
+
+
+def watch_pod(
+    pods: list[PodProcess], aborted: threading.Event, deadline_s: float = math.inf
+) -> AttemptOutcome | None:
+    """Watch a plain pod. Its deletion, and its end by a signal, an error or a deadline, are system failures.
 
     ``task/k8s/plugin_manager.go: checkResourcePhase`` does not wait until a deleted pod has ended.
     """
@@ -82,6 +97,8 @@ def watch_pod(pods: list[PodProcess], aborted: threading.Event) -> AttemptOutcom
             return AttemptOutcome("system", "UnexpectedObjectDeletion" if pod.process else "ResourceDeletedExternally")
         if pod.ended:
             return demystified(pod)
+        if is_overdue(pods, deadline_s):
+            return AttemptOutcome("system", DEADLINE)
         look(pods, aborted)
 
 
@@ -99,7 +116,9 @@ def demystified(pod: PodProcess) -> AttemptOutcome | None:
     return None if pod.exit_code == 0 else AttemptOutcome("system", f"the pod ended by {ending(pod)}")
 
 
-def watch_job(pods: list[PodProcess], start: Start, clean: str, aborted: threading.Event) -> AttemptOutcome | None:
+def watch_job(
+    pods: list[PodProcess], start: Start, clean: str, aborted: threading.Event, deadline_s: float = math.inf
+) -> AttemptOutcome | None:
     """Watch a PyTorchJob with an elastic policy (``pytorchjob_controller.go: UpdateJobStatus``, ``common/pod.go``).
 
     It succeeds when the first pod exits 0. It fails when the first pod fails, or is deleted while it runs
@@ -121,6 +140,8 @@ def watch_job(pods: list[PodProcess], start: Start, clean: str, aborted: threadi
                     if not other.ended and not other.deleted:
                         other.delete()
             return outcome
+        if is_overdue(pods, deadline_s):
+            return AttemptOutcome("user", f"PyTorchJobFailed: {DEADLINE}")
         look(pods, aborted)
 
 

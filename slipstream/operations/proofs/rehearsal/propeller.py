@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -40,6 +41,11 @@ TRAININGS = {"train", "fine_tune"}
 #: Maximum seconds until propeller looks at a job that has ended, and from a failed attempt to the next: pods of the
 #: failed attempt may still run then.
 LOOK_S, AGAIN_S = 1.0, 2.5
+
+
+def deadline_of(given: Mapping[str, Any]) -> float:
+    """Return the deadline of a pod or a job in seconds; infinity if it has none."""
+    return float(given["activeDeadlineSeconds"]) if "activeDeadlineSeconds" in given else math.inf
 
 
 class NodeFailed(Exception):
@@ -293,10 +299,11 @@ class Execution:
             self.kills.watch(f"/{self.bucket.name}/{prefix}/", attempt.node, attempt.number, pods)
         create_pods(pods, replicas, lambda missing: self.namespace.create(missing, start), late)
         if job:
-            outcome = watch_job(pods, start, str(template.custom["runPolicy"]["cleanPodPolicy"]), self.aborted)
+            policy = template.custom["runPolicy"]
+            outcome = watch_job(pods, start, str(policy["cleanPodPolicy"]), self.aborted, deadline_of(policy))
             time.sleep(self.draw.uniform(0, LOOK_S))
         else:
-            outcome = watch_pod(pods, self.aborted)
+            outcome = watch_pod(pods, self.aborted, deadline_of(template.k8s_pod.pod_spec))
         if outcome:
             return outcome, {}
         return self.rounds.through(lambda: read_outcome(self.bucket, place))
