@@ -35,7 +35,10 @@ def inputs(*names: str) -> dict[str, FlyteDirectory]:
 ALL = ("prepared", "trained", "evaluated", "exported")
 TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "list_data": lambda: (list_data, {"data": ELSEWHERE, "target": "y", "config": RunConfig()}),
-    "resolve_inputs": lambda: (resolve_inputs, {"data": ELSEWHERE, "target": "y", "config": RunConfig()}),
+    "resolve_inputs": lambda: (
+        resolve_inputs,
+        {"data": ELSEWHERE, "target": "y", "config": RunConfig(), "kickoff": None},
+    ),
     "prepare": lambda: (prepare, {**inputs("listing"), "target": "y", "config": DataConfig(), "source": "0"}),
     "train": lambda: (train, {**inputs("prepared"), "model": ModelConfig(), "training": TrainingConfig(), "code": ""}),
     "evaluate": lambda: (evaluate, inputs("trained", "prepared")),

@@ -60,7 +60,7 @@ class Site:
 
     def code_of(self, task: TaskSpec) -> set[str]:
         """The files of the code that a task's container unpacks."""
-        address = option(list(task.template.container.args), "--additional-distribution")
+        address = option(primary_container(task.template).command, "--additional-distribution")
         body = self.admin.bucket.read(self.admin.bucket.key_of(address))
         with tarfile.open(fileobj=io.BytesIO(body)) as archive:
             return set(archive.getnames())

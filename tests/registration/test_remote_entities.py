@@ -236,3 +236,23 @@ def test_a_client_in_python_gives_a_mapping_or_the_class(admin: FlyteAdmin, remo
         assert config_of(admin) == expected
     with pytest.raises(UserError, match=r"^trainin: "):
         remote.execute(plan, {"config": {"trainin": {}}})
+
+
+# Several profiles
+
+
+@pytest.mark.prove
+def test_two_profiles_are_registered_side_by_side(
+    server: FaultyS3, archive_for: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """One version each: plans of both start, and neither replaces the other."""
+    with flyte_admin(server) as both:
+        for profile in ("local", "a100-spot"):
+            register_package(both, archive_for(profile), f"v1-{profile}")
+        for profile, gpus in (("local", False), ("a100-spot", True)):
+            ended = started(both, tmp_path / profile, "remote-launchplan", f"{PLAN}:v1-{profile}")
+            assert ended.returncode == 0, ended.stdout
+            plan = next(reversed(both.executions.values())).spec.launch_plan
+            assert (plan.name, plan.version) == (PLAN, f"v1-{profile}")
+            (train,) = [spec for key, spec in both.tasks.items() if key[2:] == ("tasks.train.train", f"v1-{profile}")]
+            assert ("nvidia.com/gpu" in str(train.template)) == gpus

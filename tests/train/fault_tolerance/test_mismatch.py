@@ -17,7 +17,7 @@ from tests.support.command_line import Ended, invoke, one_message, run_in, run_p
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.quick_config import EXPORT, NETWORK
 
-TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_every": 1, "checkpoint_uri": "kept"}
+TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_interval": {"steps": 1}, "checkpoint_uri": "kept"}
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
 NETS = """
 from layers import SCALE

@@ -84,10 +84,8 @@ def is_overdue(pods: list[PodProcess], deadline_s: float) -> bool:
     return overdue
 
 
-def watch_pod(
-    pods: list[PodProcess], aborted: threading.Event, deadline_s: float = math.inf
-) -> AttemptOutcome | None:
-    """Watch a plain pod. Its deletion, and its end by a signal, an error or a deadline, are system failures.
+def watch_pod(pods: list[PodProcess], aborted: threading.Event, deadline_s: float = math.inf) -> AttemptOutcome | None:
+    """Watch a plain pod. Its deletion, and its end by a signal or an error, are system failures.
 
     ``task/k8s/plugin_manager.go: checkResourcePhase`` does not wait until a deleted pod has ended.
     """
@@ -98,7 +96,7 @@ def watch_pod(
         if pod.ended:
             return demystified(pod)
         if is_overdue(pods, deadline_s):
-            return AttemptOutcome("system", DEADLINE)
+            return AttemptOutcome("user", DEADLINE)  # the kubelet gives a reason
         look(pods, aborted)
 
 

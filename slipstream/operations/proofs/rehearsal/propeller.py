@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Scalar, Void
 from flyteidl.core.tasks_pb2 import TaskTemplate
