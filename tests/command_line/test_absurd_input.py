@@ -130,16 +130,16 @@ def test_a_plan_of_serving(model: str, tmp_path: Path, lines: list[str], prices:
             (BRACKETS, DEEP),
             *more(
                 (
-                    SPOT.replace("1e9", "1440\ntimeout_minutes = 2147483647"),
+                    SPOT.replace("1e9", "1440\n[stages.train]\ntimeout_minutes = 2147483647"),
                     "preemptions_per_day: 1440.0 is not allowed; expe",
                 ),
                 (f"{'.'.join('a' * 32_000)} = 1\n", DEEP),
-                ("default = 2026-11-01\n", '"2026-11-01" is not allowed; expected a table'),
+                ("default = 2026-11-01\n", '"2026-11-01" is not allowed; expected a mapping'),
                 (f'extends = "local"\n[default]\ngpu = "{"9" * 5000}"\n', "expected a whole number, such as 8"),
                 (f'extends = "local"\n[default]\nmemory = "{"9" * 400}"\n', "expected a Kubernetes quantity"),
                 (
                     'extends = "local"\n[default]\ndata_cache_gib = 1e308\n',
-                    "profile.data_cache_gib: 1000000000000000010979063629440455",
+                    "profile.data_cache_gib: 1e+308",
                 ),
             ),
         ],

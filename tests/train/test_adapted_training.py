@@ -206,7 +206,7 @@ def test_a_file_of_other_tensors_than_the_adapters_is_damaged(what: str, adapted
             {"quantise": "nf4", "arguments": {}},
             TRAINING,
             "model.quantise: model.layers.0.mlp.down_proj takes 72 inputs, which is not a multiple of "
-            "64; expected none, or remove down_proj from model.lora.targets",
+            "64; expected null, or remove down_proj from model.lora.targets",
         ),
     ],
     ids=["tensor", "blocks"],
