@@ -122,7 +122,7 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
         "slipstream/pipeline/report/pages/templates/report.html",
     } <= sent
     assert not {name for name in sent if name.startswith(("tests/", ".venv/"))}
-    destinations = {option(list(t.template.container.args), "--dest-dir") for t in site.admin.tasks.values()}
+    destinations = {option(primary_container(t.template).command, "--dest-dir") for t in site.admin.tasks.values()}
     assert destinations == {"."}
 
 

@@ -1,11 +1,13 @@
 """Schedules: parsing, accepted cron expressions, and launch plans."""
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from flyteidl.admin.launch_plan_pb2 import LaunchPlanSpec
 from flytekit import CronSchedule
 
 from slipstream.shared.cron import cron_error, next_times
@@ -76,6 +78,33 @@ config = {sweep = {trials = 30, space = {"training.learning_rate" = {low = 1e-4,
 """
 
 
+LABELLED = """
+[daily]
+kind = "scoring"
+cron = "5 0 * * *"
+registry = "s3://bucket/models"
+data = "s3://bucket/day={date-1}/"
+output = "s3://bucket/scores"
+queue = "gpus"
+labels = {team = "churn"}
+annotations = {"example.com/owner" = "ml"}
+service_account = "scorer"
+
+[dated_training]
+kind = "training"
+cron = "0 3 * * *"
+data = "s3://bucket/day={date}/"
+"""
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, LaunchPlanSpec]:
+    """Launch plans of both files, packaged once."""
+    directory = tmp_path_factory.mktemp("schedules")
+    (directory / "both.toml").write_text(MINE + LABELLED)
+    return package(directory, "local", SLIPSTREAM_SCHEDULES=str(directory / "both.toml")).launch_plans
+
+
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.toml"
@@ -83,9 +112,11 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
-    made = package(tmp_path, "local", SLIPSTREAM_SCHEDULES=str(mine)).launch_plans
+def test_each_schedule_is_one_launch_plan(plans: Mapping[str, LaunchPlanSpec]) -> None:
+    made = plans
     assert {name for name in made if "." not in name} == {
+        "daily",
+        "dated_training",
         "nightly_training",
         "other_training",
         "links",
@@ -261,36 +292,16 @@ def test_the_list_refuses_a_wrong_file_in_one_line(tmp_path: Path) -> None:
 
 # Labels, accounts and dates
 
-LABELLED = """
-[daily]
-kind = "scoring"
-cron = "5 0 * * *"
-registry = "s3://bucket/models"
-data = "s3://bucket/day={date-1}/"
-output = "s3://bucket/scores"
-queue = "gpus"
-labels = {team = "churn"}
-annotations = {"example.com/owner" = "ml"}
-service_account = "scorer"
 
-[training]
-kind = "training"
-cron = "0 3 * * *"
-data = "s3://bucket/day={date}/"
-"""
-
-
-def test_a_plan_carries_labels_account_and_queue(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(LABELLED)
-    made = package(tmp_path, "local", SLIPSTREAM_SCHEDULES=str(tmp_path / "mine.toml"))
-    daily = made.launch_plans["daily"]
+def test_a_plan_carries_labels_account_and_queue(plans: Mapping[str, LaunchPlanSpec]) -> None:
+    daily = plans["daily"]
     assert dict(daily.labels.values) == {"team": "churn", "kueue.x-k8s.io/queue-name": "gpus"}
     assert dict(daily.annotations.values) == {"example.com/owner": "ml"}
     assert daily.security_context.run_as.k8s_service_account == "scorer"
     assert daily.entity_metadata.schedule.kickoff_time_input_arg == "kickoff"
     assert daily.fixed_inputs.literals["data"].scalar.primitive.string_value == "s3://bucket/day={date-1}/"
-    assert not made.launch_plans["training"].labels.values
-    assert not made.launch_plans["training"].security_context.run_as.k8s_service_account
+    assert not plans["nightly_training"].labels.values
+    assert not plans["nightly_training"].security_context.run_as.k8s_service_account
 
 
 @pytest.mark.parametrize(

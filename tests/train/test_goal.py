@@ -27,6 +27,7 @@ from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.decision import area_under_curve, choose_threshold, with_threshold
 from slipstream.shared.models.predict import decided_outputs
 from slipstream.shared.models.trained import TrainedModel
+from tests.support.proving import first_few
 from tests.support.training import trained as run_training
 
 CLASSES = ("no", "yes")
@@ -155,7 +156,7 @@ def test_metrics_of_rows_of_several_ranks_are_scikit_learns() -> None:
     assert area_under_curve(logits[:, 1], two) == pytest.approx(roc_auc_score(two, logits[:, 1]), rel=1e-12)
 
 
-@pytest.mark.parametrize("metric", ["auc", "f1", "accuracy"])
+@pytest.mark.parametrize("metric", first_few(["auc", "f1", "accuracy"]))
 def test_the_best_weights_and_the_end_follow_the_metric(metric: str, tmp_path: Path) -> None:
     prepared = table(tmp_path / "prepared")
     model = trained(prepared, tmp_path / "training", epochs=6, metric=metric, learning_rate=0.02, seed=3)

@@ -158,8 +158,7 @@ def export(
         libraries=libraries,
     )
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
-    quantised = decision.chosen != FP32
-    origin = ModelProvenance(made_by, config.licence, config.target if quantised else "portable")
+    origin = ModelProvenance(made_by, config.licence, "portable" if decision.chosen == FP32 else config.target)
     on_tensors = deployed_signature(signature, config.opset, str(chosen.file), threshold)
     file = directory / str(chosen.file)
     deployed = assemble_package(writer, file, on_tensors, data, origin, config.sample_rows == "real", threshold)

@@ -97,6 +97,7 @@ def test_one_process(tmp_path: Path) -> None:
     check([TracedStep(MLP, TABLE, training(), 2, 512, 1, device="cpu")], tmp_path, 0.02)
 
 
+@pytest.mark.prove
 def test_momentum_of_sgd(tmp_path: Path) -> None:
     sgd = training(optimizer="sgd", learning_rate=0.1)
     check([TracedStep(MLP, TABLE, sgd, 2, 512, 1, device="cpu")], tmp_path, 0.02)
