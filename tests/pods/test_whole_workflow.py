@@ -19,6 +19,7 @@ from slipstream.operations.proofs.rehearsal.rehearsal import (
     shrunk,
     write_table,
 )
+from slipstream.operations.proofs.rehearsal.rendering import SPOT_TOLERATION
 from slipstream.shared.profiles.profile import load_profile
 from slipstream.shared.settings import portable
 
@@ -161,3 +162,20 @@ def test_kills_change_nothing_in_the_model(spot: Rehearsal) -> None:
     acts.again()
     disturbed = acts.disturbed(seed=0, number=8)
     assert disturbed.record.spent["user"] and disturbed.record.spent["system"]
+
+
+@pytest.mark.prove
+def test_a_run_on_demand_has_the_weights_of_one_on_spot(spot: Rehearsal) -> None:
+    """``--interruptible`` reaches every pod, both ways, and no number depends on it."""
+    inputs, weights = inputs_of(spot), []
+    for chosen in (True, False):
+        spot.forget()
+        before = set(spot.bucket.keys("raw/"))
+        execution = spot.execution(f"on-{'spot' if chosen else 'demand'}", seed=5, interruptible=chosen)
+        execution.run(MAIN, inputs)
+        assert len(execution.pods) > len(CACHED)
+        assert {SPOT_TOLERATION in pod.tolerations for pod in execution.pods} == {chosen}
+        made = set(spot.bucket.keys("raw/")) - before
+        (best,) = [key for key in made if key.endswith("tasks.train.train/best.safetensors")]
+        weights.append(spot.bucket.read(best))
+    assert weights[0] == weights[1]
