@@ -29,8 +29,8 @@ from slipstream.shared.distributed.user_errors import ErrorMeaning, error_meanin
 from slipstream.shared.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.shared.storage import StorageUnavailable
 
-#: Logger of torch's elastic agent.
-AGENT_LOG = "torch.distributed.elastic.agent.server.api"
+#: Loggers of torch's elastic agent and of the processes that it starts.
+AGENT_LOGS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
 
 
 class WorkerExit(IntEnum):
@@ -212,8 +212,10 @@ def told_to_end(error: Exception) -> SignalException | None:
 
 
 def quiet_ctrl_c() -> None:
-    """Drop torch's line on Ctrl-C: the line of this project says what it means."""
-    logging.getLogger(AGENT_LOG).addFilter(lambda record: not (record.args and signal.SIGINT in record.args))
+    """Drop torch's lines on Ctrl-C: the line of this project says what it means."""
+    ctrl_c = (signal.SIGINT, signal.SIGINT.name)
+    for name in AGENT_LOGS:
+        logging.getLogger(name).addFilter(lambda record: not any(each in (record.args or ()) for each in ctrl_c))
 
 
 def lost_worker(error: Exception) -> str:

@@ -12,6 +12,7 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntime
 from flytekit.extend import IgnoreOutputs
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.agent.server import api
+from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
@@ -187,3 +188,14 @@ def test_torch_says_nothing_of_ctrl_c(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(SignalException):
             ended_by(number)
     assert [record.args for record in caplog.records] == [(signal.SIGTERM,)]
+
+
+def test_torchs_lines_about_its_processes_on_ctrl_c_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    def closed_by(number: signal.Signals) -> None:
+        process = mock.Mock(pid=2**31 - 1, is_alive=mock.Mock(side_effect=[True, False, False, False]))
+        processes.MultiprocessContext._close(mock.Mock(_pc=mock.Mock(processes=[process])), number, timeout=0)
+
+    quiet_ctrl_c()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        closed_by(number)
+    assert [record.args for record in caplog.records] == [(2**31 - 1, "SIGTERM")]
