@@ -1,4 +1,4 @@
-"""How users spell settings whose value inside, in digests and in records is another.
+"""Spelling of settings for users, where it differs from the stored value.
 
 Users write ``null`` for off, automatic and unlimited, and alternatives as one setting with variants. Inside they remain
 the values of earlier releases, so digests, caches and checkpoints of before are found. TOML has no null; there, and in

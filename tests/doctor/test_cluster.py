@@ -10,7 +10,7 @@ from slipstream.operations.doctor import raw_outputs
 from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.operations.doctor.cluster import check_cluster
 from slipstream.operations.doctor.findings import DoctorReport
-from slipstream.operations.doctor.kubectl import kubectl
+from slipstream.operations.doctor.kubectl import kubectl, list_names
 from slipstream.operations.doctor.propeller import CONTAINERS, admin_limits, components
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.shared.storage import lifecycle_rules
@@ -250,6 +250,17 @@ def test_what_pods_name_and_the_cluster_has_is_checked(look: Callable[..., Docto
 def test_objects_that_may_not_be_listed_are_not_checked(look: Callable[..., DoctorReport]) -> None:
     report = look(name_objects)
     assert not report.findings and len([line for line in report.unchecked if "kubectl get" in line]) == 4
+
+
+def test_values_of_secrets_are_never_asked_for() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def ask(*arguments: str) -> str:
+        asked.append(arguments)
+        return "secret/signing\nsecret/other"
+
+    assert list_names(ask, "secrets") == {"signing", "other"}
+    assert asked == [("get", "secrets", "--all-namespaces", "--output", "name")]
 
 
 # Limits of FlyteAdmin

@@ -16,20 +16,8 @@ from slipstream.shared.artifacts.workspaces import content_key
 from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.settings import LATER, Settings, nested_classes
 from slipstream.shared.source.config import DataConfig
+from tests.support.digests import SECTIONS
 
-#: Digests for Flyte's cache of the default sections, as computed at commit 433a4578.
-SECTIONS = {
-    "data": "d984780d3add5770",
-    "model": "ab808f03432d7834",
-    "training": "c6c0b34fe5a4c07d",
-    "compression": "60e2dda9d1840d44",
-    "export": "09d8aca00feccdfa",
-    "promotion": "de99a0a20700a1c9",
-    "scoring": "0b9d97ad9efc1e20",
-    "collectives": "d3f31aaea7c6fa0d",
-    "sweep": "1ee89cf1dd6e883a",
-    "": "36f00e06ebe77988",
-}
 FINE_TUNING = {"model": "a8bb2b4376896fca", "training": "6135abf90f8edaf3", "": "d8cb0a96987fa1b0"}
 TRAINING = TrainingConfig(batch_size=64)
 INPUTS = {"prepared": "content", "model": ModelConfig(), "training": TRAINING, "code": ""}

@@ -23,20 +23,12 @@ from slipstream.pipeline.train.config import TrainingConfig, resume_settings
 from slipstream.shared.errors import UserError
 from slipstream.shared.settings import Settings, as_written, described_schema, nested_classes, settings_schema, to_dict
 from slipstream.shared.spelling import NULL
+from tests.support.digests import SECTIONS
 from tests.support.wording import refuses
 
-#: Digests of every section before ``null`` was read: of the defaults, and of settings that spelled off as then.
-DEFAULTS = {
-    "data": "d984780d3add5770",
-    "model": "ab808f03432d7834",
-    "training": "c6c0b34fe5a4c07d",
-    "compression": "60e2dda9d1840d44",
-    "export": "09d8aca00feccdfa",
-    "promotion": "de99a0a20700a1c9",
-    "scoring": "0b9d97ad9efc1e20",
-    "collectives": "d3f31aaea7c6fa0d",
-    "sweep": "1ee89cf1dd6e883a",
-}
+#: Digests of the default sections, without that of the whole configuration.
+DEFAULTS = {name: digest for name, digest in SECTIONS.items() if name}
+#: Digests of settings that spelled off as before ``null`` was read.
 CHANGED = {**DEFAULTS, "data": "1956dce3269b0161", "training": "a721d227d33bb495"}
 #: The key of a checkpoint directory has these settings.
 RESUMED = "68f89174f71d8507"

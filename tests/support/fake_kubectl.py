@@ -11,7 +11,7 @@ cd "$(dirname "$0")/answers" || exit 1
 case "$1 $2" in
   "config current-context") file=context ;;
   "get configmap") file="configmaps/$5/$3.json" ;;
-  get*) file="$2.json" ;;
+  get*) file="$2.json"; [ "$5" = name ] && file="$2.names" ;;
 esac
 if [ -f "refused/$2" ]; then echo "Error from server (Forbidden): $2 is forbidden: you cannot $1" >&2; exit 1; fi
 if [ -f "$file" ]; then cat "$file"; else echo "error: the server does not answer about $*" >&2; exit 1; fi
@@ -32,6 +32,7 @@ def install(directory: Path, refused: Sequence[str] = (), **lists: list[dict[str
     answers.mkdir(parents=True)
     (answers / "context").write_text("test-cluster\n")
     for kind, items in lists.items():
+        (answers / f"{kind}.names").write_text("".join(f"{kind}/{each['metadata']['name']}\n" for each in items))
         (answers / f"{kind}.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     for each in lists.get("configmaps", []):
         file = answers / "configmaps" / each["metadata"]["namespace"] / f"{each['metadata']['name']}.json"

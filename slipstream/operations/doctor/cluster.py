@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from slipstream.operations.doctor.archive import RegistrationArchive, TaskUse, parse_kubernetes_quantity
 from slipstream.operations.doctor.findings import DoctorReport, Finding
-from slipstream.operations.doctor.kubectl import Ask, KubectlError, KubeObject, kubectl, list_objects
+from slipstream.operations.doctor.kubectl import Ask, KubectlError, KubeObject, kubectl, list_names, list_objects
 from slipstream.operations.doctor.manifests import FLYTE_DOMAINS
 from slipstream.operations.doctor.propeller import (
     ConfigCheck,
@@ -156,7 +156,7 @@ def check_named_objects(uses: Sequence[TaskUse], ask: Ask) -> DoctorReport:
     findings, unchecked = [], []
     for kind in sorted({kind for kind, _ in named}):
         try:
-            there = {each["metadata"]["name"] for each in list_objects(ask, kind, "--all-namespaces")}
+            there = list_names(ask, kind)
         except KubectlError as error:
             unchecked.append(str(error))
             continue

@@ -44,3 +44,8 @@ def kubectl(*arguments: str) -> Any:
 def list_objects(ask: Ask, *arguments: str) -> list[KubeObject]:
     answer = ask("get", *arguments, "--output", "json")
     return answer.get("items", []) if isinstance(answer, dict) else []
+
+
+def list_names(ask: Ask, kind: str) -> set[str]:
+    """Return the names of all objects of a kind, without their contents, such as the values of secrets."""
+    return {line.rpartition("/")[2] for line in str(ask("get", kind, "--all-namespaces", "--output", "name")).split()}

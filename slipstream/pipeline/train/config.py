@@ -98,7 +98,7 @@ class TrainingConfig(Settings):
     """Threshold of two classes, from the validation rows: "f1" for the largest macro F1, "cost" for the least
     error_costs, null for the likelier class. It decides in all later stages; probabilities are unchanged."""
     error_costs: Annotated[dict[str, Annotated[float, Field(ge=0)]], LATER] = field(default_factory=dict)
-    """With threshold "cost": cost of a wrong decision by true class, 1 for others."""
+    """Cost of a wrong decision by true class, 1 for others; for threshold "cost"."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Floating-point type of forward and backward passes: "auto" takes bf16 if all GPUs support it, else fp16 on GPUs,
     else fp32."""

@@ -139,8 +139,8 @@ class Placement(Settings):
     service_account: str = ""
     """Kubernetes service account of the pods; empty is that of the execution."""
     security_context: dict[str, Any] = field(default_factory=dict)
-    """As in a pod's manifest. Fields that only containers have (capabilities, allowPrivilegeEscalation, privileged,
-    procMount, readOnlyRootFilesystem) apply to the container. It replaces the platform's default."""
+    """Security context with the field names of a pod's manifest. capabilities, allowPrivilegeEscalation, privileged,
+    procMount and readOnlyRootFilesystem apply to the container. It replaces the platform's default."""
     runtime_class: str = ""
     pod_template_name: str = ""
     """PodTemplate of the platform in the namespace of the pods; fields of this profile override it."""

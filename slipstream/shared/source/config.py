@@ -29,13 +29,13 @@ class SplitConfig(Settings):
     seed: Seed = 0
     """Seed of the split; another seed holds out other rows."""
     validation_from: Annotated[str, NO_TEXT] = ""
-    """With data.time: rows from this time on (ISO 8601), up to test_from, are the validation split. null: the latest
+    """Time (ISO 8601) at which the validation split starts; it ends at test_from. Needs data.time. null: the latest
     rows, by the fractions above."""
     test_from: Annotated[str, NO_TEXT] = ""
-    """With data.time: rows from this time on (ISO 8601) are the test split; null with validation_from null."""
+    """Time (ISO 8601) at which the test split starts. Needs data.time; null if validation_from is null."""
     directories: Annotated[bool, LATER] = False
-    """Whether the first folder names the split: train or training; val, valid, validation or dev; test. A missing
-    validation or test split is drawn from the training rows, by its fraction above."""
+    """Take the split from the name of the first folder: train or training; val, valid, validation or dev; test. A
+    missing validation or test split is drawn from the training rows, by its fraction above."""
     column: Annotated[str, NO_TEXT, LATER] = ""
     """Column of a table that names the split in the same way. Never a feature. null: none."""
 

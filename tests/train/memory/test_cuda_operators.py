@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slipstream.operations.proofs.gpu.timed import B1, M125
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.documents import MOST_DOCUMENTS
 from slipstream.pipeline.train.memory.choices import TraceJob
@@ -22,21 +23,7 @@ from slipstream.shared.models.config import ModelConfig
 
 GIB = 2**30
 ROWS, LENGTH, VOCABULARY = 16, 2048, 50_304
-M125: dict[str, Any] = {
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "tie_word_embeddings": True,
-}
-B1: dict[str, Any] = {
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-}
-#: The reference computed the loss of all measured trainings.
+#: The reference computed the loss of all measured trainings:
 #: ``max_memory_allocated`` in GiB on an H100 80GB with torch 2.11, where DDP had buckets of 4 bytes a weight.
 MEASURED: dict[str, tuple[dict[str, Any], int, dict[str, Any], float]] = {
     "125M": (M125, ROWS, {}, 22.0),

@@ -16,6 +16,7 @@ from slipstream.shared.models.decision import (
     area_under_curve,
     choose_threshold,
     count_decisions,
+    log_odds,
     macro_f1,
     margins,
 )
@@ -70,7 +71,7 @@ class JudgedRows:
             cut = 0.0
             if rule:
                 threshold = choose_threshold(rule, answers, labels)
-                cut = float(np.log(threshold / (1 - threshold)))
+                cut = log_odds(threshold)
             auc = area_under_curve(answers, labels) if 0 < labels.sum() < len(labels) else None
             answers = (answers > cut).astype(np.int64)
         f1 = macro_f1(count_decisions(answers, labels, self.classes))
