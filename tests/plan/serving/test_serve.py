@@ -14,17 +14,12 @@ from slipstream.operations.plan.estimate import ONE_RUN
 from slipstream.operations.plan.serving.decide import (
     COOLDOWN_S,
     MONTHS,
-    ServingRequirements,
-    p99_at_random,
-    plan_serving_options,
 )
-from slipstream.operations.plan.serving.hosts import serving_instances
 from slipstream.operations.plan.serving.load import MONTH_S, read_load
-from slipstream.operations.plan.serving.model import read_model, servable_variants, service_times
-from slipstream.operations.plan.serving.queueing import p99_seconds
+from slipstream.operations.plan.serving.model import service_times
 from slipstream.shared.formatting import duration
-from slipstream.shared.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
+from tests.support.recorded_loads import steady_p99
 from tests.support.wording import line_with, same_wording
 
 MINE = """
@@ -114,12 +109,13 @@ def test_replicas_and_dollars_are_those_of_the_queue(model: str, load: Path, tmp
     service = service.times_as_long(1 + ONE_RUN)
     for hour, rate in ((0, 30.0), (8, 5_000.0), (12, 20_000.0), (20, 200.0)):
         replicas = its["planned"]["replicas"][hour]
-        assert p99_seconds(rate, service, replicas, 1.0) <= 0.3e-3
-        assert replicas == 1 or p99_seconds(rate, service, replicas - 1, 1.0) > 0.3e-3
-    assert its["planned"]["p99"] == max(
-        p99_seconds(rate, service, its["planned"]["replicas"][hour], 1.0)
+        assert steady_p99(rate, service, replicas) <= 0.3e-3
+        assert replicas == 1 or steady_p99(rate, service, replicas - 1) > 0.3e-3
+    longest = max(
+        steady_p99(rate, service, its["planned"]["replicas"][hour])
         for hour, rate in ((0, 30.0), (8, 5_000.0), (12, 20_000.0), (20, 200.0))
     )
+    assert its["planned"]["p99"] == pytest.approx(longest, rel=1e-6)
     instances = [-(-each // 3) for each in its["planned"]["replicas"]]
     assert its["planned"]["instances"] == instances and max(instances) > 1
     # Each that starts in the course of the day is paid 2 minutes before.
@@ -229,26 +225,16 @@ def test_requests_that_go_to_replicas_at_random_wait_longer(model: str, load: Pa
     assert service
     rates = read_load(load).rates
     longest = max(
-        p99_seconds(rate / replicas, service.times_as_long(1 + ONE_RUN), 1, 1.0)
+        steady_p99(rate / replicas, service.times_as_long(1 + ONE_RUN), 1)
         for rate, replicas in zip(rates, taken["planned"]["replicas"], strict=True)
     )
     assert longest > taken["planned"]["p99"]
-    uneven = replace(read_load(load), cv2=5.0)
-    read = read_model(model)
-    found = plan_serving_options(
-        read,
-        servable_variants(read.report),
-        serving_instances(built_in_prices(), 1, ["c3-highcpu-4"]),
-        uneven,
-        ServingRequirements(0.002, 120.0),
-    )
-    its = found[0].planned
-    assert its and max(its.replicas) > 1
-    assert p99_at_random(found[0], uneven) == max(
-        p99_seconds(rate / replicas, found[0].time.planned, 1, 1 + 4 / replicas)
-        for rate, replicas in zip(rates, its.replicas, strict=True)
-    )
     assert f"to one of them at random, the p99 is {duration(longest)}." in called(*asked).output
+
+
+def test_what_a_coarse_recording_does_not_show_is_said(model: str, load: Path) -> None:
+    same_wording(line_with("random (Poisson)", called(model, "--load", load, "--p99", "1ms").output))
+    assert "random (Poisson)" not in called(model, "--load", load, "--p99", "4000s").output
 
 
 def spells(path: Path, idle: timedelta) -> Path:

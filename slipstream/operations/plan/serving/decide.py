@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from slipstream.operations.plan.serving.hosts import ServingInstance, ServingTime, serving_time
-from slipstream.operations.plan.serving.load import DAY_S, HOUR_S, MONTH_S, RequestLoad
+from slipstream.operations.plan.serving.load import DAY_S, HOUR_S, HOURS, MONTH_S, RequestLoad
 from slipstream.operations.plan.serving.model import FP32, MeasuredModel
-from slipstream.operations.plan.serving.queueing import ServiceTimes, p99_seconds, servers_needed
+from slipstream.operations.plan.serving.queueing import ServiceTimes
+from slipstream.operations.plan.serving.recorded_queue import MOST_BUSY, RecordedQueue, replicas_by_hour
 from slipstream.shared.artifacts.results.export import VariantFigures
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import duration
@@ -24,6 +27,8 @@ DAYS = MONTH_S / DAY_S
 COOLDOWN_S = 300.0
 #: Months in which an optimisation has to pay for itself.
 MONTHS = 6
+#: Relative accuracy of the rate up to which instances suffice.
+NEAR = 1e-3
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ def row_of(
 ) -> ServingOption:
     def replicas(service: ServiceTimes) -> Replicas | None:
         if service not in memory:
-            memory[service] = by_hour(service, load, wanted.p99)
+            memory[service] = replicas_by_hour(load.arrivals, load.rates, service, wanted.p99)
         found = memory[service]
         if found is None:
             return None
@@ -148,15 +153,6 @@ def row_of(
         replicas(time.at_worst),
         nightly=night / HOUR_S * host.per_hour * DAYS,
     )
-
-
-def by_hour(service: ServiceTimes, load: RequestLoad, limit: float) -> tuple[tuple[int, ...], float] | None:
-    """Return the replicas by hour of the day and the largest p99; None if no number keeps ``limit``."""
-    if service.p99 > limit:
-        return None
-    needed = {rate: servers_needed(rate, service, limit, load.cv2) for rate in set(load.rates)}
-    slowest = max(p99_seconds(rate, service, servers, load.cv2) for rate, servers in needed.items())
-    return tuple(needed[rate] for rate in load.rates), slowest
 
 
 def paid_hours(instances: Sequence[int], cold_start: float) -> float:
@@ -200,27 +196,27 @@ def saved_by_optimising(rows: Sequence[ServingOption], best: ServingOption) -> f
 
 
 def p99_at_random(row: ServingOption, load: RequestLoad) -> float:
-    """Return the p99 of the busiest minute if requests go to random replicas.
-
-    Arrivals at every replica's queue are then closer to Poisson than their sum.
-    """
+    """Return the p99 of the minute with the longest if requests go to random replicas."""
     assert row.planned
-    rates = zip(load.rates, row.planned.replicas, strict=True)
-    return max(p99_seconds(rate / n, row.time.planned, 1, 1 + (load.cv2 - 1) / n) for rate, n in rates)
+    replicas = np.array(row.planned.replicas)
+    one_of_them = load.arrivals.times(1 / replicas[load.arrivals.hours])
+    return RecordedQueue(one_of_them, row.time.planned).p99(np.ones_like(replicas))
 
 
 def request_rate_limit(row: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> float:
-    """Return the requests per second up to which the busiest hour's instances keep the p99."""
+    """Return the requests per second in the busiest minute up to which the busiest hour's instances keep the p99."""
     assert row.planned
-    servers = max(row.planned.instances) * row.host.holds
-    low = max(load.rates)
-    high = 2 * low
-    while servers_needed(high, row.time.planned, wanted.p99, load.cv2) <= servers:
+    servers, service = max(row.planned.instances) * row.host.holds, row.time.planned
+
+    def kept(factor: float) -> bool:
+        busy = factor * max(load.rates) * service.mean <= MOST_BUSY * servers
+        queue = RecordedQueue(load.arrivals.times(factor), service)
+        return busy and bool(queue.hours_kept(np.full(len(HOURS), servers), wanted.p99).all())
+
+    low, high = 1.0, 2.0
+    while kept(high):
         low, high = high, 2 * high
-    for _ in range(30):
+    while high - low > NEAR * low:
         middle = (low + high) / 2
-        if servers_needed(middle, row.time.planned, wanted.p99, load.cv2) <= servers:
-            low = middle
-        else:
-            high = middle
-    return low
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low * max(load.rates)
