@@ -86,7 +86,8 @@ class ScaleToZero:
 
     ``pays_from`` is the idle fraction of time from which it pays, at the recorded number of idle periods (else one a
     day); ``idle`` is the recorded fraction; ``saves`` is dollars a month (may be negative); ``spells`` is idle periods
-    a month; ``late`` is the fraction of requests that wait for a start.
+    a month; ``late`` is the fraction of requests that take longer than the p99; ``backlog`` is the seconds from the
+    request for an instance until the backlog of its start is gone, at most.
     """
 
     pays_from: float
@@ -94,6 +95,7 @@ class ScaleToZero:
     saves: float
     spells: float
     late: float
+    backlog: float
 
 
 def plan_serving_options(
@@ -175,13 +177,13 @@ def scale_to_zero(row: ServingOption, load: RequestLoad, wanted: ServingRequirem
     spells = [spell for spell in load.idle if spell > COOLDOWN_S]
     a_month = len(spells) / load.seconds * MONTH_S
     saved = sum(spell - COOLDOWN_S - wanted.cold_start for spell in spells) / load.seconds * MONTH_S
-    late = 0.0
-    if spells:
-        # Includes requests that arrive during the start.
-        busy = load.month / (MONTH_S * (1 - load.idle_share))
-        late = min(1.0, a_month * (1 + busy * wanted.cold_start) / load.month)
+    late = backlog = 0.0
+    if spells and row.planned:
+        queue = RecordedQueue(load.arrivals, row.time.planned)
+        starts = np.where(load.idle_before > COOLDOWN_S, wanted.cold_start, 0.0)
+        late, backlog = queue.late_after_starts(np.array(row.planned.replicas), starts, wanted.p99)
     pays_from = (a_month or DAYS) * (COOLDOWN_S + wanted.cold_start) / MONTH_S
-    return ScaleToZero(pays_from, load.idle_share, saved / HOUR_S * row.host.per_hour, a_month, late)
+    return ScaleToZero(pays_from, load.idle_share, saved / HOUR_S * row.host.per_hour, a_month, late, backlog)
 
 
 def saved_by_optimising(rows: Sequence[ServingOption], best: ServingOption) -> float | None:

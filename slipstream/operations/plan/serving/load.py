@@ -76,6 +76,8 @@ class RequestLoad:
     #: Requests per average month, and seconds recorded.
     month: float
     seconds: float
+    #: Begin of the recording, in seconds since 1970.
+    begin: int
     arrivals: Arrivals
     #: Seconds of every idle period, at the resolution of minutes or intervals.
     idle: tuple[float, ...]
@@ -83,6 +85,12 @@ class RequestLoad:
     @property
     def idle_share(self) -> float:
         return sum(self.idle) / self.seconds
+
+    @property
+    def idle_before(self) -> np.ndarray:
+        """Seconds without requests before every interval of the arrivals."""
+        ends = self.arrivals.at + self.arrivals.length
+        return self.arrivals.at - np.concatenate([[self.begin], ends[:-1]])
 
 
 def read_load(path: Path) -> RequestLoad:
@@ -130,7 +138,7 @@ def load_of(name: str, counts: Mapping[int, float], length: int) -> RequestLoad:
     arrivals = Arrivals(at, requests, length)
     idle = tuple(float(block * len(list(spell))) for empty, spell in groupby(blocks == 0) if empty)
     month = float(blocks.sum()) * MONTH_S / (end - begin)
-    return RequestLoad(name, rates, month, float(end - begin), arrivals, idle)
+    return RequestLoad(name, rates, month, float(end - begin), begin, arrivals, idle)
 
 
 def said(second: int) -> str:

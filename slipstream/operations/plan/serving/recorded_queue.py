@@ -116,6 +116,20 @@ class RecordedQueue:
         minutes = np.bincount(self._minute, late) > BEYOND * self._requests
         return np.bincount(self._hour_of_minute[minutes], minlength=len(HOURS)) == 0
 
+    def late_after_starts(self, replicas: np.ndarray, starts: np.ndarray, limit: float) -> tuple[float, float]:
+        """Return the share of requests that take longer than ``limit``, and the longest seconds of a start's backlog.
+
+        ``starts`` are seconds for which nothing is served from the begin of an interval on.
+        """
+        backlog = self.backlog(replicas, starts=starts)
+        late = self.late(replicas, backlog, limit * (1 + ROUNDING)).sum() / self._requests.sum()
+        at, length = self.arrivals.at, self.arrivals.length
+        gone = np.append(at + backlog.share * length, at[-1] + length)
+        free = np.append(np.flatnonzero(backlog.end == 0), len(at))
+        first = np.flatnonzero(starts)
+        until = gone[free[np.searchsorted(free, first)]] - at[first]
+        return float(late), float(until.max(initial=0.0))
+
     def p99(self, replicas: np.ndarray) -> float:
         """Return the p99 of the minute with the longest, in seconds."""
         backlog = self.backlog(replicas)
