@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from slipstream.operations.manifests.triton import read_plan
 from slipstream.operations.plan.command import main
 from slipstream.operations.plan.estimate import ONE_RUN
 from slipstream.operations.plan.serving.decide import (
@@ -397,3 +398,14 @@ def test_the_load_that_was_read_is_the_one_planned(model: str, load: Path) -> No
     found = planned(model, "--load", load, "--p99", "1ms")["load"]
     read = read_load(load)
     assert tuple(found["rates"]) == read.rates and found["month"] == read.month
+
+
+def test_the_plan_is_what_manifests_read(model: str, load: Path, tmp_path: Path) -> None:
+    asked = (model, "--load", load, "--p99", "1ms", "--instance", "c3-highcpu-4")
+    found = planned(*asked)
+    (tmp_path / "plan.json").write_text(json.dumps(found))
+    plan, its = read_plan(tmp_path / "plan.json"), row(found, INT8, "c3-highcpu-4")["planned"]
+    assert (plan.variant, plan.instance) == (INT8, "c3-highcpu-4")
+    assert (plan.least, plan.most) == (min(its["replicas"]), max(its["replicas"])) == (1, its["replicas"][12])
+    service = service_times(variant(report(), INT8).latency_ms["1"])
+    assert service and plan.busy == pytest.approx(20_000 * service.mean * (1 + ONE_RUN) / plan.most)

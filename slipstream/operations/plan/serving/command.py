@@ -192,9 +192,24 @@ def tree(made: ServingPlan) -> dict[str, object]:
         },
         "rows": [row_tree(row, made.load) for row in made.rows],
         "take": f"{made.best.variant} on {made.best.host.name}",
+        "service": service_tree(made.best, made.load),
         "scale_to_zero": vars(scale_to_zero(made.best, made.load, made.wanted)),
         "because": list(serving_advice(made.rows, made.load, made.wanted)),
         "notes": list(made.notes),
+    }
+
+
+def service_tree(best: ServingOption, load: RequestLoad) -> dict[str, object]:
+    """Return the content of the plan for ``slipstream manifests --plan``."""
+    assert best.planned
+    replicas = best.planned.replicas
+    most, rate = max(zip(replicas, load.rates, strict=True))
+    return {
+        "variant": best.variant,
+        "instance": best.host.name,
+        "least": min(replicas),
+        "most": most,
+        "busy": rate * best.time.planned.mean / most,
     }
 
 
