@@ -16,7 +16,7 @@ from slipstream.operations.manifests.documents import MARK, ManifestFile
 from slipstream.operations.manifests.karpenter import static_pools
 from slipstream.operations.manifests.pools import SHARES, VALUES, about_spot, node_pools
 from slipstream.operations.manifests.site import ClusterSite, profile_site
-from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, TritonService, needs_keda
+from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, UNPLANNED, TritonService, needs_keda, read_plan
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import aligned_table
@@ -45,7 +45,10 @@ CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
     help="Triton's model repository (with --serve).",
 )
 @click.option("--keda", is_flag=True, help="Scale by Triton's queue (KEDA) instead of CPU use (HPA); requires --serve.")
-def main(profile: str, out: Path, project: str, cluster: str, serve: bool, models: str, keda: bool) -> None:
+@click.option("--plan", type=click.Path(path_type=Path), help="JSON of slipstream plan serve; requires --serve.")
+def main(  # noqa: PLR0913 - an argument for each option
+    profile: str, out: Path, project: str, cluster: str, serve: bool, models: str, keda: bool, plan: Path | None
+) -> None:
     """Write manifests for PROFILE (a name or the path of a .toml): nodes, queues, quotas, the GPU operator.
 
     Example: slipstream manifests a100-spot --out manifests --serve
@@ -56,10 +59,11 @@ def main(profile: str, out: Path, project: str, cluster: str, serve: bool, model
         )
     if not CLUSTER.fullmatch(cluster):
         raise UserError(f"--cluster: {cluster!r} is not allowed; expected letters, digits, '-' and '_', at most 46")
-    if keda and not serve:
-        raise UserError("--keda: applies to a served model only; expected --serve with it")
+    for option, given in (("--keda", keda), ("--plan", plan)):
+        if given and not serve:
+            raise UserError(f"{option}: applies to a served model only; expected --serve with it")
     site = profile_site(load_profile(profile), project, cluster)
-    serving = TritonService(models, keda) if serve else None
+    serving = TritonService(models, keda, read_plan(plan) if plan else UNPLANNED) if serve else None
     files = build_manifests(site, serving)
     write_manifests(files, out)
     click.echo(said(site, files, out))
@@ -86,6 +90,11 @@ def assumed(site: ClusterSite, serving: TritonService | None) -> Iterator[str]:
     if serving:
         server = f", Prometheus at {PROMETHEUS}" if needs_keda(site, serving) else ""
         yield f"assumed: models at {serving.models} (--models), the image {IMAGE}{server}"
+        if serving.plan == UNPLANNED:
+            target = (
+                f"a queue of {serving.queue_ratio} s per s of computing" if needs_keda(site, serving) else "70 % CPU"
+            )
+            yield f"assumed: {UNPLANNED.least} to {UNPLANNED.most} replicas on any instance, {target} (--plan)"
 
 
 def left_out(site: ClusterSite) -> Iterator[str]:
