@@ -22,7 +22,7 @@ HOUR_S = 3600
 
 @dataclass(frozen=True)
 class NodeTotals:
-    """Counters of an attempt's usage of this node since the sampler's start."""
+    """Counters of an attempt's usage of this node since the start of its stage, or of its pod."""
 
     seconds: float = 0.0
     #: Seconds summed over all devices, up or not, since all are paid for.
