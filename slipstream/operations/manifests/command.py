@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,13 +14,13 @@ import click
 from slipstream.operations.manifests.build import build_manifests
 from slipstream.operations.manifests.documents import MARK, ManifestFile
 from slipstream.operations.manifests.karpenter import static_pools
-from slipstream.operations.manifests.pools import SHARES, VALUES, node_pools
+from slipstream.operations.manifests.pools import SHARES, VALUES, about_spot, node_pools
 from slipstream.operations.manifests.site import ClusterSite, profile_site
 from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, UNPLANNED, TritonService, needs_keda, read_plan
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import aligned_table
-from slipstream.shared.profiles.needs import profile_cloud
+from slipstream.shared.profiles.needs import ON_DEMAND_ENTRY, ON_DEMAND_ONLY, profile_cloud
 from slipstream.shared.profiles.profile import load_profile
 from slipstream.shared.storage.local import writing_to
 
@@ -125,11 +126,27 @@ def next_steps(site: ClusterSite, profile: str, files: Sequence[ManifestFile], o
             f"set: plugins.kf-operator.timeout of propeller to {max(waits)}m or more, as a job that waits longer for a "
             "quota or in Volcano's queue ends its execution (docs/cluster.md)"
         )
+    yield from on_demand_entries(site)
     for pool in static_pools(site):
         yield (
             f"for nodes: kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, as Karpenter does not "
             f"create nodes for {', '.join(pool.uncounted)}"
         )
+
+
+def on_demand_entries(site: ClusterSite) -> Iterator[str]:
+    """Yield propeller's entries with which pods that are not interruptible run on demand."""
+    spot = [placement for placement in site.stages.values() if placement.interruptible]
+    selectors = {k: v for placement in spot for k, v in placement.node_selector.items() if about_spot(k, v)}
+    so_that = "so that --interruptible false and Flyte's last attempt run on demand (docs/profiles.md)"
+    if selectors:
+        yield (
+            f"set: plugins.k8s.interruptible-node-selector of propeller to {json.dumps(selectors)} instead of the "
+            f"profile's node_selector, and interruptible-tolerations to its tolerations, {so_that}"
+        )
+    elif spot and site.cloud:
+        requirement = json.dumps(ON_DEMAND_ONLY[site.cloud])
+        yield f"set: plugins.{ON_DEMAND_ENTRY} of propeller to {requirement}, {so_that}"
 
 
 def write_manifests(files: Sequence[ManifestFile], out: Path) -> None:
