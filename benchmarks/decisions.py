@@ -79,9 +79,9 @@ def bill() -> dict[str, dict[str, float | str]]:
         (place / "t.csv").write_text(f"a,b,y\n{rows}")
         (place / "run.yaml").write_text(json.dumps(CONFIG))
         (place / "profile.toml").write_text(PROFILE)
-        command = [Path(sys.executable).with_name("pyflyte"), "run", WORKFLOWS / "training.py", "train_and_export"]
+        workflow = [str(Path(sys.executable).with_name("pyflyte")), "run", str(WORKFLOWS / "training.py")]
         ended = subprocess.run(
-            [*command, "--data", "t.csv", "--target", "y", "--config", "run.yaml"],
+            [*workflow, "train_and_export", "--data", "t.csv", "--target", "y", "--config", "run.yaml"],
             cwd=place,
             env={**os.environ, "COLUMNS": "600", "SLIPSTREAM_PROFILE": str(place / "profile.toml")},
             capture_output=True,
