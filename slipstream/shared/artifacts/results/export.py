@@ -47,7 +47,7 @@ class Estimate:
 class LatencyFigures:
     """Latency percentiles in milliseconds per call, with 95 % intervals.
 
-    A percentile is None if fewer than ten calls were slower.
+    A percentile is None if fewer than ten calls were slower. Medians have the ratio of paired turns, ``speedup``.
     """
 
     p50: Estimate | None
