@@ -206,11 +206,8 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
         for variant in export.variants
         if variant.file and (ms := variant.milliseconds(batch, "p50"))
     ]
-    points = sorted((ms, quality.loss if quality else 0.0) for ms, quality, _ in measured)
-    front = [
-        point for index, point in enumerate(points) if point[1] < min([p[1] for p in points[:index]] or [math.inf])
-    ]
-    axes.plot(*zip(*front, strict=True), color=SERIES[0], label="Pareto front")
+    points = [(ms, quality.loss if quality else 0.0) for ms, quality, _ in measured]
+    axes.plot(*zip(*pareto_front(points), strict=True), color=SERIES[0], label="Pareto front")
     for ms, quality, variant in measured:
         loss = quality.loss if quality else 0.0
         # An unbounded interval would leave no height for the others.
@@ -229,6 +226,15 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     axes.yaxis.set_major_formatter(number)
     legend(axes)
     return "Quality against latency of the variants"
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that no other undercuts in both numbers, by the first number."""
+    front: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    return front
 
 
 def unit_square(axes: Axes) -> None:
