@@ -13,7 +13,8 @@ interval.
 epoch, because the load of a shared machine changes within seconds; so every epoch includes one start and end of our
 loop. The weights must be equal in the end, bit for bit. ``usual``: the common loop, with a DataLoader and AdamW with
 its defaults. ``libraries``: Lightning Fabric, the Lightning Trainer and Accelerate with the same DataLoader and AdamW;
-those that are not installed are skipped.
+those that are not installed are skipped. ``processes``: the trainer in one process and in two, with models around the
+limit below which a model trains in one process (:data:`slipstream.pipeline.train.checks.SMALL`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import torch
 import torch.distributed as dist
 
 from harness.command import benchmark, part_option
-from harness.loops import RIVALS, WORKLOADS, WORLD, Contender, Workload
+from harness.loops import LENGTH, RIVALS, WORKLOADS, WORLD, Contender, Workload
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from slipstream.operations.proofs.turns import Figures, interval_of_median, medians
@@ -55,11 +56,32 @@ from slipstream.pipeline.train.loop.train_loop import TrainLoop
 from slipstream.pipeline.train.parallel.replicas import replicate_model
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.models.config import ModelConfig
+
+
+def shape_of_text(width: int, layers: int) -> dict[str, Any]:
+    return {
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+    }
+
 
 SAME, USUAL = "the same, by hand", "as people write it"
 #: Names of libraries, and their packages.
 LIBRARIES = {"Fabric": "lightning", "Lightning Trainer": "lightning", "Accelerate": "accelerate"}
-PARTS = {"same": [SAME], "usual": [USUAL], "libraries": list(LIBRARIES)}
+PROCESSES = "processes"
+PARTS = {"same": [SAME], "usual": [USUAL], "libraries": list(LIBRARIES), PROCESSES: []}
+#: Models and batches around the limit: workload, arguments of the model, rows of a step.
+AROUND_LIMIT: dict[str, tuple[str, dict[str, Any], int]] = {
+    "table, 63 K weights, 64 rows": ("table", {}, 64),
+    "table, 63 K weights, 256 rows": ("table", {}, 256),
+    "table, 0.3 M weights, 256 rows": ("table", {"hidden": [512, 512]}, 256),
+    "table, 1.2 M weights, 256 rows": ("table", {"hidden": [1024, 1024]}, 256),
+    "text, 37 K weights, 16 x 64 tokens": ("transformer", shape_of_text(32, 2), 16),
+    "text, 0.1 M weights, 16 x 64 tokens": ("transformer", shape_of_text(64, 2), 16),
+}
 
 
 class Ours(Contender):
@@ -67,7 +89,8 @@ class Ours(Contender):
 
     def __init__(self, data: PreparedData, workload: Workload, home: str) -> None:
         super().__init__(data, workload)
-        self.group = RankContext(self.rank, WORLD, torch.device("cpu"), "gloo")
+        world = dist.get_world_size()
+        self.group = RankContext(self.rank, world, torch.device("cpu"), "gloo")
         traits = probe_model(self.model, self.group.device)
         self.state = TrainingState(
             replicate_model(self.model, traits, self.group),
@@ -80,7 +103,7 @@ class Ours(Contender):
         self.checkpoints = Checkpoints(home, AppState(self.model, self.state.optimizer), ResumePolicy({}))
         self.checkpoints.prepare(self.state.to_save())
         started = time.perf_counter()
-        self.recorder = GoodputRecorder(self.checkpoints.home, 1, WORLD, writes=self.rank == 0, started=started)
+        self.recorder = GoodputRecorder(self.checkpoints.home, 1, world, writes=self.rank == 0, started=started)
         watcher = NoticeWatcher([], grace_s=25).__enter__()
         self.guard = Guard(self.checkpoints, CheckpointInterval(steps=10**9), watcher, self.recorder)
         self.guard.begin(0)
@@ -151,6 +174,50 @@ def summary(launches: list[list[Figures]], steps: int) -> Figures:
     return figures
 
 
+def workload_around(name: str, quick: bool) -> Workload:
+    kind, arguments, batch = AROUND_LIMIT[name]
+    model = ModelConfig(WORKLOADS[kind].model.name, arguments)
+    return replace(WORKLOADS[kind], model=model, batch=batch, steps=4 if quick else 30, epochs=1)
+
+
+def seconds_of_step(scratch: str, name: str, quick: bool, launch: str) -> list[float]:
+    """Return the trainer's seconds of a step in this group, the median of three turns, and the number of weights."""
+    logging.disable(logging.INFO)
+    workload = workload_around(name, quick)
+    with redirect_stdout(io.StringIO()):
+        ours = Ours(PreparedData.open(Path(scratch) / "prepared"), workload, f"{scratch}/{launch}")
+        ours.turn()
+        seconds = statistics.median(ours.turn()["wall"] for _ in range(3)) / workload.steps
+    return [seconds, sum(each.numel() for each in ours.model.parameters())]
+
+
+def one_or_two_processes(quick: bool, launches: int) -> Table:
+    """Compare the steps of one process with those of two, in alternating launches."""
+    rows: dict[str, Figures] = {}
+    for name, (kind, _, batch) in list(AROUND_LIMIT.items())[: 1 if quick else None]:
+        workload = workload_around(name, quick)
+        found: dict[int, list[float]] = {1: [], 2: []}
+        weights = 0.0
+        with tempfile.TemporaryDirectory() as scratch:
+            workload.write(Path(scratch) / "prepared", batch * workload.steps)
+            for launch in range(launches):
+                for world in (1, 2) if launch % 2 else (2, 1):
+                    took, weights = on_ranks(world, seconds_of_step, scratch, name, quick, f"{launch}-{world}")
+                    found[world].append(took)
+        ratio, low, high = interval_of_median([two / one for one, two in zip(found[1], found[2], strict=True)])
+        work = weights * batch * (LENGTH if kind == "transformer" else 1)
+        one = 1e3 * statistics.median(found[1])
+        rows[name] = {"work": work, "one_ms": one, "two": ratio, "two_low": low, "two_high": high}
+    columns = (
+        Column("weights x rows, M", "work", "{:.1f}", 1e6),
+        Column("one process, ms", "one_ms", "{:.2f}"),
+        Column("two/one", "two", "{:.2f}"),
+        Column("95 % from", "two_low", "{:.2f}"),
+        Column("to", "two_high", "{:.2f}"),
+    )
+    return Table(f"steps of one process and of two, one thread each, {launches} launches", columns, rows)
+
+
 COLUMNS = (
     Column("our step ms", "step_ms", "{:.2f}"),
     Column("wall, ours/its", "wall", "{:.3f}"),
@@ -172,7 +239,9 @@ def main(quick: bool, parts: tuple[str, ...], models: tuple[str, ...], launches:
     absent = {name for name, module in LIBRARIES.items() if not importlib.util.find_spec(module)}
     rivals = [name for part, names in PARTS.items() if part in parts for name in names if name not in absent]
     launches, pairs = (1, 1) if quick else (launches, pairs)
-    for name in models:
+    if PROCESSES in parts:
+        yield one_or_two_processes(quick, launches)
+    for name in models if rivals else ():
         if quick and name != models[0]:  # run libraries with the first model only
             rivals = [rival for rival in rivals if rival not in LIBRARIES] or rivals
         workload = quick_form(WORKLOADS[name]) if quick else WORKLOADS[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -11,7 +12,7 @@ from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.flyte.artifact_types import MadeTrained, Prepared, Trained, artifact_fingerprint, artifact_uri
-from slipstream.flyte.elastic import TaskInputs, Workspace, distributed
+from slipstream.flyte.elastic import Distributed, Fetch, TaskInputs, Workspace, distributed
 from slipstream.flyte.metadata import WITH_DECK, stage_metadata
 from slipstream.flyte.stage import local_path
 from slipstream.pipeline.train.checkpoint.unfinished import UnfinishedTraining
@@ -40,16 +41,30 @@ def fetch_prepared(directory: FlyteDirectory, placement: Placement, fresh: Path)
     return make_stub(uri, fresh, room // placement.processes)
 
 
+def model_of(inputs: TaskInputs) -> ModelConfig:
+    """Return the configuration of the model to train, new or trained before."""
+    from slipstream.shared.models.trained import TrainedModel
+
+    if "model" in inputs:
+        return inputs["model"]
+    return TrainedModel.open(Path(inputs["start"].path), inputs["factory"]).config
+
+
+def processes_for(inputs: TaskInputs, placement: Placement) -> int:
+    """Return 1 for a model that one process trains faster, else the placement's number."""
+    from slipstream.pipeline.train.checks import suits_one_process
+
+    small = suits_one_process(Path(inputs["prepared"].path), model_of(inputs), inputs["training"])
+    return 1 if small else placement.processes
+
+
 def check_before_training(inputs: TaskInputs, placement: Placement) -> None:
     from slipstream.pipeline.train.checks import check_training
     from slipstream.pipeline.train.memory.lasting import check_fits
-    from slipstream.shared.models.trained import TrainedModel
 
-    prepared = Path(inputs["prepared"].path)
-    start = None if "model" in inputs else TrainedModel.open(Path(inputs["start"].path), inputs["factory"])
-    model = start.config if start else inputs["model"]
+    prepared, model = Path(inputs["prepared"].path), model_of(inputs)
     check_training(prepared, model, inputs["training"], placement.world_size, placement.nodes)
-    if start is None:  # a pruned model takes less memory than its factory's
+    if "model" in inputs:  # a pruned model takes less memory than its factory's
         check_fits(prepared, model, inputs["training"], placement.world_size, placement.nodes)
     if most_parameters := inputs.get("most_parameters"):
         from slipstream.pipeline.export.weights_alone import check_exportable
@@ -115,10 +130,15 @@ def live_deck_html(workspace: Workspace, inputs: TaskInputs, running: bool) -> s
     return training_page(so_far, datetime.now(UTC), devices_so_far(workspace.home)) if so_far else ""
 
 
+def training_config(fetch: Fetch) -> Distributed:
+    """Return the configuration of a task that trains and downloads its inputs with ``fetch``."""
+    unfinished = UnfinishedTraining()
+    made = distributed("train", fetch, check_before_training, unfinished=unfinished, watch=live_deck_html)
+    return replace(made, processes=processes_for)
+
+
 @task(
-    task_config=distributed(
-        "train", fetch_prepared, check_before_training, unfinished=UnfinishedTraining(), watch=live_deck_html
-    ),
+    task_config=training_config(fetch_prepared),
     **WITH_DECK,
     **stage_metadata("train", besides=("most_parameters",)),
 )
@@ -144,9 +164,7 @@ def fetch_data_and_models(directory: FlyteDirectory, placement: Placement, fresh
 
 
 @task(
-    task_config=distributed(
-        "train", fetch_data_and_models, check_before_training, unfinished=UnfinishedTraining(), watch=live_deck_html
-    ),
+    task_config=training_config(fetch_data_and_models),
     **WITH_DECK,
     **stage_metadata("train"),
 )

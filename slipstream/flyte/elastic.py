@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -145,6 +145,15 @@ def fetch_all(directory: FlyteDirectory, placement: Placement, fresh: Path) -> P
     return local_path(directory)
 
 
+#: Returns the number of processes without GPUs, from the downloaded inputs, if the profile leaves it open.
+Processes = Callable[[TaskInputs, Placement], int]
+
+
+def as_placed(inputs: TaskInputs, placement: Placement) -> int:
+    """Return the placement's number of processes: the default :data:`Processes`."""
+    return placement.processes
+
+
 #: Raises ``UserError`` if the downloaded inputs do not fit the placement.
 Check = Callable[[TaskInputs, Placement], None]
 
@@ -210,6 +219,7 @@ class Distributed(Elastic):
     profile: Profile = field(default_factory=current_profile)
     fetch: Fetch = fetch_all
     check: Check = nothing_to_check
+    processes: Processes = as_placed
     returns: Callable[[Made], object] = as_made
     unfinished: UnfinishedStage | None = None
     starts_processes: bool = False
@@ -319,8 +329,9 @@ class DistributedTask(PytorchElasticFunctionTask):
                 for name, value in inputs.items()
             }
             here = self._settled(here)
-            config.check(here, placement)
-            home, holder, reused = self._take(self._deciding(here), placement, directory)
+            placed = self._placed(here, placement)
+            config.check(here, placed)
+            home, holder, reused = self._take(self._deciding(here), placed, directory)
             if not reused:
                 started_by_agent = placement.processes if agent_starts else 0
                 so_far = f"{directory.absolute()}.so_far.json" if config.watch and not local else ""
@@ -338,7 +349,7 @@ class DistributedTask(PytorchElasticFunctionTask):
                 noted = nullcontext() if local else noted_memory(config.stage, lambda: self._progress(home))
                 met = waiting_for_pods(config.stage, placement.nodes)
                 with noted, met as waiting, self._watched(workspace, here, waiting):
-                    reused = self._run_group(workspace, placement.processes, here, waiting, local=local)
+                    reused = self._run_group(workspace, placed.processes, here, waiting, local=local)
                 self._hold(home, holder, here)
             Artifact.open(directory, config.stage)
             return reused
@@ -353,6 +364,13 @@ class DistributedTask(PytorchElasticFunctionTask):
         deciding = self._deciding(self._settled(inputs) if local else inputs)
         made = run_stage(config.stage, {**deciding, **surroundings}, make)
         return config.returns(made)
+
+    def _placed(self, inputs: TaskInputs, placement: Placement) -> Placement:
+        """Return the placement with the processes of this attempt, which the profile may leave open."""
+        config = self.task_config
+        if config.profile.asked(config.stage).processes or int(placement.gpu) or visible_gpus():
+            return placement
+        return replace(placement, processes=config.processes(inputs, placement))
 
     def _deciding(self, inputs: TaskInputs) -> dict[str, Any]:
         """Return the inputs that decide the result: those in Flyte's cache key."""
@@ -409,6 +427,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         Raises ``IgnoreOutputs`` if they finished but rank 0 is in another pod.
         """
         outcome, ended, patience = None, None, self.task_config.patience(inputs)
+        self.task_config.nproc_per_node = processes
         try:
             names = names_of_this_machine("localhost") if self.task_config.nnodes == 1 else nullcontext()
             if workspace.processes:

@@ -23,6 +23,7 @@ from safetensors.numpy import save
 
 from slipstream.flyte.failures import FailureReport, WorkerExit, read_reports
 from slipstream.flyte.memory_notes import MemoryNote, read_note
+from slipstream.operations.manifests.triton import PlannedService, read_plan
 from slipstream.operations.plan.measured import figures_of_run
 from slipstream.pipeline.export import check
 from slipstream.pipeline.export.package.opened import OpenedPackage
@@ -358,6 +359,11 @@ def summary(directory: Path, content: bytes) -> object:
     return figures_of_run(directory / "summary.json")
 
 
+def serving_plan(directory: Path, content: bytes) -> object:
+    (directory / "plan.json").write_bytes(content)
+    return read_plan(directory / "plan.json")
+
+
 def state(name: str) -> Callable[[Path, bytes], object]:
     def read(directory: Path, content: bytes) -> object:
         files = {"state.json": b"{}", "rank-00000.json": to_json(RankState({}, None)), name: content}
@@ -454,6 +460,9 @@ READERS: dict[str, Reader] = {
     "slipstream/pipeline/export/package/opened.py statistics": Reader(b'{"types": {}}', package_statistics, UserError),
     "slipstream/operations/plan/measured.py summary": Reader(
         canonical_json({"training": to_tree(FIGURES)}), summary, UserError
+    ),
+    "slipstream/operations/manifests/triton.py plan": Reader(
+        canonical_json({"service": to_tree(PlannedService("fp32", "c3", 1, 2, 0.5))}), serving_plan, UserError
     ),
     "slipstream/pipeline/report/runs.py summaries": Reader(LISTED, listed_runs, UserError),
 }

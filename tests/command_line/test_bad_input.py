@@ -121,7 +121,7 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "a negative weight in every row": (
         csv("t.csv", HEADER + re.sub(r"(?m)^(\d)", r"-1\1", GOOD)),
         ["--data", "t.csv", "--target", "y", "--config", '{"data": {"weight": "a"}}'],
-        r"all rows were quarantined.*line 2: the weight is negative in column 'a' \('-10'\)",
+        r"all 120 rows were quarantined.*line 2: the weight is negative in column 'a' \('-10'\)",
     ),
     "an image in no class folder": (("t.png", b"PNG"), ["--data", "t.png"], r"t\.png: is not in a class folder"),
     "arrays that are no arrays": (("t.npz", b"PK"), ["--data", "t.npz"], r"t\.npz: not a complete \.npz file"),

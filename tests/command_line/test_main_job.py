@@ -50,6 +50,8 @@ def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: P
     (image,) = session.get_inputs()
     assert session.run(None, {image.name: np.zeros((7, 1, 8, 8), np.uint8)})[0].shape == (7, 10)
     assert not list(tmp_path.glob(".slipstream/checkpoints/*/step-*")), "checkpoints outlived the finished training"
+    history = json.loads(next(tmp_path.glob(".slipstream/train/*/history.json")).read_text())
+    assert history["world"]["size"] == 1, "a small model on a CPU trains in one process"
 
     # One bit of the stored data flips, the stored export is deleted, and another opset is asked for.
     (rows,) = tmp_path.glob(".slipstream/prepare/*/train-00000.rows")

@@ -40,7 +40,7 @@ def look(healthy: RegistrationArchive, tmp_path: Path, monkeypatch: pytest.Monke
         answers = {
             "customresourcedefinitions": [fake.definition()],
             "deployments": [fake.operator(gang="scheduler-plugins-scheduler"), flyte.binary()],
-            "configmaps": [flyte.binary_config(inline="propeller:\n  max-workflow-retries: 100000\n")],
+            "configmaps": settings(),
             "nodes": NODES,
             "resourcequotas": [],
             "priorityclasses": [{"metadata": {"name": "system-node-critical"}}],
@@ -63,16 +63,23 @@ def test_a_cluster_on_which_everything_fits(look: Callable[..., DoctorReport]) -
 
 
 RETRIES = "propeller:\n  max-workflow-retries: 100000\n"
+ON_DEMAND = (
+    "plugins:\n  k8s:\n    non-interruptible-node-selector-requirement: {key: capacity, operator: In, values: [a]}\n"
+)
 BINARY = "deployment flyte/flyte-binary"
 
 
 def settings(**sections: str) -> list[dict[str, Any]]:
     """flyte-binary's ConfigMap with a longer ``kf-operator.timeout`` or ``max-cache-age``."""
     texts = {
-        "timeout": "plugins:\n  kf-operator:\n    timeout: {}\n",
+        "timeout": "  kf-operator:\n    timeout: {}\n",
         "age": "catalog-cache:\n  max-cache-age: {}\n",
     }
-    return [flyte.binary_config(inline=RETRIES + "".join(texts[name].format(text) for name, text in sections.items()))]
+    return [
+        flyte.binary_config(
+            inline=RETRIES + ON_DEMAND + "".join(texts[name].format(text) for name, text in sections.items())
+        )
+    ]
 
 
 def whats(report: DoctorReport, where: str = TRAIN) -> list[str]:
@@ -210,6 +217,57 @@ def test_an_operator_that_is_not_seen_is_not_checked(
     assert not whats(report, "the cluster")
     (line,) = [line for line in report.unchecked if "training operator" in line]
     same_wording(line)
+
+
+# Pods on demand
+
+TOLERATED = "plugins:\n  k8s:\n    interruptible-tolerations: [{key: slipstream/spot, operator: Exists}]\n"
+
+
+def without_tolerations(package: RegistrationArchive) -> None:
+    for task in package.tasks.values():
+        task.k8s_pod.pod_spec.update({"tolerations": []})
+
+
+def selecting_spot(package: RegistrationArchive) -> None:
+    without_tolerations(package)
+    package.tasks[TRAIN].k8s_pod.pod_spec.update({"nodeSelector": {"cloud.google.com/gke-spot": "true"}})
+
+
+def on_demand(package: RegistrationArchive) -> None:
+    for workflow in package.workflows.values():
+        workflow.metadata_defaults.interruptible = False
+    for task in package.tasks.values():
+        task.metadata.interruptible = False
+
+
+def nothing(package: RegistrationArchive) -> None:
+    """Leave the package unchanged: its pods tolerate spot nodes themselves."""
+
+
+@pytest.mark.parametrize(
+    ("change", "entries", "where"),
+    [
+        (nothing, "", BINARY),
+        (nothing, TOLERATED, BINARY),
+        (nothing, ON_DEMAND, None),
+        (without_tolerations, TOLERATED, None),
+        (without_tolerations, "", BINARY),
+        (selecting_spot, ON_DEMAND, TRAIN),
+        (on_demand, "", None),
+    ],
+)
+def test_pods_on_demand_that_may_run_on_spot_nodes(
+    look: Callable[..., DoctorReport],
+    change: Callable[[RegistrationArchive], None],
+    entries: str,
+    where: str | None,
+) -> None:
+    report = look(change, configmaps=[flyte.binary_config(inline=RETRIES + entries)])
+    found = [finding for finding in report.findings if "on a spot node" in finding.consequence]
+    assert [finding.where for finding in found] == ([where] if where else [])
+    for finding in found:
+        same_wording(f"{finding.what}: {finding.fix}")
 
 
 # Objects that pods name

@@ -161,7 +161,7 @@ def test_what_was_measured_decides(
     """300 rows cannot show that at most 0.5 points are lost."""
     data = write_table(tmp_path / "data", "classification")
     made = [Recipe("static", smooth=True), Recipe("dynamic")]
-    monkeypatch.setattr(searching, "recipes_for", lambda model: made)
+    monkeypatch.setattr(searching, "recipes_for", lambda *_: made)
     monkeypatch.setattr(search, "CLEARLY_SLOWER", 0.0)
     monkeypatch.setattr(engine, "measure_latencies", fake_timing({recipe.name: speed for recipe in made}))
     config = ExportConfig(seconds=5.0, max_loss=0.5, when_in_doubt=doubt)

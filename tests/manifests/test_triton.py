@@ -1,12 +1,20 @@
 """A model is served by pods like those that timed it, and scaled by a meaningful metric."""
 
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
 import yaml
+from click.testing import CliRunner
 
 from slipstream.operations.manifests.build import build_manifests
+from slipstream.operations.manifests.command import main
 from slipstream.operations.manifests.site import profile_site
 from slipstream.operations.manifests.triton import TritonService
 from slipstream.shared.profiles.profile import Profile, load_profile, parse_profile
 from tests.support import REPOSITORY
+from tests.support.wording import line_with, same_wording
 from tests.support.written_manifests import PROFILES, named, objects, trees
 
 
@@ -60,3 +68,46 @@ def test_a_model_on_gpus_is_not_scaled_by_its_cpus() -> None:
     made = build_manifests(profile_site(profile, "churn", "mine"), TritonService("s3://bucket/triton", keda=False))
     found = [tree["kind"] for file in made for tree in trees(file) if "kind" in tree]
     assert "ScaledObject" in found and "HorizontalPodAutoscaler" not in found
+
+
+PLAN = {"service": {"variant": "onnx-int8", "instance": "c3-highcpu-4", "least": 1, "most": 13, "busy": 0.5}}
+
+
+def with_plan(path: Path, *arguments: str) -> list[dict[str, Any]]:
+    out = path.with_name("out")
+    ended = CliRunner().invoke(main, ["a100-spot", "--out", str(out), "--serve", "--plan", str(path), *arguments])
+    assert ended.exit_code == 0 and "(--plan)" not in ended.output, ended.output
+    return [tree for tree in yaml.safe_load_all((out / "60-triton.yaml").read_text(encoding="utf-8")) if tree]
+
+
+def test_replicas_target_and_instance_are_those_of_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    kinds = {tree["kind"]: tree["spec"] for tree in with_plan(tmp_path / "plan.json") if "spec" in tree}
+    scaled = kinds["HorizontalPodAutoscaler"]
+    assert (scaled["minReplicas"], scaled["maxReplicas"]) == (1, 13)
+    assert scaled["metrics"][0]["resource"]["target"]["averageUtilization"] == 50
+    selector = kinds["Deployment"]["template"]["spec"]["nodeSelector"]
+    assert selector["node.kubernetes.io/instance-type"] == "c3-highcpu-4"
+    kinds = {tree["kind"]: tree["spec"] for tree in with_plan(tmp_path / "plan.json", "--keda") if "spec" in tree}
+    scaled = kinds["ScaledObject"]
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (1, 13)
+    # Of constant computing times: half the time busy, a request waits for half a computing time (M/D/1).
+    assert float(scaled["triggers"][0]["metadata"]["threshold"]) == 0.5
+
+
+def test_without_a_plan_its_numbers_are_assumed(tmp_path: Path) -> None:
+    for own in ([], ["--keda"]):
+        ended = CliRunner().invoke(main, ["a100-spot", "--out", str(tmp_path / "out"), "--serve", *own])
+        same_wording(line_with("(--plan)", ended.output))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", json.dumps({"service": PLAN["service"] | {"least": 0}}), '{"service": {"least": 1}}']
+)
+def test_what_is_no_plan_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    arguments = ["a100-spot", "--out", str(tmp_path / "out"), "--plan", str(tmp_path / "plan.json")]
+    for own in (["--serve"], []):
+        ended = CliRunner().invoke(main, [*arguments, *own])
+        assert ended.exit_code == 1 and not (tmp_path / "out").exists()
+        same_wording(ended.output)

@@ -22,12 +22,12 @@ WAITS = "until [ -e {go} ]; do sleep 0.05; done"
 EXHAUSTED = r"\[11/10\] exhausted.*hasn't updated the pytorch custom resource"
 #: In place of a minute.
 SHORT_S = 1.0
-#: A pod that waits for the other as long as a training's pod does, with 8 s in place of 15 minutes.
+#: A pod that waits for the other as long as a training's pod does, with 20 s in place of 15 minutes.
 MEETS = """
 import os, time
 from pathlib import Path
 from slipstream.flyte import before_start
-before_start.PATIENCE_S = 8.0
+before_start.PATIENCE_S = 20.0
 job, place = os.environ["HOSTNAME"].rpartition("-")[0], Path("{place}")
 (place / os.environ["HOSTNAME"]).touch()
 deadline = time.monotonic() + before_start.attempt_patience()

@@ -16,6 +16,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Registry:
 
 
 @pytest.fixture(scope="session")
+def served_before(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """The classifier with the inputs of earlier packages: times as seconds since 1970."""
+    return registry_with_model(tmp_path_factory.mktemp("before"), opset=19)
+
+
+@pytest.fixture(scope="session")
 def regression(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     return registry_with_model(tmp_path_factory.mktemp("regression"), "regression")
 

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 import slipstream
-from slipstream.pipeline.export.check import digest_line
+from slipstream.pipeline.export.check import check_package, digest_line
+from slipstream.pipeline.export.package.triton import write_repository
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS
 from slipstream.shared.errors import UserError
@@ -73,12 +74,29 @@ def test_predictions_are_the_scores(served: Registry, frame: pd.DataFrame, expec
     assert set(found["label"]) == {"no", "yes"}
 
 
-def test_predictions_are_those_of_the_raw_model(served: Registry, frame: pd.DataFrame) -> None:
-    found = slipstream.load(served.uri).predict(frame)
-    assert np.abs(found[["probability_no", "probability_yes"]].to_numpy() - by_hand(served, frame)).max() < 1e-5
+@pytest.mark.parametrize("fixture", ["served", "served_before"])
+def test_predictions_are_those_of_the_raw_model(
+    fixture: str, frame: pd.DataFrame, request: pytest.FixtureRequest
+) -> None:
+    registry = request.getfixturevalue(fixture)
+    found = slipstream.load(registry.uri).predict(frame)
+    assert np.abs(found[["probability_no", "probability_yes"]].to_numpy() - by_hand(registry, frame)).max() < 1e-5
 
 
-@pytest.mark.parametrize("fixture", ["regression", "without_marks"])
+def test_earlier_packages_keep_their_inputs(served: Registry, served_before: Registry, tmp_path: Path) -> None:
+    """Also for Triton, and their samples are checked as before."""
+    dtypes = {}
+    for registry, dtype in ((served, "TYPE_STRING"), (served_before, "TYPE_FP64")):
+        package = Path(registry.uri).parent / "package"
+        check_package(package)
+        raw = json.loads((package / "signature.json").read_text())["raw"]["inputs"]
+        dtypes[dtype] = {given["name"]: given["dtype"] for given in raw}["when"]
+        (_, config) = (path / "config.pbtxt" for path in write_repository(package, tmp_path / dtype))
+        assert f'name: "when"\n  data_type: {dtype}' in config.read_text()
+    assert dtypes == {"TYPE_STRING": "string", "TYPE_FP64": "float64"}
+
+
+@pytest.mark.parametrize("fixture", ["regression", "without_marks", "served_before"])
 def test_other_models_predict_their_scores(
     fixture: str, frame: pd.DataFrame, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

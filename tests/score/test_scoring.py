@@ -108,11 +108,11 @@ def test_a_regression_has_values(regression: Registry, frame: pd.DataFrame, tmp_
 
 
 def test_the_preparation_stands_in_where_the_raw_model_cannot(
-    without_marks: Registry, served: Registry, frame: pd.DataFrame, tmp_path: Path
+    without_marks: Registry, served_before: Registry, frame: pd.DataFrame, tmp_path: Path
 ) -> None:
     data = write(frame, tmp_path / "in", ".parquet")
     publication, _ = score_data(without_marks.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
-    other, _ = score_data(served.uri, str(data), str(tmp_path / "other"), DataConfig(), KEEP)
+    other, _ = score_data(served_before.uri, str(data), str(tmp_path / "other"), DataConfig(), KEEP)
     assert manifest_of(tmp_path / "out", publication).by == PREPARED
     assert manifest_of(tmp_path / "other", other).by == RAW
     table, raw = table_of(tmp_path / "out", publication), table_of(tmp_path / "other", other)

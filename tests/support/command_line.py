@@ -27,7 +27,7 @@ PYFLYTE = Path(sys.executable).with_name("pyflyte")
 WORKFLOWS = REPOSITORY / "workflows"
 TRAINING = WORKFLOWS / "training.py"
 #: A wide terminal keeps each message on one line inside its box.
-TERMINAL = {"COLUMNS": "600"}
+TERMINAL = {"COLUMNS": "1000"}
 
 #: The exit code of a command, and all that it and its processes wrote as one text.
 Ended = subprocess.CompletedProcess[str]

@@ -8,6 +8,8 @@ import pandas as pd
 import pyarrow as pa
 
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
+from slipstream.pipeline.export.package.raw_times import input_dtype
+from slipstream.pipeline.export.package.samples import iso_texts
 from slipstream.pipeline.prepare.engine import prepare
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.transform import Transform
@@ -52,8 +54,8 @@ def mixed_table(directory: Path, task: str, seed: int = 0, rows: int = 1500, **s
     return directory
 
 
-def as_raw(rows: pa.RecordBatch, columns: RawColumns) -> dict[str, np.ndarray]:
-    """The columns of some rows as inputs of a raw model, by the names of the columns."""
+def as_raw(rows: pa.RecordBatch, columns: RawColumns, opset: int = 20) -> dict[str, np.ndarray]:
+    """The columns of some rows as inputs of a raw model in ``opset``, by the names of the columns."""
     feed = {}
     for name, kind in columns.types.items():
         if kind == TEXT:
@@ -61,6 +63,8 @@ def as_raw(rows: pa.RecordBatch, columns: RawColumns) -> dict[str, np.ndarray]:
             feed[name] = np.array(texts, object)[:, None]
         else:
             feed[name] = value_types.as_numbers(rows.column(name))[:, None]
+            if input_dtype(kind, opset) == "string":
+                feed[name] = iso_texts(feed[name])
     return feed
 
 

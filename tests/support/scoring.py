@@ -31,11 +31,11 @@ from tests.support.raw_tables import mixed_frame, mixed_table
 KEEP = ScoringConfig(keep=["id"])
 
 
-def registry_with_model(directory: Path, task: str = "classification", **settings: Any) -> Registry:
+def registry_with_model(directory: Path, task: str = "classification", opset: int = 20, **settings: Any) -> Registry:
     """Make a registry with a promoted model of :func:`mixed_frame`, and its package in the same directory."""
     data = PreparedData.open(mixed_table(directory / "prepared", task, **settings))
     registry = Registry(str(directory / "registry"))
-    put(package(directory / "package", data), registry, data)
+    put(package(directory / "package", data, opset=opset), registry, data)
     return registry
 
 
@@ -56,7 +56,10 @@ def by_hand(registry: Registry, frame: pd.DataFrame) -> np.ndarray:
         if types[given.name] == "text":
             inputs = values.astype(object).where(values.notna(), "").to_numpy()
         elif types[given.name] == "time":
-            inputs = ((pd.to_datetime(values, utc=True) - pd.Timestamp(0, tz="UTC")) / pd.Timedelta("1s")).to_numpy()
+            times = pd.to_datetime(values, utc=True)
+            inputs = ((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta("1s")).to_numpy()
+            if given.type == "tensor(string)":
+                inputs = times.map(pd.Timestamp.isoformat).astype(object).to_numpy()
         else:
             inputs = values.astype("float64").to_numpy()
         feed[given.name] = inputs[:, None]

@@ -71,7 +71,7 @@ def called(*arguments: str | Path) -> Result:
 
 
 def test_all_that_is_known_is_shown(tmp_path: Path) -> None:
-    ranks = [rank(0, goodput=0.9, bottlenecks=CAUSES), rank(1)]
+    ranks = [rank(0, goodput=0.9, bottlenecks=CAUSES, attempt=2), rank(1)]
     lines = page_lines(TelemetrySnapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW + 2))
     assert lines[0] == "train-ab on node-7 (p5.48xlarge on spot): sampled 2 s ago"
     assert row(lines, "device") == {
@@ -109,6 +109,12 @@ def test_all_that_is_known_is_shown(tmp_path: Path) -> None:
         "communication   12 %  worth a look",
         "launch           2 %",
     ]
+
+
+def test_goodput_is_shown_after_a_restart_only(tmp_path: Path) -> None:
+    ranks = [rank(0, goodput=0.057, bottlenecks=CAUSES, attempt=1)]
+    lines = page_lines(TelemetrySnapshot.of(stage(tmp_path, "train-ab", NOW, ranks), NOW))
+    assert "bottleneck: data" in lines and not any("goodput" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,7 @@ def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
             trainer.build(resolved)
         monkeypatch.setattr(run, "check_memory", lambda *_: None)
         setup = trainer.divide(trainer.place(trainer.build(resolved)))
+        trainer.fill(setup, own=True)  # as without a checkpoint
     finally:
         dist.destroy_process_group()
     filled = setup.parallel.model.state_dict()

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from slipstream.operations.doctor.archive import RegistrationArchive, TaskUse, parse_kubernetes_quantity
+from slipstream.operations.doctor.capacity import capacity_check
 from slipstream.operations.doctor.findings import DoctorReport, Finding
 from slipstream.operations.doctor.kubectl import Ask, KubectlError, KubeObject, kubectl, list_names, list_objects
 from slipstream.operations.doctor.manifests import FLYTE_DOMAINS
@@ -50,7 +51,7 @@ def check_cluster(package: RegistrationArchive, ask: Ask = kubectl) -> DoctorRep
             report += look(uses, ask)
         except KubectlError as error:
             report += DoctorReport(unchecked=(str(error),))
-    return report + check_propeller(ask, (job_timeout_check(uses, ask), lifetime_check(uses)))
+    return report + check_propeller(ask, (job_timeout_check(uses, ask), capacity_check(uses), lifetime_check(uses)))
 
 
 # Training operator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,13 +14,13 @@ import click
 from slipstream.operations.manifests.build import build_manifests
 from slipstream.operations.manifests.documents import MARK, ManifestFile
 from slipstream.operations.manifests.karpenter import static_pools
-from slipstream.operations.manifests.pools import SHARES, VALUES, node_pools
+from slipstream.operations.manifests.pools import SHARES, VALUES, about_spot, node_pools
 from slipstream.operations.manifests.site import ClusterSite, profile_site
-from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, TritonService, needs_keda
+from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, UNPLANNED, TritonService, needs_keda, read_plan
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import aligned_table
-from slipstream.shared.profiles.needs import profile_cloud
+from slipstream.shared.profiles.needs import ON_DEMAND_ENTRY, ON_DEMAND_ONLY, profile_cloud
 from slipstream.shared.profiles.profile import load_profile
 from slipstream.shared.storage.local import writing_to
 
@@ -44,7 +45,10 @@ CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
     help="Triton's model repository (with --serve).",
 )
 @click.option("--keda", is_flag=True, help="Scale by Triton's queue (KEDA) instead of CPU use (HPA); requires --serve.")
-def main(profile: str, out: Path, project: str, cluster: str, serve: bool, models: str, keda: bool) -> None:
+@click.option("--plan", type=click.Path(path_type=Path), help="JSON of slipstream plan serve; requires --serve.")
+def main(  # noqa: PLR0913 - an argument for each option
+    profile: str, out: Path, project: str, cluster: str, serve: bool, models: str, keda: bool, plan: Path | None
+) -> None:
     """Write manifests for PROFILE (a name or the path of a .toml): nodes, queues, quotas, the GPU operator.
 
     Example: slipstream manifests a100-spot --out manifests --serve
@@ -55,10 +59,11 @@ def main(profile: str, out: Path, project: str, cluster: str, serve: bool, model
         )
     if not CLUSTER.fullmatch(cluster):
         raise UserError(f"--cluster: {cluster!r} is not allowed; expected letters, digits, '-' and '_', at most 46")
-    if keda and not serve:
-        raise UserError("--keda: applies to a served model only; expected --serve with it")
+    for option, given in (("--keda", keda), ("--plan", plan)):
+        if given and not serve:
+            raise UserError(f"{option}: applies to a served model only; expected --serve with it")
     site = profile_site(load_profile(profile), project, cluster)
-    serving = TritonService(models, keda) if serve else None
+    serving = TritonService(models, keda, read_plan(plan) if plan else UNPLANNED) if serve else None
     files = build_manifests(site, serving)
     write_manifests(files, out)
     click.echo(said(site, files, out))
@@ -85,6 +90,11 @@ def assumed(site: ClusterSite, serving: TritonService | None) -> Iterator[str]:
     if serving:
         server = f", Prometheus at {PROMETHEUS}" if needs_keda(site, serving) else ""
         yield f"assumed: models at {serving.models} (--models), the image {IMAGE}{server}"
+        if serving.plan == UNPLANNED:
+            target = (
+                f"a queue of {serving.queue_ratio} s per s of computing" if needs_keda(site, serving) else "70 % CPU"
+            )
+            yield f"assumed: {UNPLANNED.least} to {UNPLANNED.most} replicas on any instance, {target} (--plan)"
 
 
 def left_out(site: ClusterSite) -> Iterator[str]:
@@ -116,11 +126,27 @@ def next_steps(site: ClusterSite, profile: str, files: Sequence[ManifestFile], o
             f"set: plugins.kf-operator.timeout of propeller to {max(waits)}m or more, as a job that waits longer for a "
             "quota or in Volcano's queue ends its execution (docs/cluster.md)"
         )
+    yield from on_demand_entries(site)
     for pool in static_pools(site):
         yield (
             f"for nodes: kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, as Karpenter does not "
             f"create nodes for {', '.join(pool.uncounted)}"
         )
+
+
+def on_demand_entries(site: ClusterSite) -> Iterator[str]:
+    """Yield propeller's entries with which pods that are not interruptible run on demand."""
+    spot = [placement for placement in site.stages.values() if placement.interruptible]
+    selectors = {k: v for placement in spot for k, v in placement.node_selector.items() if about_spot(k, v)}
+    so_that = "so that --interruptible false and Flyte's last attempt run on demand (docs/profiles.md)"
+    if selectors:
+        yield (
+            f"set: plugins.k8s.interruptible-node-selector of propeller to {json.dumps(selectors)} instead of the "
+            f"profile's node_selector, and interruptible-tolerations to its tolerations, {so_that}"
+        )
+    elif spot and site.cloud:
+        requirement = json.dumps(ON_DEMAND_ONLY[site.cloud])
+        yield f"set: plugins.{ON_DEMAND_ENTRY} of propeller to {requirement}, {so_that}"
 
 
 def write_manifests(files: Sequence[ManifestFile], out: Path) -> None:

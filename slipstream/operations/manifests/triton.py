@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slipstream.operations.manifests.pools import CAPACITY_LABEL, ON_DEMAND, about_spot
 from slipstream.operations.manifests.site import ClusterSite
+from slipstream.shared.artifacts.records import from_tree
+from slipstream.shared.artifacts.strict_json import parse_json
+from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.needs import NOTICE_S
 from slipstream.shared.profiles.placement import Placement
 from slipstream.shared.settings import to_dict
+from slipstream.shared.storage import read_below
 
 IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
 PROMETHEUS = "http://prometheus-operated.monitoring.svc:9090"
 #: Maximum seconds from SIGTERM to SIGKILL; and seconds that a pod still answers until routing to it stops.
 GRACE_S, DRAIN_S = 30, 5
+
+
+#: Node label of the instance type.
+INSTANCE_LABEL = "node.kubernetes.io/instance-type"
+LARGEST_PLAN = 16 << 20
+#: Least and largest planned utilisation that an autoscaler keeps.
+LEAST_BUSY, MOST_BUSY = 0.01, 0.9
+
+
+@dataclass(frozen=True)
+class PlannedService:
+    """Section ``service`` of the JSON of ``slipstream plan serve``.
+
+    ``least`` and ``most`` are replicas; ``busy`` is the utilisation of the most in their busiest minute.
+    """
+
+    REMEDY = "write it with slipstream plan serve --json"
+
+    variant: str
+    instance: str
+    least: int
+    most: int
+    busy: float
+
+
+#: Replicas without a plan: two, so that losing one is harmless, and a utilisation of 70 %.
+UNPLANNED = PlannedService("", "", 2, 8, 0.7)
 
 
 @dataclass(frozen=True)
@@ -23,6 +55,37 @@ class TritonService:
     models: str
     #: True to scale by Triton's queue with KEDA, False to scale by the pods' CPU use.
     keda: bool
+    plan: PlannedService = UNPLANNED
+
+    @property
+    def cpu_percent(self) -> int:
+        """Target of the pods' CPU use."""
+        return round(100 * min(max(self.plan.busy, LEAST_BUSY), MOST_BUSY))
+
+    @property
+    def queue_ratio(self) -> str:
+        """Target of queue time per second of computing, as in a queue with constant computing times (M/D/1)."""
+        busy = self.cpu_percent / 100
+        return f"{busy / (2 * (1 - busy)):.3g}"
+
+
+def read_plan(path: Path) -> PlannedService:
+    """Read the planned service.
+
+    Raises ``UserError`` if it is not the JSON of a serving plan.
+    """
+    content = read_below(str(path.parent), path.name, LARGEST_PLAN)
+    try:
+        found = parse_json(content)["service"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"--plan {path}: is not a serving plan; {PlannedService.REMEDY}") from None
+    plan = from_tree(found, PlannedService, path)
+    if not 1 <= plan.least <= plan.most or plan.busy < 0:
+        raise UserError(
+            f"--plan {path}: {plan.least} to {plan.most} replicas, {plan.busy:g} busy: is not possible; "
+            f"{PlannedService.REMEDY}"
+        )
+    return plan
 
 
 def needs_keda(site: ClusterSite, serving: TritonService) -> bool:
@@ -43,13 +106,18 @@ def triton_values(site: ClusterSite, serving: TritonService) -> dict[str, Any]:
         "keda": needs_keda(site, serving),
         "grace_s": grace,
         "drain_s": DRAIN_S,
-        "node_selector": node_selector(site, placement),
+        "least": serving.plan.least,
+        "most": serving.plan.most,
+        "planned": serving.plan != UNPLANNED,
+        "cpu_percent": serving.cpu_percent,
+        "queue_ratio": serving.queue_ratio,
+        "node_selector": node_selector(site, placement, serving.plan.instance),
         "tolerations": [{name: value for name, value in to_dict(each).items() if value} for each in tolerated],
         "resources": placement.resources,
     }
 
 
-def node_selector(site: ClusterSite, placement: Placement) -> dict[str, str]:
+def node_selector(site: ClusterSite, placement: Placement, instance: str) -> dict[str, str]:
     on_demand = {CAPACITY_LABEL: ON_DEMAND} if site.cloud == "aws" else {}
     own = {key: value for key, value in placement.node_selector.items() if not about_spot(key, value)}
-    return own | on_demand
+    return own | on_demand | ({INSTANCE_LABEL: instance} if instance else {})

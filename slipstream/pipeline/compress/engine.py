@@ -37,7 +37,7 @@ from slipstream.shared.models.predict import (
     record_inputs,
     record_targets,
 )
-from slipstream.shared.models.pruning import LAYERS, compose_prunings, count_units, prune_model
+from slipstream.shared.models.pruning import LAYERS, Side, compose_prunings, count_units, prune_model, unit_dimension
 from slipstream.shared.models.tables_and_images import MLP, ResNet
 from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
 
@@ -337,16 +337,15 @@ def add_batch(model: Predictor, groups: Sequence[PruningGroup], records: np.ndar
 
 
 @torch.no_grad()
-def change_by_index(module: nn.Module, side: str) -> Tensor | None:
+def change_by_index(module: nn.Module, side: Side) -> Tensor | None:
     """Return the sum of weight times gradient for each input (``side`` "in") or output of a layer, in float64.
 
     It is the first-order change of the loss. None if no parameter with a gradient has that dimension.
     """
-    dim = 1 if side == "in" else 0
     sums = [
         (p * p.grad).double().transpose(0, dim).flatten(1).sum(dim=1) if p.ndim > 1 else (p * p.grad).double()
         for p in module.parameters(recurse=False)
-        if p.grad is not None and p.ndim > dim
+        if p.grad is not None and p.ndim > (dim := unit_dimension(module, p, side))
     ]
     return torch.stack(sums).sum(dim=0) if sums else None
 

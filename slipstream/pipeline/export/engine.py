@@ -34,7 +34,14 @@ from slipstream.pipeline.export.package.samples import model_distributions
 from slipstream.pipeline.export.quantize.half_precision import TRIED_ROWS, Half, largest_output_error, write_half
 from slipstream.pipeline.export.quantize.quantise import Quantiser, calibration_rows, stacked_products
 from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS
-from slipstream.pipeline.export.quantize.search import BATCHES, calibration_inputs, creation_failure, search_recipes
+from slipstream.pipeline.export.quantize.search import (
+    BATCHES,
+    calibration_inputs,
+    creation_failure,
+    has_shrunk,
+    search_recipes,
+    size_in_words,
+)
 from slipstream.pipeline.export.session import check_provider, default_threads, operator_times
 from slipstream.pipeline.export.weights_alone import export_weights, too_large
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
@@ -338,6 +345,8 @@ def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: Ex
             target = writer.directory / f"model.{kind}.onnx"
             try:
                 write_half(prepared, target, kind)
+                if not has_shrunk(target, prepared):
+                    raise UserError(size_in_words(target, prepared))
                 error = largest_output_error(target, prepared, inputs)
             except Exception as problem:
                 target.unlink(missing_ok=True)

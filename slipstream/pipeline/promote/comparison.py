@@ -11,7 +11,7 @@ import numpy as np
 from slipstream.pipeline.export.package.libraries import HUGGING_FACE
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
-from slipstream.pipeline.export.package.samples import as_spelled_by, decode_rows, undecided_rows
+from slipstream.pipeline.export.package.samples import as_spelled_by, decode_rows, iso_texts, undecided_rows
 from slipstream.pipeline.export.session import onnx_predictor
 from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.pipeline.promote.store import PromotionPointer, Registry, manifest_digest, package_version
@@ -25,6 +25,7 @@ from slipstream.shared.comparison.baseline import baseline_wins
 from slipstream.shared.comparison.quality import in_words, paired_loss, predicted_answers
 from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records
+from slipstream.shared.source.columns.value_types import TIME
 
 #: Entries of ``statistics.json`` that decide how raw columns become tensors.
 ENCODING = ("types", "missing", "numeric", "categorical", "documents", "text_length")
@@ -216,6 +217,9 @@ def on_raw(package: ComparedPackage, columns: RawColumns, values: dict[str, np.n
     raw = package.signature.raw
     assert raw, "a model whose columns can be read has a raw model"
     predictor = onnx_predictor(package.directory / raw.model, 1)
+    given = dict(zip(columns.types, raw.inputs, strict=True))
+    texts = [name for name, kind in columns.types.items() if kind == TIME and given[name].dtype == "string"]
+    values = values | {name: iso_texts(values[name]) for name in texts}
     return predictor([values[name][:, None] for name in columns.types])[:, 0]
 
 

@@ -18,6 +18,7 @@ from slipstream.shared.artifacts.records import from_json
 from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS, Distributions
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns.transform import Transform
+from slipstream.shared.source.columns.value_types import TIME
 
 #: What the model's inputs are made from: raw columns, columns after the package's preparation, or images.
 RAW, PREPARED, IMAGES = "raw columns", "prepared columns", "images"
@@ -108,9 +109,12 @@ class ServedModel(OpenedPackage):
             return IMAGES
         with self.described_by_statistics():
             columns = read_columns(self.statistics)
-        # The raw model recognises a missing text only by a mark.
-        if self.signature.raw and isinstance(columns, RawColumns) and (columns.missing or not columns.categories):
-            return RAW
+        raw = self.signature.raw
+        # The raw model recognises a missing text only by a mark. Times that are read already need not be written.
+        if raw and isinstance(columns, RawColumns) and (columns.missing or not columns.categories):
+            dtypes = zip(columns.types.values(), raw.inputs, strict=True)
+            if all(kind != TIME or given.dtype != "string" for kind, given in dtypes):
+                return RAW
         self.transform  # noqa: B018
         return PREPARED
 

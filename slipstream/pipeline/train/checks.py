@@ -26,6 +26,7 @@ from slipstream.pipeline.train.loop.probe import ModelTraits, probe_model
 from slipstream.pipeline.train.loop.step import micro_batches, padded_rows
 from slipstream.pipeline.train.memory.lasting import MemoryCapacity, ModelState, refuse_what_cannot_fit, room_of_host
 from slipstream.pipeline.train.parallel.compiled import recompute_blocks
+from slipstream.pipeline.train.parallel.config import GradientsConfig, ParallelConfig
 from slipstream.pipeline.train.parallel.layout import check_plan, count_nodes
 from slipstream.pipeline.train.parallel.replicas import check_exchange
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
@@ -45,6 +46,9 @@ from slipstream.shared.source.config import DataConfig
 from slipstream.shared.telemetry.preflight import memory_of_gpu, refuse_if_too_small
 
 META = torch.device("meta")
+#: Largest number of parameters times rows (tokens, for text) of a step for which one process on a CPU is faster than
+#: two, as ``benchmarks/trainer.py --part processes`` measures. It is the same on every machine.
+SMALL = 50_000_000
 
 
 def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
@@ -74,6 +78,25 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
             recompute_blocks(predictor.network)
         if training.parallel.uses_fsdp(replicas * shards):
             check_parameters(predictor.network)
+
+
+def suits_one_process(prepared: Path, model: ModelConfig, training: TrainingConfig) -> bool:
+    """Return True if a step has so little work that other processes do not pay on a CPU.
+
+    Returns False if the settings are about several processes, or if a base decides the size of the model.
+    """
+    asked = training.parallel != ParallelConfig() or training.gradients != GradientsConfig()
+    if asked or training.network_profile or model.base:
+        return False
+    data = open_prepared(prepared)
+    try:
+        shaped = shaped_for(model, data.signature, ModelOrigin(model))
+        predictor = build_model(shaped, data.signature, training.seed, shapes_alone=True)
+    except UserError:
+        return False
+    text = data.signature.task == "next token"
+    rows = training.for_rows(data.training_rows).rows_per_step * (data.signature.inputs[0].shape[0] if text else 1)
+    return rows * sum(each.numel() for each in predictor.parameters()) <= SMALL
 
 
 def check_base(origin: ModelOrigin, training: TrainingConfig, data: DataConfig) -> None:

@@ -22,6 +22,9 @@ LAYERS: dict[type[nn.Module], dict[Side, str]] = {
     nn.Conv1d: {"out": "out_channels", "in": "in_channels"},
     nn.Conv2d: {"out": "out_channels", "in": "in_channels"},
     nn.Conv3d: {"out": "out_channels", "in": "in_channels"},
+    nn.ConvTranspose1d: {"out": "out_channels", "in": "in_channels"},
+    nn.ConvTranspose2d: {"out": "out_channels", "in": "in_channels"},
+    nn.ConvTranspose3d: {"out": "out_channels", "in": "in_channels"},
     nn.BatchNorm1d: {"out": "num_features"},
     nn.BatchNorm2d: {"out": "num_features"},
     nn.BatchNorm3d: {"out": "num_features"},
@@ -66,12 +69,18 @@ def prune_model(model: nn.Module, retained: Retained) -> None:
             select_units(module, side, torch.tensor(indices))
 
 
+def unit_dimension(module: nn.Module, tensor: Tensor, side: Side) -> int:
+    """Return the dimension of a layer's tensor that ``side`` counts, which a tensor without such units lacks."""
+    # Weights are [out, in, ...], of transposed convolutions [in, out, ...]; biases and tensors of normalisation are
+    # [out]; counters are scalars.
+    return int((side == "in") != (tensor.ndim > 1 and type(module).__name__.startswith("ConvTranspose")))
+
+
 @torch.no_grad()
 def select_units(module: nn.Module, side: Side, indices: Tensor) -> None:
     """Keep only the units ``indices`` (int64 ``[retained]``) of one module."""
     for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-        # Weights are [out, in, ...]; biases and tensors of normalisation are [out]; counters are scalars.
-        dim = 1 if side == "in" else 0
+        dim = unit_dimension(module, tensor, side)
         if tensor.ndim <= dim:
             continue
         smaller = tensor.index_select(dim, indices.to(tensor.device))

@@ -14,6 +14,14 @@ from slipstream.shared.stages import STAGES
 NOTICE_S = {"aws": 120, "gcp": 15, "azure": 30}
 #: Prefix of Azure's machine types; Amazon's contain a dot, Google's do not.
 AZURE_TYPE = "Standard_"
+#: Key in ``plugins`` of propeller's configuration, with a requirement for pods that are not interruptible.
+ON_DEMAND_ENTRY = "k8s.non-interruptible-node-selector-requirement"
+#: Requirement of a pod that must not run on a spot node, by the label that the cloud or Karpenter puts on its nodes.
+ON_DEMAND_ONLY: Mapping[str, Mapping[str, object]] = {
+    "aws": {"key": "karpenter.sh/capacity-type", "operator": "NotIn", "values": ["spot"]},
+    "gcp": {"key": "cloud.google.com/gke-spot", "operator": "DoesNotExist"},
+    "azure": {"key": "kubernetes.azure.com/scalesetpriority", "operator": "NotIn", "values": ["spot"]},
+}
 MIB, GIB = 2.0**20, 2.0**30
 
 #: Amounts by the resource's name: bytes, CPUs or devices.

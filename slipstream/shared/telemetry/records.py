@@ -102,6 +102,8 @@ class RankTotals:
     #: Fractions of time, 0 to 1: useful, and lost to every cause; rank 0 only.
     goodput: float | None = None
     bottlenecks: dict[str, float] = field(default_factory=dict)
+    #: Number of this attempt, from 1 on.
+    attempt: int = 1
 
 
 #: Upper bounds of the step time histogram, in seconds.

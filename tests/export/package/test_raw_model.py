@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slipstream.pipeline.export.convert import to_onnx
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
 from slipstream.pipeline.export.package.raw_model import encoding_model, raw_model
+from slipstream.pipeline.export.package.raw_times import input_dtype
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.transform import CategoricalColumn, NumericColumn, Transform
@@ -21,6 +22,8 @@ from tests.support.raw_tables import ARROW, as_raw, columns_of, encoded, mixed_t
 from tests.support.toys import trained_on
 from tests.support.wording import same_wording
 
+#: The last opset with times in seconds, also of years that no ISO 8601 writes.
+ANY_TIME = 19
 MARKS = ["", "?", "NA"]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6).map(str.strip)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -89,9 +92,9 @@ def transforms_and_rows(draw: st.DrawFn) -> tuple[Transform, pa.RecordBatch]:
 def test_any_columns_are_encoded_as_transform_encodes_them(case: tuple[Transform, pa.RecordBatch]) -> None:
     transform, rows = case
     expected, columns = encoded(transform, rows), columns_of(transform)
-    session = onnxruntime.InferenceSession(encoding_model(columns, 20).SerializeToString())
+    session = onnxruntime.InferenceSession(encoding_model(columns, ANY_TIME).SerializeToString())
     names = [value.name for value in session.get_outputs()]
-    found = dict(zip(names, session.run(None, as_raw(rows, columns)), strict=True))
+    found = dict(zip(names, session.run(None, as_raw(rows, columns, ANY_TIME)), strict=True))
     assert set(names) == {spec.name for spec in transform.signature.inputs}
     if "categorical" in found:
         np.testing.assert_array_equal(found["categorical"], expected["categorical"])
@@ -109,7 +112,7 @@ def test_months_over_centuries() -> None:
     days = np.arange(-600 * 365, 600 * 365) * 86_400.0
     seconds = np.concatenate([days, days - 0.25, days + 86_399.75])
     rows = pa.RecordBatch.from_pydict({"t": pa.array((seconds * 1e6).astype(np.int64), ARROW["time"])})
-    session = onnxruntime.InferenceSession(encoding_model(columns_of(transform), 20).SerializeToString())
+    session = onnxruntime.InferenceSession(encoding_model(columns_of(transform), ANY_TIME).SerializeToString())
     found = session.run(None, {"t": seconds[:, None]})[0]
     np.testing.assert_array_equal(found, encoded(transform, rows)["numeric"])
 
@@ -154,7 +157,9 @@ def tables(draw: st.DrawFn, types: dict[str, str], vocabularies: dict[str, list[
     for name, kind in types.items():
         known = st.sampled_from(vocabularies[name]) if name in vocabularies else st.nothing()
         usual = st.floats(-1e4, 1e4) if kind == "number" else st.nothing()
-        values = st.lists(st.none() | VALUES[kind] | known | usual, min_size=rows, max_size=rows)
+        # Of the years 0 to 9999.
+        any_value = st.integers(-62_167_219_200 * 10**6, 253_402_300_799 * 10**6) if kind == "time" else VALUES[kind]
+        values = st.lists(st.none() | any_value | known | usual, min_size=rows, max_size=rows)
         columns[name] = pa.array(draw(values), ARROW[kind])
     return pa.RecordBatch.from_pydict(columns)
 
@@ -199,7 +204,7 @@ def test_inputs_are_named_and_typed_as_the_columns(classifier: Deployed) -> None
     shapes = {value.name: (value.type, value.shape) for value in classifier.raw.get_inputs()}
     assert list(shapes) == list(classifier.columns.types)
     for name, kind in classifier.columns.types.items():
-        assert shapes[name] == ("tensor(string)" if kind == "text" else "tensor(double)", ["batch", 1])
+        assert shapes[name] == ("tensor(string)" if kind in ("text", "time") else "tensor(double)", ["batch", 1])
 
 
 def test_a_column_may_be_named_like_an_output_or_a_tensor_of_the_model() -> None:
@@ -240,10 +245,9 @@ def test_spaces_are_the_callers_to_trim(classifier: Deployed) -> None:
     place = [column.name for column in classifier.columns.categories].index(name)
     codes = {}
     for text in (known, f" {known}"):
-        values = {n: np.array([[np.nan]]) for n, kind in classifier.columns.types.items() if kind != value_types.TEXT}
-        texts = {
-            n: np.array([[text]], object) for n, kind in classifier.columns.types.items() if kind == value_types.TEXT
-        }
+        kinds = {n: input_dtype(kind, 20) for n, kind in classifier.columns.types.items()}
+        values = {n: np.array([[np.nan]]) for n, dtype in kinds.items() if dtype == "float64"}
+        texts = {n: np.array([[text]], object) for n, dtype in kinds.items() if dtype == "string"}
         codes[text] = session.run(["categorical"], {**values, **texts})[0][0, place]
     assert codes == {known: 2, f" {known}": 1}
     assert value_types.clean_texts(pa.array([f" {known}"]), []).to_pylist() == [known]

@@ -1,4 +1,4 @@
-"""Recorded requests: hourly rates, burstiness, idle periods, and invalid records."""
+"""Recorded requests: hourly rates, counts of intervals, idle periods, and invalid records."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.operations.plan.serving.load import MONTH_S, read_load
 from slipstream.shared.errors import UserError
-from tests.support.wording import refuses, same_wording
+from tests.support.wording import refuses
 
 BEGIN = datetime(2026, 11, 2)
 HOURLY = "time,requests\n" + "".join(f"2026-11-02T{hour:02}:00,{3600 * (hour + 1)}\n" for hour in range(24))
@@ -30,7 +30,7 @@ def test_counts_of_each_hour_are_rates_of_the_hour(tmp_path: Path) -> None:
     load = read_load(written(tmp_path / "load.csv", HOURLY))
     assert load.rates == tuple(range(1, 25)) and load.seconds == 86_400 and load.idle == ()
     assert load.month == pytest.approx(3600 * 300 / 86_400 * MONTH_S)
-    assert load.cv2 == 1.0 and "assumed" in load.cv2_from
+    assert load.arrivals.length == 3600 and list(load.arrivals.requests) == [3600 * rate for rate in load.rates]
 
 
 def test_the_busiest_minute_of_all_days_counts(tmp_path: Path) -> None:
@@ -43,36 +43,18 @@ def test_the_busiest_minute_of_all_days_counts(tmp_path: Path) -> None:
     assert load.month == pytest.approx((2 * 8640 + 60) / 2 / 86_400 * MONTH_S)
 
 
-@pytest.mark.prove
-def test_poisson_even_and_batched_arrivals_are_told_apart(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    poisson = np.sort(random.uniform(0, 86_400, 40_000))
-    batched = np.repeat(np.sort(random.uniform(0, 86_400, 8_000)), 5)
-    even = np.arange(0, 86_400, 0.5)
-    found = [read_load(log(tmp_path / "load.csv", each)) for each in (poisson, batched, even)]
-    assert [load.cv2 for load in found] == pytest.approx([1.0, 5.0, 0.0], abs=0.15)
-    same_wording(found[0].cv2_from)
-
-
-def test_the_days_wave_is_no_unevenness(tmp_path: Path) -> None:
-    """Poisson arrivals whose rate goes up and down tenfold within a day."""
-    random = np.random.default_rng(0)
-    rates = 0.55 + 0.45 * np.sin(np.arange(86_400) / 86_400 * 2 * np.pi)
-    load = read_load(log(tmp_path / "load.csv", np.repeat(np.arange(86_400), random.poisson(rates))))
-    assert load.cv2 == pytest.approx(1.0, abs=0.05) and max(load.rates) > 5 * min(load.rates)
-
-
 def test_a_log_of_whole_minutes_says_nothing_of_seconds(tmp_path: Path) -> None:
     load = read_load(log(tmp_path / "load.csv", np.repeat(np.arange(0, 86_400, 60), 30)))
-    assert load.cv2 == 1.0 and set(load.rates) == {0.5}
+    assert load.arrivals.length == 60 and set(load.arrivals.requests) == {30} and set(load.rates) == {0.5}
 
 
-@pytest.mark.parametrize(("length", "told"), [(3, True), (10, False), (60, False)])
-def test_counts_of_short_intervals_tell_how_uneven_requests_come(tmp_path: Path, length: int, told: bool) -> None:
+@pytest.mark.parametrize("length", [3, 60])
+def test_counts_are_kept_at_the_resolution_of_the_recording(tmp_path: Path, length: int) -> None:
     counts = np.tile([0, 12], 86_400 // length // 2)
     lines = (f"{(BEGIN + timedelta(seconds=length * index)).isoformat()},{each}" for index, each in enumerate(counts))
-    load = read_load(written(tmp_path / "load.csv", "\n".join(["time,requests", *lines])))
-    assert load.cv2 == (pytest.approx(6 * 20 / 19) if told else 1.0) and ("assumed" in load.cv2_from) != told
+    arrivals = read_load(written(tmp_path / "load.csv", "\n".join(["time,requests", *lines]))).arrivals
+    assert arrivals.length == length and set(arrivals.requests) == {12}
+    assert list(np.unique(arrivals.gaps[:-1])) == [2 * length] and len(arrivals.at) == 43_200 // length
 
 
 def test_missing_intervals_had_no_requests(tmp_path: Path) -> None:

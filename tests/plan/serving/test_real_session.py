@@ -15,9 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from slipstream.operations.plan.estimate import MEASURED
 from slipstream.operations.plan.serving.hosts import ServingTime
 from slipstream.operations.plan.serving.model import service_times
-from slipstream.operations.plan.serving.queueing import p99_seconds
 from slipstream.pipeline.export.session import onnx_predictor
 from slipstream.shared.comparison.latencies import TURN_CALLS, latency_figures
+from tests.support.recorded_loads import steady_p99
 
 WIDTH, LAYERS, ROWS = 256, 8, 32
 CALLS, ARRIVALS, RUNS = 3_000, 8_000, 10
@@ -76,7 +76,7 @@ def test_the_planned_p99_is_not_too_short_in_8_of_10_runs(call: Call, busy: floa
         time = measured(call)
         rate = busy / time.service.mean
         found = observed_p99(call, random.exponential(1 / rate, ARRIVALS))
-        ratios.append(p99_seconds(rate, time.planned, 1, 1.0) / found)
+        ratios.append(steady_p99(rate, time.planned, 1) / found)
     print(f"{busy:.0%} busy: planned over observed p99:", *(f"{ratio:.2f}" for ratio in sorted(ratios)))
     assert sum(ratio >= 1 for ratio in ratios) >= 8, ratios
     assert np.median(ratios) < 2, "a plan that is always too careful shows nothing"

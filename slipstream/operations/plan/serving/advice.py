@@ -81,10 +81,11 @@ def no_replica(best: ServingOption, load: RequestLoad, wanted: ServingRequiremen
     if its.saves <= 0:
         yield f"{pays_from}; the load is idle for {its.idle:.2%}."
         return
-    late = f"{its.late:.2%} of the requests wait up to {wanted.cold_start:.3g} s"
-    kept = "which keeps" if its.late <= BEYOND else "more than the 1 % of"
+    late = f"{its.late:.2%} of the requests are late"
+    kept = "which keeps the p99" if its.late <= BEYOND else "which does not keep the p99"
+    gone = f"as a start takes {wanted.cold_start:.3g} s and its backlog is gone after {its.backlog:.3g} s"
     saves = dollars(its.saves)
-    yield f"{pays_from}; the load is idle for {its.idle:.2%}: it saves {saves}, but {late}, {kept} the p99."
+    yield f"{pays_from}; the load is idle for {its.idle:.2%}: it saves {saves}, but {late}, {kept}, {gone}."
 
 
 def what_changes_it(

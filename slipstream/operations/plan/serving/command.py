@@ -135,7 +135,7 @@ def make_serving_plan(
     best = recommended_option(rows)
     assert best, "one is fast enough"
     notes = [
-        f"gaps between requests vary by {load.cv2:.3g} (coefficient of variation squared): {load.cv2_from}",
+        *assumed_arrivals(load, wanted),
         *times(rows),
         f"a start takes {wanted.cold_start:.3g} s{' (assumed)' if wanted.cold_start == COLD_START_S else ''}",
         "a request is the model's own time: p99 and dollars exclude the time of server and network",
@@ -145,6 +145,16 @@ def make_serving_plan(
         *old_prices({row.host.name: row.host.dated for row in rows}),
     ]
     return ServingPlan(exported, load, wanted, rows, best, notes)
+
+
+def assumed_arrivals(load: RequestLoad, wanted: ServingRequirements) -> Iterator[str]:
+    """Yield what is assumed about arrivals that the recording is too coarse to show."""
+    length = load.arrivals.length
+    if length > wanted.p99:
+        yield (
+            f"requests are assumed to arrive at random (Poisson) within each {length} s of the recording, as a p99 of "
+            f"{duration(wanted.p99)} depends on shorter bursts than it shows"
+        )
 
 
 def times(rows: Sequence[ServingOption]) -> Iterator[str]:
@@ -175,12 +185,31 @@ def text(made: ServingPlan) -> str:
 def tree(made: ServingPlan) -> dict[str, object]:
     """Return the plan as JSON."""
     return {
-        "load": {**vars(made.load), "idle": made.load.idle_share},
+        "load": {
+            **{name: value for name, value in vars(made.load).items() if name != "arrivals"},
+            "idle": made.load.idle_share,
+            "interval_seconds": made.load.arrivals.length,
+        },
         "rows": [row_tree(row, made.load) for row in made.rows],
         "take": f"{made.best.variant} on {made.best.host.name}",
+        "service": service_tree(made.best, made.load),
         "scale_to_zero": vars(scale_to_zero(made.best, made.load, made.wanted)),
         "because": list(serving_advice(made.rows, made.load, made.wanted)),
         "notes": list(made.notes),
+    }
+
+
+def service_tree(best: ServingOption, load: RequestLoad) -> dict[str, object]:
+    """Return the content of the plan for ``slipstream manifests --plan``."""
+    assert best.planned
+    replicas = best.planned.replicas
+    most, rate = max(zip(replicas, load.rates, strict=True))
+    return {
+        "variant": best.variant,
+        "instance": best.host.name,
+        "least": min(replicas),
+        "most": most,
+        "busy": rate * best.time.planned.mean / most,
     }
 
 

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from slipstream.operations.plan.serving.hosts import ServingInstance, ServingTime, serving_time
-from slipstream.operations.plan.serving.load import DAY_S, HOUR_S, MONTH_S, RequestLoad
+from slipstream.operations.plan.serving.load import DAY_S, HOUR_S, HOURS, MONTH_S, RequestLoad
 from slipstream.operations.plan.serving.model import FP32, MeasuredModel
-from slipstream.operations.plan.serving.queueing import ServiceTimes, p99_seconds, servers_needed
+from slipstream.operations.plan.serving.queueing import ServiceTimes
+from slipstream.operations.plan.serving.recorded_queue import MOST_BUSY, RecordedQueue, replicas_by_hour
 from slipstream.shared.artifacts.results.export import VariantFigures
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import duration
@@ -24,6 +27,8 @@ DAYS = MONTH_S / DAY_S
 COOLDOWN_S = 300.0
 #: Months in which an optimisation has to pay for itself.
 MONTHS = 6
+#: Relative accuracy of the rate up to which instances suffice.
+NEAR = 1e-3
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ class ScaleToZero:
 
     ``pays_from`` is the idle fraction of time from which it pays, at the recorded number of idle periods (else one a
     day); ``idle`` is the recorded fraction; ``saves`` is dollars a month (may be negative); ``spells`` is idle periods
-    a month; ``late`` is the fraction of requests that wait for a start.
+    a month; ``late`` is the fraction of requests that take longer than the p99; ``backlog`` is the seconds from the
+    request for an instance until the backlog of its start is gone, at most.
     """
 
     pays_from: float
@@ -89,6 +95,7 @@ class ScaleToZero:
     saves: float
     spells: float
     late: float
+    backlog: float
 
 
 def plan_serving_options(
@@ -131,7 +138,7 @@ def row_of(
 ) -> ServingOption:
     def replicas(service: ServiceTimes) -> Replicas | None:
         if service not in memory:
-            memory[service] = by_hour(service, load, wanted.p99)
+            memory[service] = replicas_by_hour(load.arrivals, load.rates, service, wanted.p99)
         found = memory[service]
         if found is None:
             return None
@@ -148,15 +155,6 @@ def row_of(
         replicas(time.at_worst),
         nightly=night / HOUR_S * host.per_hour * DAYS,
     )
-
-
-def by_hour(service: ServiceTimes, load: RequestLoad, limit: float) -> tuple[tuple[int, ...], float] | None:
-    """Return the replicas by hour of the day and the largest p99; None if no number keeps ``limit``."""
-    if service.p99 > limit:
-        return None
-    needed = {rate: servers_needed(rate, service, limit, load.cv2) for rate in set(load.rates)}
-    slowest = max(p99_seconds(rate, service, servers, load.cv2) for rate, servers in needed.items())
-    return tuple(needed[rate] for rate in load.rates), slowest
 
 
 def paid_hours(instances: Sequence[int], cold_start: float) -> float:
@@ -179,13 +177,13 @@ def scale_to_zero(row: ServingOption, load: RequestLoad, wanted: ServingRequirem
     spells = [spell for spell in load.idle if spell > COOLDOWN_S]
     a_month = len(spells) / load.seconds * MONTH_S
     saved = sum(spell - COOLDOWN_S - wanted.cold_start for spell in spells) / load.seconds * MONTH_S
-    late = 0.0
-    if spells:
-        # Includes requests that arrive during the start.
-        busy = load.month / (MONTH_S * (1 - load.idle_share))
-        late = min(1.0, a_month * (1 + busy * wanted.cold_start) / load.month)
+    late = backlog = 0.0
+    if spells and row.planned:
+        queue = RecordedQueue(load.arrivals, row.time.planned)
+        starts = np.where(load.idle_before > COOLDOWN_S, wanted.cold_start, 0.0)
+        late, backlog = queue.late_after_starts(np.array(row.planned.replicas), starts, wanted.p99)
     pays_from = (a_month or DAYS) * (COOLDOWN_S + wanted.cold_start) / MONTH_S
-    return ScaleToZero(pays_from, load.idle_share, saved / HOUR_S * row.host.per_hour, a_month, late)
+    return ScaleToZero(pays_from, load.idle_share, saved / HOUR_S * row.host.per_hour, a_month, late, backlog)
 
 
 def saved_by_optimising(rows: Sequence[ServingOption], best: ServingOption) -> float | None:
@@ -200,27 +198,27 @@ def saved_by_optimising(rows: Sequence[ServingOption], best: ServingOption) -> f
 
 
 def p99_at_random(row: ServingOption, load: RequestLoad) -> float:
-    """Return the p99 of the busiest minute if requests go to random replicas.
-
-    Arrivals at every replica's queue are then closer to Poisson than their sum.
-    """
+    """Return the p99 of the minute with the longest if requests go to random replicas."""
     assert row.planned
-    rates = zip(load.rates, row.planned.replicas, strict=True)
-    return max(p99_seconds(rate / n, row.time.planned, 1, 1 + (load.cv2 - 1) / n) for rate, n in rates)
+    replicas = np.array(row.planned.replicas)
+    one_of_them = load.arrivals.times(1 / replicas[load.arrivals.hours])
+    return RecordedQueue(one_of_them, row.time.planned).p99(np.ones_like(replicas))
 
 
 def request_rate_limit(row: ServingOption, load: RequestLoad, wanted: ServingRequirements) -> float:
-    """Return the requests per second up to which the busiest hour's instances keep the p99."""
+    """Return the requests per second in the busiest minute up to which the busiest hour's instances keep the p99."""
     assert row.planned
-    servers = max(row.planned.instances) * row.host.holds
-    low = max(load.rates)
-    high = 2 * low
-    while servers_needed(high, row.time.planned, wanted.p99, load.cv2) <= servers:
+    servers, service = max(row.planned.instances) * row.host.holds, row.time.planned
+
+    def kept(factor: float) -> bool:
+        busy = factor * max(load.rates) * service.mean <= MOST_BUSY * servers
+        queue = RecordedQueue(load.arrivals.times(factor), service)
+        return busy and bool(queue.hours_kept(np.full(len(HOURS), servers), wanted.p99).all())
+
+    low, high = 1.0, 2.0
+    while kept(high):
         low, high = high, 2 * high
-    for _ in range(30):
+    while high - low > NEAR * low:
         middle = (low + high) / 2
-        if servers_needed(middle, row.time.planned, wanted.p99, load.cv2) <= servers:
-            low = middle
-        else:
-            high = middle
-    return low
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low * max(load.rates)

@@ -1,4 +1,4 @@
-"""Recorded requests to a model: rates by hour of the day, and their burstiness."""
+"""Recorded requests to a model: counts of every interval, and rates by hour of the day."""
 
 from __future__ import annotations
 
@@ -27,19 +27,43 @@ HOURS = range(24)
 MONTH_S = DAY_S * 365 / 12
 #: Seconds over which rates are averaged; an hour is planned for its busiest such window.
 MINUTE_S = 60
-#: Minimum windows per minute for estimating burstiness from counts.
-WINDOWS = 20
 #: Minimum recorded seconds that count as a day, since its last minutes may lack requests.
 WHOLE_DAY_S = DAY_S - HOUR_S
-#: Squared coefficient of variation of Poisson arrivals, as from many independent users.
-POISSON = 1.0
 #: Counting interval in seconds if the file has a line for each request.
 SECOND = 1
-#: Longest recording, since every minute is held in memory; and years that any time zone can represent.
+#: Longest recording, since every minute is held in memory, and years that any time zone can represent.
 LONGEST_DAYS = 3660
 YEARS = range(1970, 9999)
 #: Maximum requests per second in the busiest minute.
 MOST_A_SECOND = 1e9
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """Intervals of ``length`` seconds with requests: ``at`` are their ascending starts, ``requests`` their counts."""
+
+    at: np.ndarray
+    requests: np.ndarray
+    length: int
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Seconds from the start of every interval to that of the next."""
+        return np.diff(self.at, append=self.at[-1] + self.length)
+
+    @property
+    def hours(self) -> np.ndarray:
+        """Hour of the day of every interval."""
+        return self.at % DAY_S // HOUR_S
+
+    @property
+    def minute(self) -> np.ndarray:
+        """Number of every interval's minute, or of the interval if it is longer, among those with requests."""
+        return np.unique(self.at // MINUTE_S, return_inverse=True)[1]
+
+    def times(self, factors: np.ndarray | float) -> Arrivals:
+        """Return as many intervals with ``factors`` times the requests."""
+        return Arrivals(self.at, self.requests * factors, self.length)
 
 
 @dataclass(frozen=True)
@@ -52,9 +76,9 @@ class RequestLoad:
     #: Requests per average month, and seconds recorded.
     month: float
     seconds: float
-    #: Squared coefficient of variation of the gaps between requests, and its source.
-    cv2: float
-    cv2_from: str
+    #: Begin of the recording, in seconds since 1970.
+    begin: int
+    arrivals: Arrivals
     #: Seconds of every idle period, at the resolution of minutes or intervals.
     idle: tuple[float, ...]
 
@@ -62,8 +86,11 @@ class RequestLoad:
     def idle_share(self) -> float:
         return sum(self.idle) / self.seconds
 
-    def months(self) -> float:
-        return self.seconds / MONTH_S
+    @property
+    def idle_before(self) -> np.ndarray:
+        """Seconds without requests before every interval of the arrivals."""
+        ends = self.arrivals.at + self.arrivals.length
+        return self.arrivals.at - np.concatenate([[self.begin], ends[:-1]])
 
 
 def read_load(path: Path) -> RequestLoad:
@@ -98,9 +125,9 @@ def load_of(name: str, counts: Mapping[int, float], length: int) -> RequestLoad:
             f"--load {name}: covers {(end - begin) / DAY_S:,.0f} days, from {said(min(counts))} to "
             f"{said(max(counts))}; expected {LONGEST_DAYS:,} at most; correct the times that are wrong"
         )
-    at = np.array(list(counts)) - begin
-    requests = np.array(list(counts.values()))
-    blocks = np.bincount(at // block, requests, minlength=(end - begin) // block)
+    at = np.array(sorted(each for each in counts if counts[each]))
+    requests = np.array([counts[each] for each in at.tolist()], dtype=float)
+    blocks = np.bincount((at - begin) // block, requests, minlength=(end - begin) // block)
     if blocks.max() / block > MOST_A_SECOND:
         raise UserError(
             f"--load {name}: has {blocks.max() / block:.3g} requests a second in its busiest minute; expected at most "
@@ -108,28 +135,10 @@ def load_of(name: str, counts: Mapping[int, float], length: int) -> RequestLoad:
         )
     hours = (begin + block * np.arange(len(blocks))) % DAY_S // HOUR_S
     rates = tuple(float(blocks[hours == hour].max(initial=0.0)) / block for hour in HOURS)
-    cv2, cv2_from = dispersion_index(blocks, at // block, requests, block // length, length)
+    arrivals = Arrivals(at, requests, length)
     idle = tuple(float(block * len(list(spell))) for empty, spell in groupby(blocks == 0) if empty)
-    return RequestLoad(
-        name, rates, float(blocks.sum()) * MONTH_S / (end - begin), float(end - begin), cv2, cv2_from, idle
-    )
-
-
-def dispersion_index(
-    blocks: np.ndarray, block_of: np.ndarray, requests: np.ndarray, windows: int, length: int
-) -> tuple[float, str]:
-    """Return the index of dispersion of counts within minutes, and its source in words.
-
-    For independent gaps it equals their squared coefficient of variation (Cox and Lewis 1966). ``blocks`` are the
-    requests of every minute, which has ``windows`` windows; ``requests`` are those of non-empty windows, ``block_of``
-    their minutes.
-    """
-    if windows < WINDOWS:
-        return POISSON, "Poisson arrivals assumed: intervals are too long to tell"
-    means = blocks / windows
-    empty = windows - np.bincount(block_of, minlength=len(blocks))
-    spread = np.square(requests - means[block_of]).sum() + (empty * np.square(means)).sum()
-    return float(spread / (windows - 1) / means.sum()), f"by the counts of each {length} s"
+    month = float(blocks.sum()) * MONTH_S / (end - begin)
+    return RequestLoad(name, rates, month, float(end - begin), begin, arrivals, idle)
 
 
 def said(second: int) -> str:

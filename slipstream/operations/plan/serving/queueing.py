@@ -1,9 +1,8 @@
-"""Latency of replicas that share one queue, and the number of replicas for a p99.
+"""Waiting of requests for replicas that share one queue, while the rate is steady.
 
-The probability of waiting is Erlang's C. The waiting time is assumed exponential, with the mean of M/M/c times (ca² +
-cs²)/2, where ca and cs are the coefficients of variation of interarrival and service times (Allen and Cunneen; Allen,
-"Probability, Statistics, and Queueing Theory", 1990). Times are seconds; a load is arrivals per second times mean
-service seconds.
+The probability of waiting is Erlang's C. The mean wait interpolates between exponential and constant service times
+(Cosmetatos, "Some approximate equilibrium results for the multi-server queue M/G/r", 1976). The tail is exponential
+with the rate of Cramér and Lundberg's equation (Asmussen, "Applied Probability and Queues", 2003). Times are seconds.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import cache
 
 import numpy as np
 
 #: Fraction of requests above the p99.
 BEYOND = 0.01
-#: Maximum planned utilisation of replicas. The formula was compared with simulated queues up to here, and beyond it a
-#: 10 % higher load makes the queue grow without end.
-MOST_BUSY = 0.9
-HALVINGS = 60
-#: Log probability that is negligible against :data:`BEYOND` in floating point.
-NEVER = -40.0
+#: Utilisations of the tables, and points and largest growth of the equation's solutions.
+BUSY = np.linspace(0.0, 1.0, 513)
+POINTS, LARGEST_GROWTH = 600, 30.0
+#: Servers above which requests are assumed to wait only if the servers are overloaded.
+MOST_SERVERS = 4096
 
 
 @dataclass(frozen=True)
@@ -73,56 +71,63 @@ class ServiceTimes:
         return ServiceTimes(tuple(factor * time for time in self.times), self.shares, factor * self.mean, self.cv2)
 
 
-def erlang_c(servers: int, load: float) -> float:
-    """Return the probability that a request of M/M/c waits; 1 if the load is at least ``servers``.
-
-    It is at most about the probability of ``servers`` or more Poisson arrivals with mean ``load`` (Chernoff's bound),
-    divided by the idle fraction. If that is negligible the result is 0, which limits the loop to thousands of steps up
-    to the utilisation :data:`MOST_BUSY`.
-    """
-    if load >= servers:
-        return 1.0
-    if not load:
-        return 0.0
-    idle = 1 - load / servers
-    if servers * (idle + math.log(load) - math.log(servers)) - math.log(idle) < NEVER:
-        return 0.0
-    lost = 1.0
+@cache
+def waiting_chances(servers: int) -> np.ndarray:
+    """Return the probability that a request of M/M/c waits at every utilisation of :data:`BUSY` (Erlang's C)."""
+    if servers > MOST_SERVERS:
+        return np.where(BUSY < 1, 0.0, 1.0)
+    load, lost = BUSY * servers, np.ones_like(BUSY)
     for busy in range(1, servers + 1):
         lost = load * lost / (busy + load * lost)
-    return lost / (1 - load / servers * (1 - lost))
+    return np.minimum(lost / (1 - BUSY * (1 - lost)), 1.0)
 
 
-def p99_seconds(rate: float, service: ServiceTimes, servers: int, arrivals_cv2: float) -> float:
-    """Return the p99 of waiting plus service at ``rate`` arrivals per second; infinite if overloaded."""
-    load = rate * service.mean
-    if load >= servers:
-        return math.inf
-    waits = erlang_c(servers, load)
-    mean_wait = service.mean / (servers - load) * (arrivals_cv2 + service.cv2) / 2
-    if not mean_wait or waits <= 0:
-        return service.p99
-    times, shares = np.array(service.times), np.array(service.shares)
+@cache
+def decay_rates(service: ServiceTimes) -> np.ndarray:
+    """Return the decay rate of the wait, times mean service time per server, at every utilisation of :data:`BUSY`.
 
-    def longer(than: float) -> float:
-        left = np.maximum(than - times, 0.0)
-        return float(np.dot(np.where(times > than, 1.0, waits * np.exp(-left / mean_wait)), shares))
-
-    low, high = 0.0, service.times[-1] - mean_wait * math.log(BEYOND)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if longer(middle) > BEYOND else (low, middle)
-    return high
-
-
-def servers_needed(rate: float, service: ServiceTimes, limit: float, arrivals_cv2: float) -> int:
-    """Return the fewest servers, at least 1, with a p99 within ``limit`` and utilisation within :data:`MOST_BUSY`.
-
-    Raises ``ValueError`` if service without waiting exceeds ``limit``.
+    It is the solution d of E[exp(d S)] = 1 + d / busy, where S is the service time divided by its mean.
     """
-    if service.p99 > limit:
-        raise ValueError(f"a p99 of {limit:g} s is less than service alone takes, {service.p99:g} s")
-    fewest = max(1, math.ceil(rate * service.mean / MOST_BUSY))
-    return next(
-        servers for servers in count(fewest) if p99_seconds(rate, service, servers, arrivals_cv2) <= limit * (1 + 1e-9)
-    )
+    shares, times = np.array(service.shares), np.array(service.times)
+    relative = times / np.dot(times, shares)
+    rates = np.geomspace(1e-4, LARGEST_GROWTH / relative[-1], POINTS)
+    busy = rates / (np.exp(np.outer(rates, relative)) @ shares - 1)
+    listed = np.dot(np.square(relative), shares)
+    return np.interp(BUSY, busy[::-1], rates[::-1]) * listed / (1 + service.cv2)
+
+
+@dataclass(frozen=True)
+class WaitingTimes:
+    """Distributions of the wait at several utilisations: P(wait > x) = min(chance, amplitude · exp(-rate · x))."""
+
+    chance: np.ndarray
+    amplitude: np.ndarray
+    rate: np.ndarray
+
+    @classmethod
+    def of(cls, service: ServiceTimes, servers: int, busy: np.ndarray, seconds: float) -> WaitingTimes:
+        """Return those of ``servers`` that are ``busy`` for ``seconds``, in which a queue cannot become longer."""
+        chance = np.interp(busy, BUSY, waiting_chances(servers))
+        # Beyond 1, a queue loses capacity while it is empty: as much as waits in a queue that is as far below 1.
+        decay = np.interp(np.minimum(busy, 2 - busy), BUSY, decay_rates(service))
+        idle = np.maximum(1 - busy, 1e-9)
+        many = (servers - 1) * (math.sqrt(4 + 5 * servers) - 2) / (16 * servers)
+        constant = (1 + np.minimum(1.0, many * idle / np.maximum(busy, 1e-9))) / 2
+        mean = service.cv2 + (1 - service.cv2) * constant
+        requests = np.maximum(busy * seconds * servers / service.mean, 1.0)
+        # The count is known: arrivals deviate from it as a bridge does, service times as a random walk.
+        least = 1 / np.sqrt(requests * (1 / 6 + service.cv2 / 2))
+        amplitude = np.where(busy < 1, chance * np.minimum(decay * mean / idle, 2.0), 1.0)
+        return cls(chance, amplitude, np.hypot(decay, least) * servers / service.mean)
+
+    def exceeding(self, than: np.ndarray) -> np.ndarray:
+        """Return P(wait > than); 1 below 0."""
+        tail = self.amplitude * np.exp(-self.rate * np.maximum(than, 0.0))
+        return np.where(than < 0, 1.0, np.minimum(self.chance, tail))
+
+    def integral(self, to: np.ndarray) -> np.ndarray:
+        """Return the integral of :meth:`exceeding` from 0 to ``to``."""
+        flat = np.log(np.maximum(self.amplitude / np.maximum(self.chance, 1e-300), 1.0)) / self.rate
+        right = np.maximum(to, 0.0)
+        tails = np.exp(-self.rate * flat) - np.exp(-self.rate * np.maximum(right, flat))
+        return np.where(to < 0, to, self.chance * np.minimum(right, flat) + self.amplitude / self.rate * tails)

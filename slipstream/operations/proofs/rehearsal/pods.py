@@ -24,6 +24,11 @@ GRACE_S = 30.0
 #: Seconds after which a pod counts as hung; on a busy machine, too, a rehearsed pod takes less.
 STUCK_S = 600.0
 OOM_KILLED = "OOMKilled"
+#: Adds a directory's files to /etc/flyte/secrets in a mount namespace, and becomes the container's command.
+MOUNT = """
+mount -t tmpfs none "$0" && mkdir -p "$0/upper/flyte" "$0/work" && cp -r "$1" "$0/upper/flyte/secrets" &&
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$0/upper,workdir=$0/work" /etc && shift && exec "$@"
+"""
 
 
 class PodProcess:
@@ -174,6 +179,19 @@ class PodProcess:
     def pid(self) -> int:
         assert self.process and self.process.pid
         return self.process.pid
+
+
+def with_secret_files(command: Sequence[str], files: Mapping[str, str], directory: Path) -> Sequence[str]:
+    """Return the command with ``files`` below its ``/etc/flyte/secrets``, which no other process sees."""
+    if not files:
+        return command
+    for name, text in files.items():
+        path = directory / "secrets" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (directory / "mounted").mkdir()
+    namespaces = ["unshare", "--user", "--map-root-user", "--mount"]
+    return [*namespaces, "sh", "-c", MOUNT, str(directory / "mounted"), str(directory / "secrets"), *command]
 
 
 def joined(process: BaseProcess) -> int:

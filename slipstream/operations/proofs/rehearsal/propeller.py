@@ -26,9 +26,15 @@ from slipstream.operations.proofs.rehearsal.kills import Kills
 from slipstream.operations.proofs.rehearsal.nodes import START, decide, needed, resolve_all, upstream
 from slipstream.operations.proofs.rehearsal.operator import Aborted, Namespace, create_pods, look, watch_job, watch_pod
 from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget, read_outcome
-from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.operations.proofs.rehearsal.pods import PodProcess, with_secret_files
 from slipstream.operations.proofs.rehearsal.record import ExecutionRecord, TaskAttempt
-from slipstream.operations.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
+from slipstream.operations.proofs.rehearsal.rendering import (
+    granted_secrets,
+    primary_container,
+    raw_output,
+    rendered,
+    values_of,
+)
 from slipstream.operations.proofs.rehearsal.rounds import OPERATOR_TIMEOUT_S, RETRIES, JobNotStarted, PropellerRounds
 from slipstream.shared.artifacts.workspaces import HOMES
 
@@ -81,6 +87,8 @@ class Execution:
     operator_timeout_s: float = OPERATOR_TIMEOUT_S
     #: Choice of the execution (``pyflyte run --interruptible``); None leaves it to the workflow.
     interruptible: bool | None = None
+    #: Secrets of the namespace, by ``GROUP/KEY``.
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.aborted = threading.Event()
@@ -250,11 +258,13 @@ class Execution:
             for number in (attempt.number, attempt.number - 1)
         )
         container = primary_container(template, attempt.on_spot)
+        secret_variables, secret_files = granted_secrets(template, self.secrets)
         values = values_of(
             self.bucket.uri(f"{home}/inputs.pb"), self.bucket.uri(place), raw, before if attempt.number else ""
         )
         environment = {
             **container.environment,
+            **secret_variables,
             **self.bucket.environment,
             "FLYTE_INTERNAL_EXECUTION_ID": self.name,
             "FLYTE_INTERNAL_EXECUTION_PROJECT": "rehearsal",
@@ -281,7 +291,15 @@ class Execution:
             directory = self.workdir / f"p{next(self.numbers)}"
             command, (*_, grace_s, tolerations) = rendered(container.command, values), container
             own = {**environment, "HOSTNAME": f"{self.name}-{name}".replace("/", "-")}
-            pod = PodProcess.start(name, command, own, directory, grace_s, tolerations, self.admit)
+            pod = PodProcess.start(
+                name,
+                with_secret_files(command, secret_files, directory),
+                own,
+                directory,
+                grace_s,
+                tolerations,
+                self.admit,
+            )
             self.pods.append(pod)
             attempt.pods.append(pod)
             return pod

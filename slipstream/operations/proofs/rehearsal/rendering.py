@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flyteidl.core.security_pb2 import Secret
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from google.protobuf.json_format import MessageToDict
 
@@ -50,6 +51,23 @@ def primary_container(task: TaskTemplate, interruptible: bool = False) -> Primar
     command = [*primary.get("command", []), *primary.get("args", [])]
     grace_s = float(spec.get("terminationGracePeriodSeconds", GRACE_S))
     return PrimaryContainer(command, environment, grace_s, [*tolerations, *spec.get("tolerations", [])])
+
+
+def granted_secrets(task: TaskTemplate, secrets: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return environment and files that Flyte's webhook gives to a task's pods, from secrets by ``GROUP/KEY``.
+
+    Files are named relative to ``/etc/flyte/secrets``. Raises ``AssertionError`` for a secret that is missing, whose
+    pod would never start.
+    """
+    environment, files = dict[str, str](), dict[str, str]()
+    for asked in task.security_context.secrets:
+        name = f"{asked.group}/{asked.key}"
+        assert name in secrets, f"{task.id.name}: the namespace has no secret {name}"
+        if asked.mount_requirement == Secret.ENV_VAR:
+            environment[asked.env_var or f"_FSEC_{asked.group}_{asked.key}".upper()] = secrets[name]
+        else:
+            files[name.lower()] = secrets[name]
+    return environment, files
 
 
 def label_of(variable: Mapping[str, Any], labels: Mapping[str, str]) -> str:

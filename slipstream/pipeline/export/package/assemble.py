@@ -15,6 +15,7 @@ from slipstream.pipeline.export.convert import rounding_error
 from slipstream.pipeline.export.package.libraries import ModelProvenance, is_coarse, metadata_entries, with_metadata
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
 from slipstream.pipeline.export.package.raw_model import encoding_model, raw_model
+from slipstream.pipeline.export.package.raw_times import input_dtype
 from slipstream.pipeline.export.package.samples import ROWS, draw_raw, draw_tensors
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
@@ -41,7 +42,13 @@ MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
 #: for low-precision models also ``COARSE`` times the range of the outputs.
 FINE, COARSE = 1e-4, 0.05
 LOGITS = "logits of every next token; softmax gives probabilities"
-UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
+#: Units of raw columns by type and dtype.
+UNITS = {
+    (TEXT, "string"): "text without spaces around it",
+    (TIME, "string"): "date or time as text, ISO 8601 (UTC without a zone); any other text is missing",
+    (TIME, "float64"): "seconds since 1970 (UTC)",
+    (BOOLEAN, "float64"): "0 or 1",
+}
 
 
 def assemble_package(
@@ -104,8 +111,10 @@ def write_raw(
     Raises ``UserError`` if they differ from those of ``model``.
     """
     raw, classes = raw_model(model, columns, deployed.classes, threshold), deployed.classes
-    values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
-    dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
+    values = dict(zip(names(raw), draw_raw(columns, deployed.opset).values(), strict=True))
+    dtypes = {
+        name: input_dtype(kind, deployed.opset) for name, kind in zip(values, columns.types.values(), strict=True)
+    }
     *labels, scores = run_model(raw, {name: raw_column(column, dtypes[name]) for name, column in values.items()})
     allowed = output_tolerance(scores, trained, is_coarse(model))
     outputs = run_model(model, encode_random_rows(columns, deployed.opset))[0]
@@ -115,7 +124,7 @@ def write_raw(
     text = [name for row in labels for name in row[:, 0].tolist()]
     writer.write_json(RAW, {"inputs": values, "outputs": scores.astype(float).tolist(), "labels": text})
     inputs = [
-        DeployedTensor(name, dtypes[name], ("batch", 1), UNITS.get(kind, "as in the data"))
+        DeployedTensor(name, dtypes[name], ("batch", 1), UNITS.get((kind, dtypes[name]), "as in the data"))
         for name, kind in zip(values, columns.types.values(), strict=True)
     ]
     signature = RawSignature(RAW_MODEL, inputs, raw_outputs(raw, deployed), columns.mark, allowed)
@@ -188,8 +197,9 @@ def finish_package(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Art
 def encode_random_rows(columns: RawColumns, opset: int) -> dict[str, np.ndarray]:
     """Return randomly drawn raw rows, encoded as the model's inputs."""
     encoding = encoding_model(columns, opset)
-    drawn = zip(names(encoding), draw_raw(columns).values(), columns.types.values(), strict=True)
-    tensors = run_model(encoding, {name: raw_column(values, dtype_of(kind)) for name, values, kind in drawn})
+    drawn = zip(names(encoding), draw_raw(columns, opset).values(), columns.types.values(), strict=True)
+    feed = {name: raw_column(values, input_dtype(kind, opset)) for name, values, kind in drawn}
+    tensors = run_model(encoding, feed)
     return {value.name: tensor for value, tensor in zip(encoding.graph.output, tensors, strict=True)}
 
 
@@ -210,10 +220,6 @@ def save_model(model: onnx.ModelProto, properties: dict[str, str], path: Path) -
 
 def names(model: onnx.ModelProto) -> list[str]:
     return [value.name for value in model.graph.input]
-
-
-def dtype_of(kind: str) -> str:
-    return "string" if kind == TEXT else "float64"
 
 
 def output_tolerance(outputs: np.ndarray, signature: Signature, coarse: bool) -> float:

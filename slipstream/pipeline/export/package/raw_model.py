@@ -1,21 +1,20 @@
 """``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
 
 The graph applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and the same order of
-operations, then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times as
-float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
+operations, then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, NaN for
+missing, and texts already stripped of surrounding spaces. Times are texts in ISO 8601
+(:mod:`slipstream.pipeline.export.package.raw_times`); before opset 20, float64 seconds since 1970 (UTC).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from slipstream.pipeline.export.package.graph_builder import GraphBuilder
 from slipstream.pipeline.export.package.raw_columns import (
     FIRST,
     MISSING,
@@ -24,9 +23,10 @@ from slipstream.pipeline.export.package.raw_columns import (
     NumericInput,
     RawColumns,
 )
+from slipstream.pipeline.export.package.raw_times import TEXT_OPSET, input_dtype, parse_times
 from slipstream.shared.models.decision import log_odds
 from slipstream.shared.source.columns.spelling import BOOLEAN, WHOLE
-from slipstream.shared.source.columns.value_types import TEXT
+from slipstream.shared.source.columns.value_types import TIME
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
 DAY = 86_400.0
@@ -34,34 +34,6 @@ DAY = 86_400.0
 #: month is computed.
 FARTHEST, LAST_SECOND = 1e4, 9e18
 BATCH = "batch"
-
-
-@dataclass
-class GraphBuilder:
-    """ONNX graph under construction; ``taken`` are the names in use."""
-
-    taken: set[str]
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    constants: list[onnx.TensorProto] = field(default_factory=list)
-
-    def name(self, wanted: str) -> str:
-        """Return ``wanted``, with a number appended if it is in use."""
-        name, number = wanted, 2
-        while name in self.taken or not name:
-            name, number = f"{wanted}_{number}", number + 1
-        self.taken.add(name)
-        return name
-
-    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float64) -> str:
-        name = self.name("encode/constant")
-        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
-
-    def add(self, operator: str, *inputs: str, named: str = "", domain: str = "", **attributes: Any) -> str:
-        """Append a node and return the name of its output."""
-        output = named or self.name(f"encode/{operator.lower()}")
-        self.nodes.append(helper.make_node(operator, inputs, [output], name=output, domain=domain, **attributes))
-        return output
 
 
 def raw_model(
@@ -80,7 +52,8 @@ def raw_model(
     outer.taken |= {tensor.name for tensor in inner.graph.initializer}
     ends = [outer.name(end) for end in (("label", "probabilities") if classes else ("value",))]
     inputs = {column: outer.name(column) for column in columns.types}
-    tensors = append_encoding(outer, columns, inputs)
+    opset = next(each.version for each in inner.opset_import if each.domain in ("", "ai.onnx"))
+    tensors = append_encoding(outer, columns, inputs, opset)
     for name, tensor in tensors.items():
         outer.add("Identity", tensor, named=f"model/{name}")
     before, outer.nodes = outer.nodes, []
@@ -88,7 +61,7 @@ def raw_model(
     graph = helper.make_graph(
         [*before, *inner.graph.node, *outer.nodes],
         "raw",
-        [column_input(inputs[column], kind) for column, kind in columns.types.items()],
+        [column_input(inputs[column], kind, opset) for column, kind in columns.types.items()],
         outputs,
         [*outer.constants, *inner.graph.initializer],
         value_info=inner.graph.value_info,
@@ -103,20 +76,21 @@ def encoding_model(columns: RawColumns, opset: int) -> onnx.ModelProto:
     """Return a model of the encoding only: from raw columns to the tensors ``numeric`` and ``categorical``."""
     graph = GraphBuilder({"numeric", "categorical"})
     inputs = {column: graph.name(column) for column in columns.types}
-    tensors = append_encoding(graph, columns, inputs)
+    tensors = append_encoding(graph, columns, inputs, opset)
     types = {"numeric": TensorProto.FLOAT, "categorical": TensorProto.INT32}
     outputs = []
     for name, tensor in tensors.items():
         graph.add("Identity", tensor, named=name)
         outputs.append(helper.make_tensor_value_info(name, types[name], [BATCH, None]))
-    values = [column_input(inputs[column], kind) for column, kind in columns.types.items()]
+    values = [column_input(inputs[column], kind, opset) for column, kind in columns.types.items()]
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(ML_DOMAIN, ML_OPSET)]
     encoding = helper.make_graph(graph.nodes, "encode", values, outputs, graph.constants)
     return helper.make_model(encoding, opset_imports=opsets, ir_version=10)
 
 
-def column_input(name: str, kind: str) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.STRING if kind == TEXT else TensorProto.DOUBLE, [BATCH, 1])
+def column_input(name: str, kind: str, opset: int) -> onnx.ValueInfoProto:
+    dtype = TensorProto.STRING if input_dtype(kind, opset) == "string" else TensorProto.DOUBLE
+    return helper.make_tensor_value_info(name, dtype, [BATCH, 1])
 
 
 def outer_ends(
@@ -145,9 +119,14 @@ def outer_ends(
     ]
 
 
-def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str]) -> dict[str, str]:
+def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, str], opset: int) -> dict[str, str]:
     """Append the encoding and return the names of ``numeric`` and ``categorical``, if any."""
     tensors = {}
+    times = [name for name, kind in columns.types.items() if kind == TIME]
+    if times and opset >= TEXT_OPSET:
+        seconds = parse_times(graph, graph.add("Concat", *(inputs[name] for name in times), axis=1), len(times))
+        parts = {name: graph.constant([place], np.int64) for place, name in enumerate(times)}
+        inputs = inputs | {name: graph.add("Gather", seconds, part, axis=1) for name, part in parts.items()}
     if columns.numbers:
         tensors["numeric"] = encode_numbers(graph, columns, inputs)
     if columns.categories:

@@ -18,6 +18,7 @@ from slipstream.pipeline.export.package.raw_columns import (
     RawColumns,
     raw_columns,
 )
+from slipstream.pipeline.export.package.raw_times import input_dtype
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.scoring import Bins, Distributions
 from slipstream.shared.comparison.stability import fit_numbers, fit_predictions, fit_texts
@@ -32,6 +33,8 @@ GAPS = 0.15
 UNSEEN_TEXT = "unseen"
 SEED = 0
 LARGEST = 2.0**53
+#: First and last second of the years 0 to 9999, which ISO 8601 writes with four digits.
+TIME_RANGE = -62_167_219_200.0, 253_402_300_799.0
 
 
 def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
@@ -59,8 +62,8 @@ def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
     return drawn
 
 
-def draw_raw(columns: RawColumns) -> dict[str, list[str] | list[float | None]]:
-    """Draw ``ROWS`` JSON values per raw column; None is a missing number."""
+def draw_raw(columns: RawColumns, opset: int) -> dict[str, list[str] | list[float | None]]:
+    """Draw ``ROWS`` JSON values per raw column of a raw model in ``opset``; None is a missing number."""
     rng = np.random.default_rng(SEED)
     vocabularies = {category.name: category.vocabulary for category in columns.categories}
     numbers = {number.name: number for number in reversed(columns.numbers) if not number.part}
@@ -74,7 +77,15 @@ def draw_raw(columns: RawColumns) -> dict[str, list[str] | list[float | None]]:
             drawn[name] = texts
         else:
             drawn[name] = draw_numbers(numbers[name], kind, rng)
+            if input_dtype(kind, opset) == "string":
+                drawn[name] = iso_texts(np.array(drawn[name], np.float64)).tolist()
     return drawn
+
+
+def iso_texts(seconds: np.ndarray) -> np.ndarray:
+    """Return times in seconds since 1970 (UTC) as texts in ISO 8601, at most the year 9999; "" for missing."""
+    microseconds = np.round(np.nan_to_num(seconds).clip(*TIME_RANGE) * 1e6).astype("datetime64[us]")
+    return np.where(np.isnan(seconds), "", np.datetime_as_string(microseconds)).astype(object)
 
 
 def draw_numbers(number: NumericInput, kind: str, rng: np.random.Generator) -> list[float | None]:

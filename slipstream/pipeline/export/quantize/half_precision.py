@@ -1,4 +1,4 @@
-"""FP16 and BF16 files for GPUs: matmuls, convolutions and the operators between them in 16 bits.
+"""FP16 and BF16 files for GPUs: matmuls, convolutions, embeddings and the operators between them in 16 bits.
 
 As in torch's autocast, other operators stay in FP32: in sums, normalisations and exponentials, 16 bits lose digits or
 overflow. Inputs and outputs keep their types, so for callers only the last digits differ.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from slipstream.pipeline.export.convert import largest_difference, model_opset
-from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS
+from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS, EMBEDDINGS
 from slipstream.shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class HalfPrecisionConverter:
             return False
         if not all(self.fits(name) for name in read):
             return False
-        if node.op_type in CONVOLUTIONS:
+        if node.op_type in CONVOLUTIONS or (node.op_type == EMBEDDINGS and {*read} <= {*self.weights}):
             return True
         values = {*read} - {*self.weights}
         return node.op_type in PASSING and bool(values) and values <= self.computed

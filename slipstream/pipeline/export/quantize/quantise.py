@@ -15,6 +15,8 @@ from slipstream.pipeline.export.quantize.half_precision import write_half
 from slipstream.pipeline.export.quantize.recipes import (
     BETWEEN_CONVOLUTIONS,
     CONVOLUTIONS,
+    DYNAMIC,
+    EMBEDDINGS,
     PRODUCTS,
     Recipe,
     has_convolutions,
@@ -59,6 +61,7 @@ class Quantiser:
         with exporters_silenced(), default_threads(usable_cores()):
             if not smooth:
                 quant_pre_process(self.fp32, path)
+                onnx.save(with_factors_folded(onnx.load(path)), path)
                 return path
             model = onnx.load(self.prepared(smooth=False))
             names = [value.name for value in model.graph.input]
@@ -124,7 +127,7 @@ class Quantiser:
         quantize_dynamic(
             prepared,
             target,
-            op_types_to_quantize=list(PRODUCTS),
+            op_types_to_quantize=[*DYNAMIC, *[EMBEDDINGS] * (recipe.operators == "all")],
             weight_type=QuantType.QInt8,
             reduce_range=self.bits == 7,
             nodes_to_quantize=list(only),
@@ -133,11 +136,13 @@ class Quantiser:
 
     def _int4(self, recipe: Recipe, prepared: Path, target: Path, fp32: Sequence[str], only: Sequence[str]) -> None:
         import onnx
+        from onnxruntime.quantization import QuantType, quantize_dynamic
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-        tool = MatMulNBitsQuantizer(
-            onnx.load(prepared), block_size=INT4_BLOCK, is_symmetric=True, nodes_to_exclude=list(fp32)
-        )
+        # Embeddings are in INT8, because operators for INT4 ones need a later opset.
+        quantize_dynamic(prepared, target, op_types_to_quantize=[EMBEDDINGS], weight_type=QuantType.QInt8)
+        model = with_gemms_split(onnx.load(target))
+        tool = MatMulNBitsQuantizer(model, block_size=INT4_BLOCK, is_symmetric=True, nodes_to_exclude=list(fp32))
         tool.process()
         tool.model.save_model_to_file(str(target), False)
 
@@ -184,6 +189,55 @@ def calibration_rows(names: Sequence[str], inputs: Sequence[np.ndarray]) -> Any:
             return next(self.batches, None)
 
     return Rows()
+
+
+def with_factors_folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Multiply the factors of ``Gemm`` into its weight and bias, in place.
+
+    ONNX Runtime's static tool computes wrong sums for a factor of the bias, and the dynamic one skips the layer.
+    """
+    from onnx import numpy_helper
+
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        factors = [each for each in node.attribute if node.op_type == "Gemm" and each.name in ("alpha", "beta")]
+        for factor in factors:
+            index = 1 if factor.name == "alpha" else 2
+            name = node.input[index] if len(node.input) > index else ""
+            if name in weights and factor.f != 1:
+                array = numpy_helper.to_array(weights[name])
+                node.input[index] = f"{node.output[0]}.{factor.name}"
+                scaled = numpy_helper.from_array(array * array.dtype.type(factor.f), node.input[index])
+                model.graph.initializer.append(scaled)
+            if not name or name in weights:
+                node.attribute.remove(factor)
+    return model
+
+
+def with_gemms_split(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace every ``Gemm`` with a weight by ``MatMul`` and ``Add``, in place; only those can have INT4 weights."""
+    from onnx import helper, numpy_helper
+
+    weights, nodes = {tensor.name: tensor for tensor in model.graph.initializer}, list[Any]()
+    for node in model.graph.node:
+        attributes = {each.name for each in node.attribute if each.f or each.i}
+        if node.op_type != "Gemm" or node.input[1] not in weights or attributes - {"transB"}:
+            nodes.append(node)
+            continue
+        read, bias = node.input[1], [name for name in node.input[2:] if name]
+        if "transB" in attributes:
+            read = f"{node.input[1]}.transposed"
+            if read not in weights:
+                transposed = np.ascontiguousarray(numpy_helper.to_array(weights[node.input[1]]).T)
+                weights[read] = numpy_helper.from_array(transposed, read)
+                model.graph.initializer.append(weights[read])
+        product = f"{node.output[0]}.product" if bias else node.output[0]
+        nodes.append(helper.make_node("MatMul", [node.input[0], read], [product], node.name))
+        if bias:
+            nodes.append(helper.make_node("Add", [product, *bias], node.output, f"{node.name}.bias"))
+    model.graph.ClearField("node")
+    model.graph.node.extend(nodes)
+    return model
 
 
 NAME = "smoothing"

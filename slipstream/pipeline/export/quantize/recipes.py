@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +11,12 @@ if TYPE_CHECKING:
     import onnx
 
 PRODUCTS = ("MatMul", "Gemm")
-CONVOLUTIONS = ("Conv", *PRODUCTS)
+CONVOLUTIONS = ("Conv", "ConvTranspose", *PRODUCTS)
+#: Operators of dynamic recipes: their convolutions in INT8 are several times slower than in FP32.
+DYNAMIC = (*PRODUCTS, "LSTM")
+EMBEDDINGS = "Gather"
+#: Fraction of the file's bytes from which embeddings get a dynamic recipe of their own.
+LARGE = 0.1
 BETWEEN_CONVOLUTIONS = ("Add", "Relu", "MaxPool", "Concat")
 #: Maximum input channels of a "narrow" convolution. ONNX Runtime's integer kernel gathers its input one by one, more
 #: slowly than FP32 computes it: 780 instead of 115 µs for 32 grey images of 32 x 32.
@@ -28,7 +34,7 @@ class Recipe:
     activations: Literal["u8", "s8"] = "u8"
     per_channel: bool = True
     #: "products": only matmuls and convolutions; "between": also the operators between convolutions, so that values
-    #: stay in INT8; "all": every operator.
+    #: stay in INT8; "all": every operator; for dynamic recipes: also embeddings.
     operators: Operators = "products"
     #: If True, matmul outputs stay in FP32 and are not rounded to INT8.
     fp32_outputs: bool = True
@@ -40,8 +46,8 @@ class Recipe:
     @property
     def name(self) -> str:
         """Name in words, such as "int8 static, per tensor" or "fp16"; defaults are omitted."""
-        if self.kind != "static":
-            return f"int8 {self.kind}" if self.kind == "dynamic" else self.kind
+        if self.kind not in ("static", "dynamic"):
+            return self.kind
         words = {
             "signed": self.activations == "s8",
             "per tensor": not self.per_channel,
@@ -51,14 +57,13 @@ class Recipe:
             "smoothed": self.smooth,
             "wide layers": self.wide,
         }
-        return ", ".join(["int8 static", *(word for word, holds in words.items() if holds)])
+        return ", ".join([f"int8 {self.kind}", *(word for word, holds in words.items() if holds)])
 
     @property
     def code(self) -> str:
         """Name for files, such as ``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``."""
-        if self.kind != "static":
-            return self.kind
-        parts = [f"{self.activations}s8", *["tensor"] * (not self.per_channel)]
+        types = f"{self.activations}s8" if self.kind == "static" else self.kind
+        parts = [types, *["tensor"] * (not self.per_channel)]
         parts += [self.operators] * (self.operators != "products")
         parts += ["out8"] * (not self.fp32_outputs) + ["smooth"] * self.smooth + ["wide"] * self.wide
         return "-".join(parts)
@@ -76,19 +81,30 @@ def narrow_convolutions(model: onnx.ModelProto) -> list[str]:
 
 
 def has_convolutions(model: onnx.ModelProto) -> bool:
-    return any(node.op_type == "Conv" for node in model.graph.node)
+    return any(node.op_type in CONVOLUTIONS and node.op_type not in PRODUCTS for node in model.graph.node)
+
+
+def fp32_shares(model: onnx.ModelProto) -> dict[str, float]:
+    """Return the fraction of the file that FP32 weights take, by the operator that reads them, largest first."""
+    from onnx import TensorProto
+
+    weights = {each.name: each.ByteSize() for each in model.graph.initializer if each.data_type == TensorProto.FLOAT}
+    taken, size = Counter[str](), model.ByteSize()
+    for node in model.graph.node:
+        taken[node.op_type] += sum(weights.pop(name, 0) for name in node.input)
+    return {operator: count / size for operator, count in taken.most_common()}
 
 
 #: Recipes for GPUs, where ONNX Runtime's kernels compute in 16 bits; its INT8 kernels are for CPUs.
 FOR_GPUS = [Recipe("fp16"), Recipe("bf16")]
 
 
-def recipes_for(model: onnx.ModelProto) -> list[Recipe]:
+def recipes_for(model: onnx.ModelProto, smallest_first: bool = False) -> list[Recipe]:
     """Return all CPU recipes for a model, the most promising first, since the time may end early.
 
     The order follows the measurements of ``benchmarks/export.py``. Convolutional models start with INT8 outputs and
     FP32 narrow convolutions; others with a smoothed first matmul. ONNX Runtime's defaults (S8S8, per tensor, all
-    operators) and dynamic quantisation follow, then the remaining combinations.
+    operators) and dynamic quantisation follow, then the remaining combinations. ``smallest_first`` starts with INT4.
     """
     if has_convolutions(model):
         scopes: tuple[Operators, ...] = ("between", "all", "products")
@@ -119,4 +135,8 @@ def recipes_for(model: onnx.ModelProto) -> list[Recipe]:
         Recipe("static", activations, per_channel, operators, fp32_outputs)
         for operators, per_channel, fp32_outputs, activations in product(scopes, (True, False), (False, True), types)
     ]
-    return list(dict.fromkeys([*first, Recipe("dynamic"), *grid, Recipe("int4")]))
+    dynamic = [Recipe("dynamic")]
+    if fp32_shares(model).get(EMBEDDINGS, 0.0) >= LARGE:
+        dynamic.append(Recipe("dynamic", operators="all"))
+    recipes = list(dict.fromkeys([*first, *dynamic, *grid, Recipe("int4")]))
+    return sorted(recipes, key=lambda recipe: recipe.kind != "int4") if smallest_first else recipes

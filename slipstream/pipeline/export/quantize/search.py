@@ -18,7 +18,7 @@ import numpy as np
 from slipstream.pipeline.export.choose import GateResult, left_out
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.quantize.quantise import Quantiser
-from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS, FOR_GPUS, Recipe, recipes_for
+from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS, FOR_GPUS, LARGE, Recipe, fp32_shares, recipes_for
 from slipstream.pipeline.export.session import onnx_predictor
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.export import VariantFigures
@@ -241,8 +241,8 @@ def make_all(
     """Yield a candidate per recipe until the time is over, at least one; collect failures in ``others``."""
     import onnx
 
-    fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()
-    recipes = FOR_GPUS if config.provider == "cuda" else recipes_for(onnx.load(quantiser.fp32))
+    seen, fp32 = dict[bytes, str](), onnx.load(quantiser.fp32)
+    recipes = FOR_GPUS if config.provider == "cuda" else recipes_for(fp32, config.optimise == "size")
     late = GateResult("not tried", f"the time limit was reached (export.seconds: {config.seconds:g})")
     for recipe in recipes:
         path = directory / f"model.{recipe.code}.onnx"
@@ -254,9 +254,8 @@ def make_all(
                 content = path.read_bytes()
                 if content in seen:
                     verdict = GateResult("the same", f"gives the same file as {seen[content]}")
-                elif len(content) > SHRUNK * fp32_bytes:
-                    share = 100 * len(content) / fp32_bytes
-                    verdict = GateResult("did not shrink", f"its file has {share:.0f} % of FP32's size")
+                elif not has_shrunk(path, quantiser.fp32):
+                    verdict = GateResult("did not shrink", size_in_words(path, quantiser.fp32))
                 else:
                     seen[content] = recipe.name
                     yield ExportCandidate(recipe.name, recipe, path, loss_of(path))
@@ -265,6 +264,19 @@ def make_all(
             verdict = creation_failure(error)
         others.append(left_out(recipe.name, verdict, recipe=recipe.code))
         path.unlink(missing_ok=True)
+
+
+def has_shrunk(path: Path, fp32: Path) -> bool:
+    return path.stat().st_size <= SHRUNK * fp32.stat().st_size
+
+
+def size_in_words(path: Path, fp32: Path) -> str:
+    """Return a file's size relative to the file ``fp32``, and the operators with most of its FP32 weights."""
+    import onnx
+
+    words = f"its file has {100 * path.stat().st_size / fp32.stat().st_size:.0f} % of FP32's size"
+    large = [f"{name} ({share:.0%})" for name, share in fp32_shares(onnx.load(path)).items() if share >= LARGE]
+    return f"{words}; these weights stay in FP32: {', '.join(large)}" if large else words
 
 
 def creation_failure(error: Exception) -> GateResult:

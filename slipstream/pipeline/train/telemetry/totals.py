@@ -62,6 +62,7 @@ def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str)
         last_step_at=time.time() - (time.perf_counter() - times.last_step) if times.last_step else 0.0,
         goodput=share,
         bottlenecks=causes,
+        attempt=recorder.record.attempt,
     )
 
 

@@ -157,10 +157,11 @@ class Goodput:
     saves: int | None = None
 
     def __str__(self) -> str:
-        lost = self.executed - self.kept
+        if self.attempts == 1:
+            return f"{self.executed} steps in {self.wall:.1f} s"
         return (
             f"{self.kept} steps kept of {self.executed} executed ({self.useful_steps:.1%}) in {self.attempts} "
-            f"attempt{'s' if self.attempts > 1 else ''}, {lost} lost; goodput {self.goodput:.1%} of {self.wall:.1f} s"
+            f"attempts, {self.executed - self.kept} lost; goodput {self.goodput:.1%} of {self.wall:.1f} s"
         )
 
 

@@ -271,7 +271,8 @@ def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
     said = f"bottleneck: {verdict}" if verdict else f"no cause took {percent(DECISIVE, 0)} of the training's time"
     ordered = sorted(known.bottlenecks.items(), key=lambda item: -item[1])
     rows = [[cause, percent(share, 0), notes.get(cause, "")] for cause, share in ordered]
-    lines = [one_line(f"goodput {percent(known.goodput, 0)}; {said}")]
+    useful = f"goodput {percent(known.goodput, 0)}; " if known.attempt > 1 else ""
+    lines = [one_line(useful + said)]
     return [*lines, *table(CAUSES, rows, width)] if rows else lines
 
 
