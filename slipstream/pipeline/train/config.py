@@ -44,9 +44,9 @@ class StepProfileConfig(Settings):
 
     section = "training.profile"
 
-    steps: Natural = 0
-    """Number of steps to profile, from the sixth step on. The report shows their operations, with a trace; 0 disables
-    profiling."""
+    steps: Annotated[int, Field(ge=0, le=300)] = 0
+    """Number of steps to profile, from the sixth step on, at most 300: a step of a small model takes about 0.3 MB, and
+    a trace above 100 MB is dropped. The report shows their operations, with the trace; 0 disables profiling."""
 
 
 @settings

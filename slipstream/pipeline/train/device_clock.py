@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from slipstream.shared.artifacts.records import to_json
 from slipstream.shared.artifacts.results.training import OPERATIONS, TRACE, Operation, Operations, Throughput
 from slipstream.shared.distributed.process_group import RankContext
+from slipstream.shared.logs import logger
 from slipstream.shared.machine.gpus import data_sheet_peak
 
 
@@ -115,8 +116,11 @@ def same_gpu() -> Callable[[], None]:
 WAIT, WARM_UP = 4, 1
 #: Maximum number of operations in the result.
 LISTED = 40
-#: Prefix of the event that the profiler adds for every step.
-MARK = "ProfilerStep"
+#: Prefix of the event that the profiler adds for every step, and of gloo's collectives, which run in other threads.
+MARK, GLOO = "ProfilerStep", "gloo:"
+#: Maximum size in bytes of a trace.
+LARGEST_TRACE = 100_000_000
+LOG = logger("train")
 
 
 class StepProfiler:
@@ -152,6 +156,9 @@ class StepProfiler:
             found = summarise_operations(finished.key_averages(), self._steps, self._on_gpu)
             path = Path(scratch) / TRACE
             finished.export_chrome_trace(str(path))
+            if (size := path.stat().st_size) > LARGEST_TRACE:
+                LOG.warning("the trace of the profiled steps has %s bytes and is dropped; set fewer steps", f"{size:,}")
+                return
             self.files = {TRACE: path.read_bytes(), OPERATIONS: to_json(found)}
 
 
@@ -163,7 +170,7 @@ def summarise_operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu:
         Operation(name=str(event.key), calls=event.count, seconds=1e-6 * microseconds)
         for event in events
         if (is_of_device(event) if on_gpu else is_of_host(event))
-        and (microseconds := event.self_device_time_total if on_gpu else event.self_cpu_time_total) > 0
+        and (microseconds := event.self_device_time_total if on_gpu else time_on_host(event)) > 0
     ]
     found.sort(key=lambda operation: operation.seconds, reverse=True)
     total = sum(operation.seconds for operation in found)
@@ -172,6 +179,11 @@ def summarise_operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu:
 
 def is_of_device(event: FunctionEventAvg) -> bool:
     return event.device_type != DeviceType.CPU and not event.is_user_annotation
+
+
+def time_on_host(event: FunctionEventAvg) -> float:
+    """Return microseconds on the host without those of operations inside; a collective has none and is asynchronous."""
+    return event.cpu_time_total if str(event.key).startswith(GLOO) else event.self_cpu_time_total
 
 
 def is_of_host(event: FunctionEventAvg) -> bool:
