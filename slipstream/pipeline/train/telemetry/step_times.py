@@ -28,13 +28,14 @@ GROUPS, GROUPS_OF_ALL = 64, 2048
 class LoaderTimes:
     """Seconds spent by the data loader's threads, by activity.
 
-    They wait for blocks from a store (``store``), verify blocks, gather rows, and copy them to the device.
+    They wait for blocks from a store (``store``), verify blocks, gather rows, copy them to the device and augment them.
     """
 
     store: float = 0.0
     verification: float = 0.0
     gathering: float = 0.0
     copy: float = 0.0
+    augmentation: float = 0.0
 
 
 class StepPhases(NamedTuple):
