@@ -57,7 +57,7 @@ class OperationChange:
     high: float
     #: Smallest slow-down that would be found, as a fraction; infinite if there are too few launches for "slower".
     unseen: float
-    #: Number of launches after which the answer would be "slower", with this interval; 0 if more launches do not decide.
+    #: Launches after which the answer would be "slower", with this interval; 0 if more launches do not decide.
     needs: int = 0
 
     @property
