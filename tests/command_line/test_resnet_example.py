@@ -43,4 +43,4 @@ def test_from_split_images_to_the_report(pyflyte_run: Run, tmp_path: Path) -> No
     assert "300 to train, 200 to validate, 400 to test" in result.stdout
     (run,) = (tmp_path / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    assert summary["evaluation"]["metric"]["value"] > 0.8
+    assert summary["evaluation"]["metric"]["value"] > 0.6  # chance is 0.1; a mirrored digit is another figure
