@@ -75,8 +75,9 @@ def propose(
     runs: list[StageRun],
     tried: list[CompressionTrial],
     config: RunConfig,
+    untaught: bool = False,
 ) -> Proposal:
-    """Evaluate the last trained candidate, if any, and create the next one.
+    """Evaluate the last trained candidate, if any, and create the next one, or the best one to train ``untaught``.
 
     ``fine_tuned`` and ``runs`` hold that candidate and its training, or are empty. This task is quick and not cached.
     Equal candidates have equal bytes, so their trainings are cached.
@@ -94,11 +95,14 @@ def propose(
         "model_code": fingerprint_model(work.trained.config),
         "method": config.compression.method,
     }
-    engine.propose_model(directory, work, tried, made_by)
+    teaching = config.compression.teaching
+    if untaught and engine.untaught_candidate(tried, config.compression):
+        teaching = replace(teaching, weight=0.0)
+    engine.propose_model(directory, work, tried, made_by, untaught)
     return Proposal(
         FlyteDirectory(str(directory.absolute())),
         fine_tuning_settings(config),
-        config.compression.teaching,
+        teaching,
         config.model.factory,
         tried,
         config.compression.searches,
@@ -115,15 +119,14 @@ def choose(
     tried: list[CompressionTrial],
     config: RunConfig,
 ) -> Compressed:
-    """Evaluate the last candidate of ``fine_tuned``; choose a candidate or the trained model.
+    """Choose a candidate or the trained model.
 
-    ``runs`` are the candidates' trainings.
+    The last of ``fine_tuned`` is the best student without its teacher, or repeats another. ``runs`` are the trainings.
     """
     from slipstream.pipeline.compress import engine
     from slipstream.shared.models.trained import TrainedModel
 
     work = work_on(trained, prepared, config)
-    tried = evaluated_trials(work, fine_tuned[-1:], runs[-1:], tried)
     models = [TrainedModel.open(local_path(each), config.model.factory) for each in fine_tuned]
     model, found = engine.choose_model(work, models, tried)
     directories = [artifact_uri(each) for each in (trained, *fine_tuned)]

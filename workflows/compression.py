@@ -62,7 +62,47 @@ def search_size(
         )
         tuned = train_proposed(proposed, trained, prepared)
         models, runs, tried = [*models, tuned.artifact], [*runs, tuned.run], proposed.tried
-    chosen = choose(trained=trained, prepared=prepared, fine_tuned=models, runs=runs, tried=tried, config=config)
+    return choose_taught_or_not(trained, prepared, models, runs, tried, config)
+
+
+@profile_workflow
+def take_candidate(
+    trained: Trained, prepared: Prepared, fine_tuned: Trained, run: StageRun, config: RunConfig
+) -> Compressed:
+    """Choose between the only candidate, ``fine_tuned``, and the trained model."""
+    return choose_taught_or_not(trained, prepared, [fine_tuned], [run], [], config)
+
+
+def choose_taught_or_not(
+    trained: Trained,
+    prepared: Prepared,
+    models: list[Trained],
+    runs: list[StageRun],
+    tried: list[CompressionTrial],
+    config: RunConfig,
+) -> Compressed:
+    """Build the nodes that train the best student without its teacher, too, and choose a model.
+
+    If there is nothing to compare, the last training is repeated, which is cached.
+    """
+    proposed = propose(
+        trained=trained,
+        prepared=prepared,
+        fine_tuned=models[-1:],
+        runs=runs[-1:],
+        tried=tried,
+        config=config,
+        untaught=True,
+    )
+    tuned = train_proposed(proposed, trained, prepared)
+    chosen = choose(
+        trained=trained,
+        prepared=prepared,
+        fine_tuned=[*models, tuned.artifact],
+        runs=[*runs, tuned.run],
+        tried=proposed.tried,
+        config=config,
+    )
     return Compressed(chosen.artifact, chosen.compression)
 
 
@@ -80,7 +120,7 @@ def finish_compression(
         .if_(searches.is_true())  # type: ignore[attr-defined]
         .then(search_size(trained=trained, prepared=prepared, fine_tuned=fine_tuned, run=run, config=config))
         .else_()
-        .then(choose(trained=trained, prepared=prepared, fine_tuned=[fine_tuned], runs=[run], tried=[], config=config))
+        .then(take_candidate(trained=trained, prepared=prepared, fine_tuned=fine_tuned, run=run, config=config))
     )
     return Compressed(made.artifact, made.compression)
 

@@ -1,7 +1,7 @@
 """Latencies: random order, several loads, intervals, and no percentile from too few calls."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
+from slipstream.pipeline.report.pages.charts import pareto_front
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.artifacts.results.export import LatencyFigures
 from slipstream.shared.comparison import latencies as timing
@@ -23,6 +24,7 @@ from slipstream.shared.comparison.latencies import (
     calls_needed,
     latency_figures,
     measure_latencies,
+    paired_figures,
     percentile_estimate,
     screen_speedups,
     speedup_estimate,
@@ -154,6 +156,64 @@ def test_a_percentile_is_quoted_if_ten_calls_lie_beyond_it() -> None:
     few = latency_figures(np.arange(1, 20) * 1_000_000, None)
     assert replace(few, mean=None, variation=None) == LatencyFigures(None, None, None, 19)
     assert few.mean == 10 and few.variation == pytest.approx((360 / 12) ** 0.5 / 10)
+
+
+def turns_of(speeds: Mapping[str, float], seed: int) -> dict[str, VariantTimings]:
+    """Timings of five loads on a machine whose load changes from round to round.
+
+    A turn has ten calls, or fewer if it would last too long, so faster phases contribute more calls.
+    """
+    draw, taken = np.random.default_rng(seed), {name: VariantTimings() for name in speeds}
+    for _ in range(5):
+        luck = {name: float(np.exp(draw.normal(0, 0.03))) for name in speeds}
+        for turns in taken.values():
+            turns.medians.append([])
+        for _ in range(12):
+            phase = float(np.exp(draw.normal(0, 0.5)))
+            for name, speed in speeds.items():
+                drift = phase * float(np.exp(draw.normal(0, 0.05)))
+                calls = (1e6 * drift * luck[name] / speed * np.exp(np.abs(draw.normal(0, 0.05, 10)))).astype(int)
+                kept = calls[: max(1, int(10 / drift))].tolist()
+                taken[name].calls += kept
+                taken[name].medians[-1].append(float(np.median(kept)))
+    return taken
+
+
+def front_by_numpy(ratios: Mapping[str, float], losses: Mapping[str, float]) -> set[str]:
+    """Names that no other beats in the ratio and in the loss."""
+    return {
+        name
+        for name in ratios
+        if not any(ratios[other] >= ratios[name] and losses[other] < losses[name] for other in ratios)
+        and not any(ratios[other] > ratios[name] and losses[other] <= losses[name] for other in ratios)
+    }
+
+
+def test_medians_chart_and_choice_have_the_ratio_of_paired_turns() -> None:
+    """Five variants of nearly equal speed: medians of all calls give other Pareto fronts than paired turns."""
+    speeds, losses = {"fp32": 1.0, "a": 1.50, "b": 1.52, "c": 1.54, "d": 1.56}, [0.0, 0.1, 0.2, 0.3, 0.4]
+    lost = dict(zip(speeds, losses, strict=True))
+    pooled_fronts_differ = 0
+    for seed in range(20):
+        taken = turns_of(speeds, seed)
+        medians = {name: np.array(own.medians) for name, own in taken.items()}
+        ratios = {
+            name: float(np.exp(np.mean(np.median(np.log(medians["fp32"] / each), axis=1))))
+            for name, each in medians.items()
+        }
+        found = paired_figures(taken, "fp32")
+        p50 = {name: each.p50.value for name, each in found.items() if each.p50}
+        for name, ratio in ratios.items():
+            assert p50["fp32"] / p50[name] == pytest.approx(ratio)
+            speedup, p90 = found[name].speedup, found[name].p90
+            assert speedup is None or speedup.value == pytest.approx(ratio)
+            assert p90 and p90.value > p50[name]
+        expected = front_by_numpy(ratios, lost)
+        drawn = pareto_front([(p50[name], lost[name]) for name in speeds])
+        assert {name for name in speeds if (p50[name], lost[name]) in drawn} == expected
+        pooled = {name: float(np.median(taken["fp32"].calls) / np.median(own.calls)) for name, own in taken.items()}
+        pooled_fronts_differ += front_by_numpy(pooled, lost) != expected
+    assert pooled_fronts_differ >= 5
 
 
 def test_a_percentile_and_its_interval_by_hand() -> None:

@@ -28,7 +28,6 @@ def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
         "▸ onnx-int8   84.3 KB  62.0 µs   744 µs  5.58 ms   87.74 %",
         "1 other was ruled out earlier",
         "onnx-int8 is 1.93 times as fast as FP32",
-        "Matmuls and convolutions take 70 % of FP32's time at batch 1",
         "all-reduce 301 µs at 1 KiB, 1.18 GB/s at 16 MiB (2 processes",
         "prepare            reused",
         "train              31.2 s  ━",

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from slipstream.pipeline.train.config import StepProfileConfig, TrainingConfig
-from slipstream.pipeline.train.device_clock import summarise_operations
+from slipstream.pipeline.train.device_clock import StepProfiler, summarise_operations
 from slipstream.shared.models.config import ModelConfig
 from tests.support.training import table_of_numbers, trained
 
@@ -31,8 +32,25 @@ def test_the_operations_of_the_steps_are_counted_and_traced(tmp_path: Path) -> N
     assert calls["aten::_fused_adamw_"] == 3 * 2
     seconds = [operation["seconds"] for operation in found["operations"]]
     assert seconds == sorted(seconds, reverse=True) and sum(seconds) <= found["seconds"] < 10
+    # The gradients are reduced in another thread, twice a step: all of them, and the loss.
+    reduced = next(operation for operation in found["operations"] if operation["name"] == "gloo:all_reduce")
+    assert reduced["calls"] >= 3 and reduced["seconds"] > 0
     trace = json.loads(gzip.decompress((model / "trace.json.gz").read_bytes()))
     assert sum(event.get("name") == "aten::addmm" for event in trace["traceEvents"]) == 3 * 2
+
+
+def test_a_profile_has_as_many_steps_as_its_bytes_allow() -> None:
+    """By the trace of one step; the text of a trace grows by less, as its head is written once."""
+    network = torch.nn.Linear(8, 8)
+    profiler, limit = StepProfiler(200, torch.device("cpu"), 100_000), 100_000
+    with profiler:
+        for _ in range(230):
+            network(torch.ones(4, 8)).sum().backward()
+            profiler.step()
+    found, trace = json.loads(profiler.files["operations.json"]), gzip.decompress(profiler.files["trace.json.gz"])
+    assert 1 < found["steps"] < 200 and limit / 4 < len(trace) <= limit
+    calls = {operation["name"]: operation["calls"] for operation in found["operations"]}
+    assert calls["aten::addmm"] == found["steps"]
 
 
 @pytest.mark.prove

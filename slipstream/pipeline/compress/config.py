@@ -43,7 +43,8 @@ class CompressionConfig(GateConfig):
     learning_rate: Annotated[float, Field(ge=0), NO_NUMBER] = 0.0
     """Largest learning rate for a smaller model; null: as ``training.learning_rate``."""
     minutes: Annotated[float, Field(gt=0)] = 60.0
-    """Minutes of training after which no further model is trained."""
+    """Minutes of training after which no further model is trained. "distil" trains the best student on the labels
+    alone, too, if that ends within them, and keeps the better one."""
 
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """Distillation of the trained model into the smaller one."""

@@ -21,7 +21,7 @@ from slipstream.pipeline.compress.config import MOST_CANDIDATES, CompressionConf
 from slipstream.pipeline.compress.groups import PruningGroup, find_groups, unite_prunings
 from slipstream.shared.artifacts.format import Artifact
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
-from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial, ModelSize
+from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial, ModelSize, TeachingGain
 from slipstream.shared.artifacts.results.export import Estimate
 from slipstream.shared.comparison.latencies import Workload, measure_latencies
 from slipstream.shared.comparison.quality import UNITS, QualityLoss, in_words, quality_loss
@@ -44,6 +44,7 @@ from slipstream.shared.models.trained import Architecture, TrainedModel, write_t
 #: Name of the trained model among the timed models; then seconds of the whole measurement, and rows per call.
 WHOLE = "as trained"
 SECONDS, TIMED_ROWS = 2.0, 32
+NO_TIME = "whether its teacher helps was not measured, as compression.minutes leave no time for another training"
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,20 @@ def differing_arguments(arguments: Mapping[str, object], others: Mapping[str, ob
 
 
 def propose_model(
-    directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, object]
+    directory: Path,
+    work: CompressionRun,
+    tried: Sequence[CompressionTrial],
+    made_by: Mapping[str, object],
+    untaught: bool = False,
 ) -> Artifact:
     """Write the next model to train, with its initial weights, as a trained model.
 
-    If the search or its time is over, writes an already trained candidate again. Raises ``UserError`` if the model
-    cannot be compressed.
+    If the search or its time is over, writes an already trained candidate again; with ``untaught`` the candidate to
+    train without its teacher. Raises ``UserError`` if the model cannot be compressed.
     """
     work.check()
-    candidate = next_candidate(len(work.names()), tried, work.config)
+    best = untaught_candidate(tried, work.config) if untaught else None
+    candidate = best.candidate if best else next_candidate(len(work.names()), tried, work.config)
     if work.config.method == "prune":
         return write_pruned(directory, work, removable_shares(work.config)[candidate], made_by)
     student = Architecture(work.students()[candidate], work.trained.signature)
@@ -178,7 +184,8 @@ def choose_model(
     """Return the model to continue with, and the record of the compression.
 
     ``fine_tuned`` are the trained candidates in the order of ``tried``, then candidates that :func:`propose_model`
-    repeated after the search. The test rows are used once, for the best candidate.
+    repeated after the search, and last the best candidate without its teacher, if :func:`untaught_candidate` names one.
+    The test rows are used once, for the best candidate.
     """
     config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
     metric, _ = HEADLINE[signature.task]
@@ -193,14 +200,20 @@ def choose_model(
         speeds_of(work, models, rows[:TIMED_ROWS]),
         TIMED_ROWS,
     )
-    winner = tried[0] if given else smallest_passing(tried, config)
+    winner = best_candidate(tried, config)
     if winner is None:
         why = (
             f"none of {len(tried)} models was shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} "
             "allowed, on the validation rows"
         )
         return work.trained, replace(compression, why=why)
-    model, rows = models[winner.name], held_out_rows(work.data)
+    model, taught_words = models[winner.name], ""
+    if config.method == "distil" and config.teaching.weight and len(fine_tuned) > len(tried):
+        gain = teaching_gain(work, model, fine_tuned[-1]) if untaught_candidate(tried, config) else None
+        model = fine_tuned[-1] if gain and gain.kept == "labels" else model
+        compression = replace(compression, teaching=gain)
+        taught_words = f"; {gain or NO_TIME}"
+    rows = held_out_rows(work.data)
     loss = loss_on(work, decided_outputs(model, rows), rows)
     answer, words = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
     if given or config.passes(answer):
@@ -209,8 +222,34 @@ def choose_model(
             if answer == "passed"
             else " (taken anyway: " + ("it was requested)" if given else "compression.when_in_doubt)")
         )
-        return model, replace(compression, taken=winner.name, why=words + doubt)
-    return work.trained, replace(compression, why=f"{winner.name}: {words}")
+        return model, replace(compression, taken=winner.name, why=words + doubt + taught_words)
+    return work.trained, replace(compression, why=f"{winner.name}: {words}{taught_words}")
+
+
+def best_candidate(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
+    """Return the candidate to take, if its test rows agree; None if the trained model stays."""
+    return smallest_passing(tried, config) if config.searches else tried[0]
+
+
+def untaught_candidate(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
+    """Return the student that is trained without its teacher, too.
+
+    None without a teacher, without a student to take, or if the training would end after ``compression.minutes``.
+    """
+    best = best_candidate(tried, config)
+    if config.method != "distil" or not config.teaching.weight or best is None:
+        return None
+    spent = sum({one.candidate: one.seconds for one in tried}.values())
+    return best if spent + best.seconds <= 60 * config.minutes else None
+
+
+def teaching_gain(work: CompressionRun, taught: TrainedModel, untaught: TrainedModel) -> TeachingGain:
+    """Return what the teacher gained on the validation rows."""
+    task, rows = work.trained.signature.task, work.data.split("validation")
+    before, after = (decided_outputs(model, rows) for model in (untaught, taught))
+    loss = quality_loss(task, record_targets(rows), before, after, work.config.max_loss)
+    gain, low, high = (round(-value, 6) + 0.0 for value in (loss.loss, loss.high, loss.low))
+    return TeachingGain(Estimate(gain, low, high), UNITS[task], loss.rows, "labels" if gain < 0 else "teacher")
 
 
 def removable_shares(config: CompressionConfig) -> list[float]:

@@ -76,7 +76,7 @@ Rows of another source or a later time may be predicted worse than measured here
 {settings_section(made_by)}
 ## Use
 
-{on_tensors(signature)}
+{on_tensors(signature)}{batch_section(report)}
 {libraries(report.libraries)}
 {licence}
 ## Variants
@@ -142,6 +142,12 @@ The output is in {signature.outputs[0].units}.
 `schema.json` and `statistics.json` define how raw columns become these inputs.
 
 {raw_model(signature)}"""
+
+
+def batch_section(report: ExportReport) -> str:
+    """Return how answers depend on the rows of a call; "" if they do not."""
+    chosen = report.recommended
+    return f"\nNote: {chosen.by_batch}.\n" if chosen and chosen.by_batch else ""
 
 
 def longest_text(signature: DeployedSignature) -> str:

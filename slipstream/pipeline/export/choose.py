@@ -21,6 +21,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import CpuModel
 from slipstream.shared.models.metrics import compute_scores
 from slipstream.shared.models.predict import (
+    BATCH,
     ModelFunction,
     model_function,
     predict_records,
@@ -40,6 +41,8 @@ class Contender:
     bytes: int
     latency: dict[str, LatencyFigures]
     loss: QualityLoss | None = None
+    #: Words about the rows per call on which answers depend; "" if on none.
+    by_batch: str = ""
 
     def speedup(self, batch: int) -> Estimate | None:
         return self.latency[str(batch)].speedup
@@ -123,7 +126,7 @@ def gate_result(task: str, each: Contender, config: ExportConfig, batch: int) ->
     speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
     assert speedup is not None
     speed = f"{speedup.value:.2f} times as fast as FP32 at batch {batch} ({speedup.low:.2f} to {speedup.high:.2f})"
-    measured = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
+    measured = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}{each.by_batch}"
     if not is_faster(each, config, batch):
         short = "slower" if speedup.high < 1 else "not faster"
         return GateResult(short, f"{speed}; the lower limit is not above the required {config.min_speedup:g}")
@@ -202,6 +205,11 @@ class Variant:
     #: Code of the quantisation recipe.
     recipe: str = ""
 
+    @property
+    def dynamic(self) -> bool:
+        """True if scales come from all rows of a call."""
+        return self.recipe.startswith("dynamic")
+
 
 def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: CpuModel) -> list[Variant]:
     """Return the torch module (the reference) and, if the CPU supports it, its bfloat16 form."""
@@ -255,7 +263,13 @@ def onnx_variant(
     name: str, path: Path, signature: Signature, test: np.ndarray, config: ExportConfig, recipe: str = ""
 ) -> Variant:
     load = partial(onnx_predictor, path, config.threads, config.provider)
-    return Variant(name, path.name, path.stat().st_size, load, predict_records(load(), signature, test), recipe)
+    outputs = predict_records(load(), signature, test, rows_together(config))
+    return Variant(name, path.name, path.stat().st_size, load, outputs, recipe)
+
+
+def rows_together(config: ExportConfig) -> int:
+    """Return the rows per call at which variants are evaluated, besides single rows."""
+    return config.decide_at_batch if config.decide_at_batch > 1 else BATCH
 
 
 def variant_figures(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from slipstream.shared.comparison.config import GateConfig
-from slipstream.shared.settings import LARGEST, Positive, settings
+from slipstream.shared.settings import LARGEST, LATER, Positive, settings
 from slipstream.shared.spelling import NO_NUMBER, NO_TEXT
 
 
@@ -38,6 +38,8 @@ class ExportConfig(GateConfig):
     """Batch size at which the variant is chosen."""
     min_speedup: Annotated[float, Field(gt=0)] = 1.05
     """Required speedup over FP32, by its lower 95 % limit; ignored with ``optimise: size``."""
+    mix_requests: Annotated[bool, LATER] = False
+    """Let Triton batch requests also if a row's answer depends on the other rows of its call, as for dynamic INT8."""
     budget_ms: Annotated[float, Field(ge=0), NO_NUMBER] = 0.0
     """Maximum latency in milliseconds of a call with ``decide_at_batch`` rows; null: no limit."""
     budget_percentile: Literal["p50", "p90", "p99"] = "p50"

@@ -18,7 +18,6 @@ from slipstream.pipeline.export.choose import (
     TORCH_BF16,
     Contender,
     GateResult,
-    Variant,
     choose_variant,
     fp32_variant,
     left_out,
@@ -28,6 +27,7 @@ from slipstream.pipeline.export.choose import (
 )
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.convert import PARITY_BATCHES, exporters_silenced, output_name, without_provenance
+from slipstream.pipeline.export.finalists import evaluate_finalists
 from slipstream.pipeline.export.package.assemble import LOGITS, assemble_package, finish_package
 from slipstream.pipeline.export.package.libraries import ModelProvenance, write_libraries
 from slipstream.pipeline.export.package.samples import model_distributions
@@ -62,12 +62,10 @@ from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS
 from slipstream.shared.artifacts.results.training import code_versions_of
 from slipstream.shared.artifacts.versions import installed_version
 from slipstream.shared.comparison.latencies import Workload, affordable_batches, measure_latencies
-from slipstream.shared.comparison.quality import QualityLoss, quality_loss
 from slipstream.shared.errors import UserError
 from slipstream.shared.machine.description import CpuModel, this_machine
 from slipstream.shared.machine.limits import usable_cores
-from slipstream.shared.models.decision import with_threshold
-from slipstream.shared.models.predict import held_out_rows, predict_records, record_targets
+from slipstream.shared.models.predict import held_out_rows
 
 if TYPE_CHECKING:
     import onnx
@@ -126,27 +124,26 @@ def export(
     batches = affordable_batches(fp32.load(), workload, TIMING * config.seconds, deciding_first)
     profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
     searched = search_recipes(directory, directory / str(fp32.file), data, config, started, batches, threshold)
-    finalists = [onnx_variant(each.name, each.path, signature, test, config, each.code) for each in searched.finalists]
+    made = [onnx_variant(each.name, each.path, signature, test, config, each.code) for each in searched.finalists]
+    finalists = {each.variant.name: each for each in evaluate_finalists(fp32, made, data, test, config, threshold)}
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
-    timed_variants = [*torch, fp32, *finalists]
+    timed_variants = [*torch, fp32, *(each.variant for each in finalists.values())]
     loads = {variant.name: variant.load for variant in timed_variants}
     timed = measure_latencies(loads, FP32, workload, left, batches)
-    losses = finalist_losses(fp32, finalists, data, test, config, threshold)
     decision = choose_variant(
         signature.task,
         Contender(FP32, fp32.bytes, timed[FP32]),
-        [Contender(each.name, each.bytes, timed[each.name], losses[each.name]) for each in finalists],
+        [each.contender(timed[name]) for name, each in finalists.items()],
         config,
     )
     verdicts = {**REFERENCES, **decision.verdicts}
-    quality = {name: loss.figures(config.max_loss, config.evidence) for name, loss in losses.items()}
     variants = [
         replace(
             variant_figures(v, torch[0], signature.task, test, timed[v.name], config, threshold),
             chosen=v.name == decision.chosen,
             verdict=verdicts[v.name].short,
             reason=verdicts[v.name].reason,
-            quality=quality.get(v.name),
+            **(finalists[v.name].figures(config) if v.name in finalists else {}),
         )
         for v in timed_variants
     ]
@@ -163,6 +160,7 @@ def export(
         machine=machine_figures(machine, config),
         licence=config.licence,
         libraries=libraries,
+        mix_requests=config.mix_requests or None,
     )
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
     origin = ModelProvenance(made_by, config.licence, "portable" if decision.chosen == FP32 else config.target)
@@ -205,27 +203,6 @@ def check_inputs(model: Signature, data: Signature) -> None:
 def shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-def finalist_losses(
-    fp32: Variant,
-    finalists: list[Variant],
-    data: PreparedData,
-    test: np.ndarray,
-    config: ExportConfig,
-    threshold: float | None = None,
-) -> dict[str, QualityLoss]:
-    """Return every finalist's loss against FP32 on the rows of the splits in ``config.evidence``."""
-    task, truth = data.signature.task, record_targets(test)
-    validation = data.split("validation") if config.evidence == "test+validation" else test[:0]
-    truth = np.concatenate([truth, record_targets(validation)])
-
-    def outputs(variant: Variant) -> np.ndarray:
-        more = [predict_records(variant.load(), data.signature, validation)] if len(validation) else []
-        return with_threshold(np.concatenate([variant.outputs, *more]), threshold)
-
-    before, allowed, number = outputs(fp32), config.max_loss, len(finalists)
-    return {each.name: quality_loss(task, truth, before, outputs(each), allowed, number) for each in finalists}
 
 
 def deployed_signature(signature: Signature, opset: int, file: str, threshold: float | None = None) -> ModelSignature:

@@ -166,16 +166,10 @@ def figures_by_operator(rows: int, kernels: Sequence[tuple[str, str, int]]) -> P
     operators = {name: duration / total for name, duration in took.most_common()}
     are_products = np.array([any(part in operator for part in PRODUCTS) for _, operator in calls])
     resampled = np.stack([resampled_medians(durations, draw) for durations in each_call], axis=1)
-    low, high = np.quantile(without_products(resampled, are_products), (0.025, 0.975)).tolist()
-    at_most = float(without_products(medians[None], are_products)[0])
-    return ProfileFigures(rows, operators, float(medians[are_products].sum() / total), at_most, (low, high))
+    shares = resampled[:, are_products].sum(axis=1) / resampled.sum(axis=1)
+    low, high = np.quantile(shares, (0.025, 0.975)).tolist()
+    return ProfileFigures(rows, operators, float(medians[are_products].sum() / total), (low, high))
 
 
 def resampled_medians(durations: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     return np.median(draw.choice(durations, (RESAMPLED, len(durations))), axis=1)
-
-
-def without_products(times: np.ndarray, are_products: np.ndarray) -> np.ndarray:
-    # The times are [sets, nodes].
-    total = times.sum(axis=1)
-    return total / np.maximum(times[:, ~are_products].sum(axis=1), 1e-3 * total)

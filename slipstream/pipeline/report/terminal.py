@@ -159,7 +159,6 @@ def timing_lines(export: ExportReport, metric: str) -> Iterator[str]:
             "", f"{fmt.count_with_noun(others, 'other')} {verb} ruled out earlier: see the report."
         )
     yield from labelled_lines("", f"{fmt.capitalise_sentence(export.why)}.")
-    yield from labelled_lines("", f"{export.ceiling}.")
     threads = fmt.count_with_noun(export.machine.threads, "thread")
     yield from labelled_lines("", f"Median latency on {export.machine.device}, {threads}.")
 

@@ -97,8 +97,8 @@ class StepProfileConfig(Settings):
     section = "training.profile"
 
     steps: Natural = 0
-    """Number of steps to profile, from the sixth step on. The report shows their operations, with a trace; 0 disables
-    profiling."""
+    """Number of steps to profile, from the sixth step on, but at most as many as fit into a trace of 100 MB. The
+    report shows their operations, with a trace; 0 disables profiling."""
 
 
 @settings

@@ -130,11 +130,23 @@ def measure_latencies(
             for rows in batches:
                 calls = {name: partial(run, inputs[rows]) for name, run in runs.items()}
                 take_turns(calls, taken[rows], seconds / LOADS / len(batches), order)
-    figures: dict[str, dict[str, LatencyFigures]] = {name: {} for name in loads}
-    for rows, turns in taken.items():
-        for name, own in turns.items():
-            speedup = speedup_estimate(own.against(turns[reference])) if name != reference else None
-            figures[name][str(rows)] = latency_figures(np.array(own.calls), speedup)
+    found = {rows: paired_figures(turns, reference) for rows, turns in taken.items()}
+    return {name: {str(rows): figures[name] for rows, figures in found.items()} for name in loads}
+
+
+def paired_figures(taken: Mapping[str, VariantTimings], reference: str) -> dict[str, LatencyFigures]:
+    """Return latencies at one batch size by variant.
+
+    The calls of a variant are scaled so that the ratio of its median to the reference's is the one of paired turns.
+    Medians of all calls could contradict it, as they depend on how many calls fell into slow phases of the machine.
+    """
+    median, figures = float(np.median(taken[reference].calls)), dict[str, LatencyFigures]()
+    for name, own in taken.items():
+        calls, speedup = np.array(own.calls, np.float64), None
+        if name != reference:
+            speedup = speedup_estimate(own.against(taken[reference]))
+            calls *= median / speedup.value / np.median(calls)
+        figures[name] = latency_figures(calls, speedup)
     return figures
 
 

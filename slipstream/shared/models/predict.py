@@ -44,14 +44,14 @@ def record_inputs(signature: Signature, records: np.ndarray) -> tuple[np.ndarray
     return tuple(np.array(records[spec.name], dtype=spec.dtype, order="C") for spec in signature.inputs)
 
 
-def predict_records(run: ModelFunction, signature: Signature, records: np.ndarray) -> np.ndarray:
-    """Return the outputs for all ``records``, ``[rows, outputs]``.
+def predict_records(run: ModelFunction, signature: Signature, records: np.ndarray, most: int = BATCH) -> np.ndarray:
+    """Return the outputs for all ``records``, ``[rows, outputs]``, in calls of at most ``most`` rows.
 
     For rows of tokens, whose logits take too much memory, return ``[rows, length, 2]`` from :func:`grade_tokens`.
     Raises ``UserError`` if an output is not finite or has another shape than the signature's.
     """
     tokens = signature.task == "next token"
-    step = max(1, min(BATCH, MOST_LOGITS // math.prod(signature.output_shape))) if tokens else BATCH
+    step = max(1, min(most, MOST_LOGITS // math.prod(signature.output_shape))) if tokens else most
     parts = []
     for start in range(0, len(records), step):
         batch = records[start : start + step]

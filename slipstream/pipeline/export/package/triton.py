@@ -77,7 +77,7 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
             config = config_fields(model, inputs, outputs, report)
             if flaws := list(config_errors(config, model, inputs, outputs)):
                 raise UserError(f"{model}/config.pbtxt: {flaws[0]}")
-            text = render_config(config)
+            text = "".join(f"# {line}\n" for line in filter(None, [unmixed(report)])) + render_config(config)
             parse_model_config(text)
             target = Path(scratch, model)
             (target / VERSION).mkdir(parents=True)
@@ -96,11 +96,11 @@ def config_fields(
     """Return the fields of ``config.pbtxt``.
 
     At preferred batch sizes the chosen variant has more rows per second than at all smaller ones. A request waits for
-    others at most as long as one row takes.
+    others at most as long as one row takes. Requests are not batched if that would change answers.
     """
     chosen = next(variant for variant in report.variants if variant.chosen)
     speeds = {int(rows): speed for rows, speed in chosen.rows_per_second.items()}
-    preferred = [rows for rows in sorted(speeds) if rows > 1 and is_worth(rows, speeds)]
+    preferred = [rows for rows in sorted(speeds) if rows > 1 and is_worth(rows, speeds) and not unmixed(report)]
     config: Config = {
         "name": name,
         "backend": "onnxruntime",
@@ -128,6 +128,14 @@ def config_fields(
         delay = round(1e6 / speeds[min(speeds)] * min(speeds))
         config["dynamic_batching"] = {"preferred_batch_size": preferred, "max_queue_delay_microseconds": delay}
     return config
+
+
+def unmixed(report: ExportReport) -> str:
+    """Return why requests are not batched; "" if they may be."""
+    chosen = report.recommended
+    if not chosen or not chosen.by_batch or report.mix_requests:
+        return ""
+    return f"No dynamic batching: {chosen.by_batch} (export.mix_requests)."
 
 
 def is_worth(rows: int, speeds: Mapping[int, float]) -> bool:

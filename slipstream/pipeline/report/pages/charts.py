@@ -24,7 +24,7 @@ from slipstream.pipeline.report.pages.inline_svg import (
     tooltip,
 )
 from slipstream.shared import formatting as fmt
-from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
+from slipstream.shared.artifacts.results.evaluation import CalibrationBin, PrecisionRecall, RocCurve, Scatter
 from slipstream.shared.artifacts.results.export import ExportReport
 from slipstream.shared.artifacts.results.training import History, LiveProgress, LossPoint
 
@@ -146,6 +146,16 @@ def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
 
 
 @inline_svg
+def precision_recall_curve(axes: Axes, curve: PrecisionRecall) -> str:
+    axes.step(curve.recall, curve.precision, where="pre", label=f"model, class {fmt.shorten_label(curve.positive)}")
+    axes.plot([0, 1], [curve.rate, curve.rate], label="chance", **REFERENCE_LINE)
+    unit_square(axes)
+    axes.set(xlabel="recall", ylabel="precision")
+    legend(axes)
+    return "Precision by recall of the model and of chance"
+
+
+@inline_svg
 def reliability_diagram(axes: Axes, bins: Sequence[CalibrationBin]) -> str:
     """Plot accuracy with its interval against mean confidence per confidence bin.
 
@@ -196,11 +206,8 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
         for variant in export.variants
         if variant.file and (ms := variant.milliseconds(batch, "p50"))
     ]
-    points = sorted((ms, quality.loss if quality else 0.0) for ms, quality, _ in measured)
-    front = [
-        point for index, point in enumerate(points) if point[1] < min([p[1] for p in points[:index]] or [math.inf])
-    ]
-    axes.plot(*zip(*front, strict=True), color=SERIES[0], label="Pareto front")
+    points = [(ms, quality.loss if quality else 0.0) for ms, quality, _ in measured]
+    axes.plot(*zip(*pareto_front(points), strict=True), color=SERIES[0], label="Pareto front")
     for ms, quality, variant in measured:
         loss = quality.loss if quality else 0.0
         # An unbounded interval would leave no height for the others.
@@ -219,6 +226,15 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     axes.yaxis.set_major_formatter(number)
     legend(axes)
     return "Quality against latency of the variants"
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that no other undercuts in both numbers, by the first number."""
+    front: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    return front
 
 
 def unit_square(axes: Axes) -> None:

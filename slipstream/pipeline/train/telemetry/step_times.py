@@ -70,12 +70,15 @@ class StepTimes:
         self.last_step = 0.0
         #: Seconds that the pod's GPUs lost to lowered clock rates; set on the pod's first rank.
         self.clocked_down = 0.0
+        #: Number of this rank's steps until now; shared with the sampler while totals are written.
+        self.done = np.zeros(1, dtype="<i8")
         self._pending: list[StepPhases] = []
         self._sent = self._beside()
 
     def add(self, time: StepPhases) -> None:
         """Store a step's times without processing them, because work between steps runs with cold caches."""
         self._pending.append(time)
+        self.done[0] += 1
         self.last_step = perf_counter()
 
     def to_send(self) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.shared.artifacts.results.export import Estimate
+from slipstream.shared.artifacts.results.later import Later
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,27 @@ class CompressionTrial:
 
 
 @dataclass(frozen=True)
+class TeachingGain:
+    """Quality that the teacher gained for a student, against the same student trained on the labels alone.
+
+    In points of accuracy or percent of RMSE (``units``) on the same validation ``rows``; each limit holds with 95 %.
+    """
+
+    gain: Estimate
+    units: str
+    rows: int
+    kept: Literal["teacher", "labels"]
+
+    def __str__(self) -> str:
+        """Return the gain in words."""
+        found, kept = self.gain, "its teacher" if self.kept == "teacher" else "the labels alone"
+        return (
+            f"its teacher gained {found.value:.2f} {self.units} ({found.low:.2f} to {found.high:.2f}) against the "
+            f"labels alone, on {self.rows:,} validation rows, so the student of {kept} is kept"
+        )
+
+
+@dataclass(frozen=True)
 class Compression:
     """Result of a compression.
 
@@ -59,3 +81,5 @@ class Compression:
     model: str = ""
     seconds: float = 0.0
     reused: bool = False
+    #: None if the student was not trained on the labels alone, too.
+    teaching: Later[TeachingGain] = None

@@ -47,7 +47,7 @@ class Estimate:
 class LatencyFigures:
     """Latency percentiles in milliseconds per call, with 95 % intervals.
 
-    A percentile is None if fewer than ten calls were slower.
+    A percentile is None if fewer than ten calls were slower. Medians have the ratio of paired turns, ``speedup``.
     """
 
     p50: Estimate | None
@@ -83,6 +83,25 @@ class QualityFigures:
 
 
 @dataclass(frozen=True)
+class BatchDependence:
+    """Differences between the answers of calls with one row and with ``batch`` rows, on the test split."""
+
+    batch: int
+    #: Number of labels that differ (0 for a regression), of all.
+    labels: int
+    of: int
+    #: Largest absolute difference of outputs.
+    largest_difference: float
+
+    def __str__(self) -> str:
+        """Return the dependence in words."""
+        return (
+            f"a row's answer depends on the other rows of its call: {self.labels:,} of {self.of:,} labels differ "
+            f"between calls of 1 and of {self.batch} rows, outputs by up to {self.largest_difference:.2g}"
+        )
+
+
+@dataclass(frozen=True)
 class VariantFigures:
     """Measurements of one variant of the exported model.
 
@@ -110,6 +129,8 @@ class VariantFigures:
     largest_difference: float | None = None
     mean_difference: float | None = None
     quality: QualityFigures | None = None
+    #: None if a row's answer does not depend on the other rows of its call, and in older files.
+    by_batch: Later[BatchDependence] = None
 
     @property
     def timed(self) -> bool:
@@ -123,27 +144,19 @@ class VariantFigures:
         return estimate.value if estimate else None
 
 
-#: Ratio of the limits of the largest possible gain above which it is not stated.
-WIDE = 1.25
-
-
 @dataclass(frozen=True)
 class ProfileFigures:
-    """Time of the FP32 variant by operator at one batch size."""
+    """Time of the FP32 variant by operator at one batch size, as the profiler counts it."""
 
     batch: int
     #: Share of the time (0 to 1) by operator, largest first.
     operators: dict[str, float]
-    #: Share of matmuls and convolutions, which INT8 can accelerate, and the speedup if they took no time (Amdahl's
-    #: law).
+    #: Share of matmuls and convolutions, and its limits, which hold with 95 %; None in older files.
     products: float
-    at_most: float
-    #: Limits of ``at_most``, which hold with 95 %; None in older files.
-    at_most_limits: tuple[float, float] | None = None
-
-    @property
-    def wide(self) -> bool:
-        return self.at_most_limits is None or self.at_most_limits[1] > WIDE * self.at_most_limits[0]
+    products_limits: Later[tuple[float, float]] = None
+    #: Earlier versions' limit of the gain of quantisation, which measured gains exceeded.
+    at_most: Later[float] = None
+    at_most_limits: Later[tuple[float, float]] = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +245,8 @@ class ExportReport:
     licence: str
     #: Empty for models other than transformers; absent in older files.
     libraries: list[LibraryFiles] = field(default_factory=list)
+    #: Whether requests may be batched although answers depend on it (``export.mix_requests``); None if not.
+    mix_requests: Later[bool] = None
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for inconsistent fields.
@@ -262,21 +277,15 @@ class ExportReport:
         return next((variant for variant in self.variants if variant.chosen), None)
 
     @property
-    def ceiling(self) -> str:
-        """Sentence with the largest possible gain of quantisation at ``decided_at_batch``."""
-        unknown = "The largest possible gain of quantisation is unknown"
-        if not self.profile:
-            return f"{unknown}, as operators are timed on CPUs only"
-        at = next(each for each in self.profile if each.batch == self.decided_at_batch)
-        latencies = [variant.latency_ms.get(str(at.batch)) for variant in self.timed]
-        if any(each.speedup.value > at.at_most for each in latencies if each and each.speedup):
-            return f"{unknown}, as a variant was faster than the profile by operator allows"
-        if at.at_most_limits is None or at.wide:
-            return f"{unknown}, as the times by operator varied too much"
-        low, high = at.at_most_limits
+    def profile_in_words(self) -> str:
+        """Sentence with the profiled share of matmuls and convolutions at ``decided_at_batch``; "" if unknown."""
+        at = next((each for each in self.profile if each.batch == self.decided_at_batch), None)
+        if at is None or at.products_limits is None:
+            return ""
+        low, high = (100 * limit for limit in at.products_limits)
         return (
-            f"Matmuls and convolutions take {100 * at.products:.0f} % of FP32's time at batch {at.batch}: without "
-            f"them the model would be {at.at_most:.2f} times as fast ({low:.2f} to {high:.2f})"
+            f"Matmuls and convolutions take {100 * at.products:.0f} % ({low:.0f} to {high:.0f}) of the time that ONNX "
+            f"Runtime's profiler counts at batch {at.batch}. It slows operators itself, so gains can be larger."
         )
 
 
