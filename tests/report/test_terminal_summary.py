@@ -8,6 +8,8 @@ import pytest
 from slipstream.pipeline.report.engine import run_summary
 from slipstream.pipeline.report.summary import CompressionSummary, RunSummary
 from slipstream.pipeline.report.terminal import WIDTH
+from slipstream.shared.source.config import DataConfig, SplitConfig
+from slipstream.shared.source.given_splits import in_words
 from slipstream.shared.stages import StageRun
 from tests.support.report_runs import STAGES, compression, results
 
@@ -33,6 +35,13 @@ def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
         "runs/2026-01-02T03-04-05/model/model.onnx",
     ):
         assert said in text
+
+
+def test_a_split_that_was_drawn_stands_below_the_rows(tmp_path: Path) -> None:
+    drawn = in_words([1], DataConfig(split=SplitConfig(column="part", validation=0.2)))
+    stages = results(tmp_path, ["no", "yes"], warnings=["another", *drawn])
+    words = " ".join(str(run_summary(stages, STAGES, "runs/2026-01-02T03-04-05")).split())
+    assert f"600 to test {drawn[0]} " in words and "another" not in words
 
 
 @pytest.mark.parametrize("versions", [[], ["0a1b"], ["0a1b", "2c3d"]])

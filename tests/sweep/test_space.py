@@ -36,6 +36,16 @@ def test_a_trial_is_one_process_without_what_serves_a_whole_training() -> None:
     assert training.weight_decay == 0.5 and training.epochs == given.training.epochs
 
 
+def test_momentum_can_be_searched_with_sgd_alone() -> None:
+    space = {"training.momentum": {"low": 0.5, "high": 0.99}, "training.learning_rate": {"low": 0.01, "high": 0.5}}
+    config = config_of(space, training={"optimizer": "sgd", "learning_rate": 0.1, "nesterov": True})
+    assert [each.path for each in searched_parameters(config)] == sorted(space)
+    tried = trial_config(config, {"training.momentum": 0.5, "training.learning_rate": 0.2}).training
+    assert (tried.optimizer, tried.momentum, tried.learning_rate, tried.nesterov) == ("sgd", 0.5, 0.2, True)
+    with pytest.raises(UserError, match=r"training\.momentum: .* only sgd"):
+        searched_parameters(config_of({"training.momentum": space["training.momentum"]}))
+
+
 def test_ranges_of_whole_numbers_are_whole() -> None:
     found = {
         each.path: each

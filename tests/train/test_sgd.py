@@ -15,7 +15,7 @@ from slipstream.pipeline.train.config import TrainingConfig, resume_settings
 from slipstream.pipeline.train.data_loader import Batch
 from slipstream.pipeline.train.loop.optimizer import learning_rate, make_optimizer
 from slipstream.pipeline.train.loop.probe import probe_model
-from slipstream.pipeline.train.loop.state import SKIPPED, LossScaler, Progress, TrainingState, copy_weights
+from slipstream.pipeline.train.loop.state import RESCALED, SKIPPED, LossScaler, Progress, TrainingState, copy_weights
 from slipstream.pipeline.train.loop.step import train_step
 from slipstream.pipeline.train.memory.lasting import ModelState
 from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
@@ -25,9 +25,10 @@ from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.factory import Predictor
 from slipstream.shared.models.trained import TrainedModel
 from slipstream.shared.settings import to_dict, with_defaults
+from tests.support import adapters
 from tests.support.groups import ALONE
 from tests.support.tokens import SIZES, token_data
-from tests.support.training import trained
+from tests.support.training import refusal, table_of_numbers, trained
 
 CPU = torch.device("cpu")
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
@@ -180,6 +181,64 @@ def test_averages_and_accumulation_follow_the_same_steps(tmp_path: Path) -> None
     assert one.history.steps[-1].loss < one.history.steps[0].loss
     for key, tensor in one.load("last").state_dict().items():
         torch.testing.assert_close(two.load("last").state_dict()[key], tensor, rtol=1e-4, atol=2e-6)
+
+
+# With loss scaling, adapters, distillation and another optimiser's checkpoint
+
+
+def test_a_scaled_loss_gives_the_same_steps_and_an_overflow_none() -> None:
+    """The scale is a power of two, so that it changes no bit."""
+    config, data = TrainingConfig(**SGD, nesterov=True, precision="fp16"), batches(torch.float32)
+    plain, scaled = (state_of(network().float(), config) for _ in range(2))
+    scaled.scaler = LossScaler(CPU, enabled=True)
+    for inputs, target in data[:3]:
+        assert stepped(plain, config, inputs, target) == stepped(scaled, config, inputs, target) == 0
+    before = [p.detach().clone() for p in (*scaled.parameters, *momenta(scaled))]
+    assert stepped(scaled, config, data[3][0] * float("inf"), data[3][1]) == RESCALED
+    assert all(map(torch.equal, before, (*scaled.parameters, *momenta(scaled))))
+    assert all(map(torch.equal, (*plain.parameters, *momenta(plain)), (*scaled.parameters, *momenta(scaled))))
+
+
+def momenta(state: TrainingState) -> list[torch.Tensor]:
+    return [each["momentum_buffer"] for each in state.optimizer.state.values()]
+
+
+def test_of_adapters_alone_there_is_a_momentum() -> None:
+    model = Predictor(adapters.SIGNATURE, adapters.adapted_network())
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    config = TrainingConfig(**SGD, clip_norm=0, weight_decay=0)
+    traits = probe_model(Predictor(adapters.SIGNATURE, adapters.adapted_network()), CPU)
+    scaler = LossScaler(CPU, enabled=False)
+    state = TrainingState(
+        ReplicatedModel(model, traits), make_optimizer(model, config), scaler, copy_weights(model), Progress(), traits
+    )
+    changed = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    tokens = adapters.tokens()
+    batch = Batch((tokens,), tokens.roll(-1, 1), len(tokens), len(tokens), len(tokens), 0.0)
+    train_step(state, config, ALONE, "fp32", batch, STEPS)
+    assert len(momenta(state)) == len(changed) > 0 and len(frozen) > len(changed) / 2
+    now = dict(model.named_parameters())
+    assert all(torch.equal(now[name], value) for name, value in frozen.items())
+    rate = learning_rate(0, STEPS, config.learning_rate, config.warmup)
+    for (name, value), momentum in zip(changed.items(), momenta(state), strict=True):
+        torch.testing.assert_close(now[name].detach(), value - rate * momentum)
+
+
+@pytest.mark.prove
+def test_a_teacher_is_followed_and_another_optimiser_is_refused_end_to_end(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", 200)
+    short = TrainingConfig(epochs=2, batch_size=64, checkpoint_every=2)
+    sgd = replace(short, **SGD)
+    teacher = trained(data, tmp_path / "adam", 1, replace(short, checkpoint_uri=str(tmp_path / "kept")))
+    for name, more in (("alone", {}), ("taught", {"teacher": teacher})):
+        trained(data, tmp_path / name, 1, sgd, **more)
+    alone, taught = (TrainedModel.open(tmp_path / name / "model") for name in ("alone", "taught"))
+    assert taught.history.steps[-1].loss < taught.history.steps[0].loss
+    for key, tensor in alone.load("last").state_dict().items():
+        assert not torch.equal(tensor, taught.load("last").state_dict()[key]) or not tensor.is_floating_point()
+    home = str(tmp_path / "adam/checkpoints")
+    trained(data, tmp_path / "other", 1, sgd, home=home)
+    assert 'made with training.optimizer "adamw", this run has "sgd"' in refusal(tmp_path / "other", 0)
 
 
 # Memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import takewhile
 
@@ -29,6 +29,8 @@ class DataFigures:
     tokens: int = 0
     #: Sentence about the learned answers of conversations; "" for other data.
     answers: str = ""
+    #: Sentences about splits that were drawn because only others are given.
+    drawn: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from slipstream.shared.interconnect.profile import (
     TrendPoint,
     read_profile,
 )
+from slipstream.shared.source.given_splits import DRAWN
 from slipstream.shared.source.quarantine import QuarantinedRows, read_quarantine
 
 #: Number of quarantined rows that the data card lists; quarantine.parquet has all.
@@ -119,7 +120,10 @@ def data_figures(card: Card, signature: Signature) -> DataFigures:
     rows = {f"rows_{name}": card["rows"][name] for name in counted}
     text = {"unit": "document", "tokens": card["tokens"]["train"]} if "tokens" in card else {}
     classes, answers = len(signature.classes), answers_sentence(card)
-    return DataFigures(card["source"], signature.target, signature.task, classes, **rows, **text, answers=answers)
+    drawn = [each for each in card["warnings"] if each.endswith(DRAWN)]
+    return DataFigures(
+        card["source"], signature.target, signature.task, classes, **rows, **text, answers=answers, drawn=drawn
+    )
 
 
 #: Answers that are learned, by the rule of the data card.

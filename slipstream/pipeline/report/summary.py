@@ -176,7 +176,7 @@ class DataSummary:
             terminal.data_lines(self.data),
             terminal.quarantine_lines(self.quarantined),
             terminal.labelled_lines("Columns", ", ".join(f"{fmt.count(n)} {role}" for role, n in self.roles.items())),
-            terminal.warning_lines(self.warnings),
+            terminal.warning_lines([each for each in self.warnings if each not in self.data.drawn]),
             terminal.time_lines(self.stages),
             terminal.file_lines({"Card": self.card, "Prepared": self.prepared}, self.directory),
         )

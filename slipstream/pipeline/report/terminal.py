@@ -59,8 +59,8 @@ def data_lines(d: DataFigures) -> Iterator[str]:
         f"{fmt.count(d.rows_train)} to train, {fmt.count(d.rows_validation)} to validate, "
         f"{fmt.count(d.rows_test)} to test" + (f"; {fmt.count(d.tokens)} tokens to train" if d.tokens else ""),
     )
-    if d.answers:
-        yield from labelled_lines("", d.answers)
+    for sentence in filter(None, (d.answers, *d.drawn)):
+        yield from labelled_lines("", sentence)
 
 
 def quarantine_lines(reasons: Sequence[Quarantined]) -> Iterator[str]:

@@ -22,6 +22,8 @@ NUMBERS = {
 }
 #: Largest number of names in a message.
 SHOWN = 8
+#: End of the sentence about a split that is drawn.
+DRAWN = "of the training rows are drawn for it"
 UNKNOWN = 255
 
 
@@ -76,9 +78,7 @@ def in_words(drawn: Sequence[int], config: DataConfig) -> list[str]:
     """Return a sentence for every split that is drawn from the training rows."""
     named = ((1, "validation", config.split.validation), (2, "test", config.split.test))
     return [
-        f"data.split: no {name} split is given; {share:.3g} of the training rows are drawn for it"
-        for number, name, share in named
-        if number in drawn
+        f"data.split: no {name} split is given; {share:.3g} {DRAWN}" for number, name, share in named if number in drawn
     ]
 
 
