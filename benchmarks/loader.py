@@ -8,7 +8,9 @@ copies of 1024 rows from the memory map into a reused buffer; medians of 7 epoch
 few lines run in turns, each in a fresh process; the first turn is discarded. Figures are medians; ours is compared with
 the fastest peer. Loaders that are not installed are skipped (litdata is not in ``[bench]``, as it needs torchvision;
 mosaicml-streaming needs older libraries than ours). ``shuffle``: for a column that was sorted in the source, the
-ratio of the variance of our batch means to the variance when drawing without replacement (1 is ideal).
+ratio of the variance of our batch means to the variance when drawing without replacement (1 is ideal). ``augment``:
+RGB images of 32 x 32 in batches of 256, without augmentation and with several, which alternate in one process;
+``per image``: seconds of the loader's thread for the augmentation.
 """
 
 from __future__ import annotations
@@ -36,10 +38,18 @@ from slipstream.shared.artifacts.prepared.data import KIND, TARGET, PreparedData
 from slipstream.shared.artifacts.records import write_record
 
 COLUMNS, BATCH = 200, 1024
+IMAGES, IMAGE_BATCH = (3, 32, 32), 256
 PAIRS = 7
 #: Time limit for measuring a rate, in seconds; slow loaders do not finish an epoch.
 SECONDS = 10.0
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (COLUMNS,)),), "classification", "y", ("a", "b"))
+OF_IMAGES = Signature((TensorSpec("image", "uint8", IMAGES),), "classification", "y", ("a", "b"))
+AUGMENTED: dict[str, list[dict[str, Any]]] = {
+    "stored images": [],
+    "flips, padded crops": [{"transform": "horizontal_flip"}, {"transform": "crop", "padding": 4}],
+    "flips, crops by area": [{"transform": "horizontal_flip"}, {"transform": "crop", "area": [0.3, 1]}],
+    "colours": [{"transform": "colour", "brightness": [0.8, 1.2], "contrast": [0.8, 1.2], "saturation": [0.8, 1.2]}],
+}
 
 
 # The data: the first column is the row's position in a sorted source
@@ -317,7 +327,41 @@ def shuffle_part(directory: Path, rows: int, runs: int) -> Table:
     )
 
 
-PARTS = {"bound": bound_part, "peers": peers_part, "shuffle": shuffle_part}
+def augment_part(directory: Path, rows: int, runs: int) -> Table:
+    """Compare the loader of images with and without augmentation."""
+    import torch
+
+    from slipstream.operations.proofs.gpu.trainings import write_prepared
+    from slipstream.pipeline.train.config import TrainingConfig
+    from slipstream.pipeline.train.data_loader import stored_blocks, training_batches
+    from slipstream.pipeline.train.data_order import GlobalOrder
+    from slipstream.pipeline.train.telemetry.step_times import LoaderTimes
+    from slipstream.shared.distributed.process_group import RankContext
+
+    torch.set_num_threads(1)
+    images = rows // 40
+    records = np.zeros(images, OF_IMAGES.record)
+    records["image"] = np.random.default_rng(0).integers(0, 256, (images, *IMAGES))
+    write_prepared(directory / "images", OF_IMAGES, {"train": records})
+    data = PreparedData.open(directory / "images")
+    order = GlobalOrder(stored_blocks(data, "train"), IMAGE_BATCH, seed=0)
+
+    def epoch(transforms: list[dict[str, Any]]) -> Figures:
+        times, augment = LoaderTimes(), TrainingConfig.from_dict({"augment": transforms}).augment
+        group = RankContext(0, 1, torch.device("cpu"), "gloo")
+        started = time.perf_counter()
+        for _ in training_batches(data, order, group, 0, images, times=times, augment=augment):
+            pass
+        seconds = time.perf_counter() - started
+        return {"rows_per_s": images / seconds, "augmentation_s": times.augmentation / images}
+
+    found = in_turns({name: functools.partial(epoch, each) for name, each in AUGMENTED.items()}, runs)
+    columns = (KROWS, Column("per image", "augmentation_s", "{:.1f} µs", 1e-6))
+    table = {name: settled(figures) for name, figures in found.items()}
+    return Table(f"Augmentation, {images:,} images, medians of {runs - 1}", columns, table)
+
+
+PARTS = {"bound": bound_part, "peers": peers_part, "shuffle": shuffle_part, "augment": augment_part}
 
 
 @benchmark
@@ -326,7 +370,7 @@ PARTS = {"bound": bound_part, "peers": peers_part, "shuffle": shuffle_part}
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
     """Measure the speed of loaders, and the quality of our shuffle."""
     rows = 20_000 if quick else 2_000_000
-    turns = {"bound": 2 if quick else PAIRS + 1, "peers": 1 if quick else runs + 1}
+    turns = dict.fromkeys(("bound", "augment"), 2 if quick else PAIRS + 1) | {"peers": 1 if quick else runs + 1}
     with tempfile.TemporaryDirectory(prefix="loader-") as directory:
         make(Path(directory), rows)
         for part in parts:

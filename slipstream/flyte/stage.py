@@ -42,6 +42,7 @@ from slipstream.shared.storage import (
     list_objects,
     out_of_space,
 )
+from slipstream.shared.telemetry.node import process_age
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 #: Address by :func:`output_address`: a random name below Flyte's raw output, then the name of the task.
@@ -237,6 +238,7 @@ def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, st
     key = result_key(stage, inputs)
     started = time.perf_counter()
     if not runs_locally():
+        started -= process_age()  # the pod is paid for from its start on
         directory = Path(current_context().working_directory) / stage
         # The agent of a process group writes its own note, as it knows the checkpoints.
         with (

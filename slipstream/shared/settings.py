@@ -13,7 +13,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, field, fields
 from dataclasses import Field as DataclassField
@@ -193,8 +193,15 @@ def counted_settings(value: Settings) -> dict[str, Any]:
     for name, about in vars(type(value))["__pydantic_fields__"].items():
         found = getattr(value, name)
         if LATER not in about.metadata or found != about.get_default(call_default_factory=True):
-            counted[name] = counted_settings(found) if isinstance(found, Settings) else found
+            counted[name] = each_of(found, counted_settings)
     return counted
+
+
+def each_of(value: object, change: Callable[[Settings], object]) -> object:
+    """Return settings, or a list of settings, changed; any other value as it was."""
+    if isinstance(value, list):
+        return [each_of(item, change) for item in value]
+    return change(value) if isinstance(value, Settings) else value
 
 
 @cache
@@ -285,7 +292,7 @@ def path_of(section: str, place: Sequence[str | int]) -> str:
 
 
 def wrong(path: str, value: object, expected: str) -> UserError:
-    text = json.dumps(value, default=str)
+    text = json.dumps(each_of(value, to_dict), default=str)
     shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
     return UserError(f"{path}: {shown} is not allowed; expected {expected}")
 
@@ -345,7 +352,7 @@ def portable(value: Settings) -> dict[str, Any]:
     unrestricted = open_fields(type(value))
 
     def as_sent(name: str, of: object) -> object:
-        return portable(of) if isinstance(of, Settings) else json.dumps(of) if name in unrestricted else of
+        return json.dumps(of) if name in unrestricted else each_of(of, portable)
 
     return {each.name: as_sent(each.name, getattr(value, each.name)) for each in fields(value)}
 

@@ -13,8 +13,7 @@ from slipstream.operations.proofs.gpu.trainings import SMALL_TRANSFORMER
 from slipstream.pipeline.train.checkpoint.staging import pin_memory
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.device_clock import (
-    WAIT,
-    WARM_UP,
+    BEFORE,
     StepProfiler,
     device_clock,
     measured_peak,
@@ -161,7 +160,7 @@ def test_a_profile_holds_no_more_time_than_there_was(device: torch.device) -> No
     synchronise_device(device)
     started = time.perf_counter()
     with profiler:
-        for _ in range(WAIT + WARM_UP + steps + 1):
+        for _ in range(BEFORE + steps + 1):
             products(device, 5)
             profiler.step()
         synchronise_device(device)

@@ -6,8 +6,9 @@ import pytest
 
 from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
-from slipstream.operations.proofs.rehearsal.record import ExecutionRecord, short
+from slipstream.operations.proofs.rehearsal.record import ExecutionRecord, TaskAttempt, attempt_steps, short
 from slipstream.operations.proofs.rehearsal.timeline import WIDTH, execution_chart, write_page
+from slipstream.shared.artifacts.results.ledger import AttemptRecord
 from tests.support.report_pages import HOSTILE, Parsed
 
 MAPPED = f"tasks.prepare.map_scan_share_{32 * 'a'}-arraynode"
@@ -56,3 +57,29 @@ def test_the_page_loads_nothing_and_takes_causes_for_text(record: ExecutionRecor
     parsed = Parsed((tmp_path / "page.html").read_text())
     assert not parsed.tags & {"script", "link", "img"} and not parsed.attributes.keys() & {"src", "href", "onerror"}
     assert "alert(1)" in parsed.text and "all 1 kills fired" in parsed.text
+
+
+def test_the_page_says_where_every_attempt_at_the_training_resumed(record: ExecutionRecord, tmp_path: Path) -> None:
+    """Of four attempts: killed at step 30 with 20 saved, before its first record, at 41 by an old record, and
+    finished; and of an attempt of another execution."""
+    attempts = [
+        TaskAttempt("n3", "train", number, True, 100.0 * number, ended=100.0 * number + 90) for number in range(4)
+    ]
+    stored = [
+        AttemptRecord(1, 2, 0, 30, began_at=10.0),
+        AttemptRecord(2, 2, 20, 41, began_at=210.0),
+        AttemptRecord(3, 2, 45, 60, began_at=310.0),
+        AttemptRecord(1, 2, 7, 99, began_at=1000.0),
+    ]
+    record.steps = attempt_steps(attempts, stored)
+    assert [(each.resumed, each.left, each.lost) for each in record.steps] == [
+        (0, 30, 10),
+        (None, None, None),
+        (20, 45, 0),
+        (45, 60, 0),
+    ]
+    write_page(tmp_path / "page.html", "Rehearsal", "shrunk", {"disturbed": record}, [])
+    page = (tmp_path / "page.html").read_text()
+    for cells in ("0</td><td>0</td><td>30</td><td>10", "2</td><td>20</td><td>45</td><td>0"):
+        assert f"<tr><td>{cells}</td></tr>" in page
+    assert page.count("ended before its first record") == 1

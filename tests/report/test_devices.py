@@ -41,6 +41,19 @@ def test_the_dollars_of_a_training_are_those_of_all_its_attempts() -> None:
     assert total == replace(train, stage=TOTAL, priced_as="")
 
 
+def test_a_pod_is_paid_for_from_its_start_to_its_end() -> None:
+    """By hand: the start of both attempts, and what the agent of the last did after its last record."""
+    profile = load_profile("local")
+    placement = replace(profile.placement("train"), price_per_hour=3600.0)
+    priced = replace(profile, stages={**profile.stages, "train": placement})
+    attempts = [replace(each, before=20.0, spot=False) for each in DEVICES.attempts]
+    run = [StageRun("train", 20.0 + 5_400.0 + 30.0, reused=False), StageRun("evaluate", 7.5, reused=False)]
+    train, evaluate, total = stage_costs(run, replace(DEVICES, attempts=attempts), priced)
+    assert train.paid == (20 + 3_600) + (20 + 5_400 + 30)
+    assert evaluate.paid is None or total.paid == pytest.approx(train.paid + evaluate.paid, abs=0.01)
+    assert total.pod_hours == pytest.approx((20 + 3_600 + 20 + 5_400 + 30 + 7.5) / 3_600)
+
+
 def test_without_gpus_and_prices_there_is_no_bill() -> None:
     assert stage_costs(STAGES, None, load_profile("local")) == []
 

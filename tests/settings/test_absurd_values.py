@@ -13,7 +13,7 @@ import pytest
 import workflows.schedules.settings
 from slipstream.config import RunConfig
 from slipstream.operations.doctor.archive import Limits
-from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.config import AugmentConfig, TrainingConfig
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.transformer_config import TransformerConfig
 from slipstream.shared.profiles.placement import Placement, Planned
@@ -24,6 +24,7 @@ from tests.support.proving import first_few
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
 #: What a class cannot do without.
 NEEDED: dict[type[Settings], dict[str, Any]] = {
+    AugmentConfig: {"transform": "crop"},
     TransformerConfig: {"vocab_size": 16},
     Planned: {"take": "x", "rows": 1, "hours": [1.0, 2.0, 3.0], "dollars": [1.0, 2.0, 3.0], "interruptions": 0.0},
 }

@@ -11,10 +11,10 @@ from slipstream.config import FineTuneConfig, RunConfig
 from slipstream.flyte.stage import describe_inputs, section_digest
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.train.checkpoint.unfinished import UnfinishedTraining
-from slipstream.pipeline.train.config import TrainingConfig, resume_settings
+from slipstream.pipeline.train.config import AugmentConfig, TrainingConfig, resume_settings
 from slipstream.shared.artifacts.workspaces import content_key
 from slipstream.shared.models.config import ModelConfig
-from slipstream.shared.settings import LATER, Settings, nested_classes
+from slipstream.shared.settings import LATER, Settings, nested_classes, to_dict
 from slipstream.shared.source.config import DataConfig
 from tests.support.digests import SECTIONS
 
@@ -68,6 +68,13 @@ def test_an_optimiser_and_its_settings_are_part_of_every_key() -> None:
     assert len({section_digest(each) for each in others}) == len({str(resume_settings(each)) for each in others}) == 4
 
 
+def test_an_augmentation_is_part_of_every_key() -> None:
+    flip, crop = AugmentConfig("horizontal_flip"), AugmentConfig("crop", padding=2)
+    others = [replace(TRAINING, augment=each) for each in ([], [flip], [flip, crop], [crop, flip])]
+    assert len({section_digest(each) for each in others}) == len({str(resume_settings(each)) for each in others}) == 4
+    assert resume_settings(others[1])["augment"] == [to_dict(flip)]
+
+
 @pytest.mark.parametrize("name", OTHER)
 def test_another_value_is_part_of_every_key(name: str) -> None:
     changed = replace(TRAINING, **{name: OTHER[name]})
@@ -78,6 +85,5 @@ def test_another_value_is_part_of_every_key(name: str) -> None:
 def test_every_later_setting_of_the_training_is_tested() -> None:
     fields = vars(TrainingConfig)["__pydantic_fields__"]
     later = {name for name, about in fields.items() if LATER in about.metadata}
-    assert later - {"error_costs", "optimizer", "momentum", "nesterov", "kernels"} == OTHER.keys() and issubclass(
-        TrainingConfig, Settings
-    )
+    others = {"augment", "error_costs", "optimizer", "momentum", "nesterov", "kernels"}
+    assert later - others == OTHER.keys() and issubclass(TrainingConfig, Settings)

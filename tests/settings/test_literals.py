@@ -71,7 +71,14 @@ def digests(config: Any) -> dict[str, str]:
 RUN = {
     "data": {"image_size": [28, 28], "split": {"seed": 3}},
     "model": {"name": "resnet", "arguments": {"widths": [16, 8], "depth": 2}},
-    "training": {"epochs": 3, "batch_size": 48, "accumulation": "auto", "learning_rate": 1, "compile": True},
+    "training": {
+        "epochs": 3,
+        "batch_size": 48,
+        "accumulation": "auto",
+        "learning_rate": 1,
+        "compile": True,
+        "augment": [{"transform": "crop", "padding": 4}, {"transform": "colour", "contrast": [0, 2]}],
+    },
     "compression": {"students": [{"widths": [8, 4]}]},
     "sweep": {
         "space": {
@@ -180,6 +187,8 @@ def test_the_parameters_of_a_users_factory_decide_in_pods_alone(
         ({"training": {"epoch": 3}}, "training.epoch: unknown setting; did you mean 'epochs'?"),
         ({"training": {"epochs": 2.7}}, "training.epochs: 2.7 is not allowed; expected an integer"),
         ({"training": {"epochs": "3"}}, 'training.epochs: "3" is not allowed; expected an integer'),
+        ({"training": {"augment": [{"transform": "crop", "padding": 2.5}]}}, "training.augment[0].padding: 2.5"),
+        ({"training": {"augment": "crop"}}, 'training.augment: "crop" is not allowed; expected a list'),
         ({"model": {"arguments": "{"}}, "model.arguments: is not valid JSON: "),
         ({"model": {"arguments": "[1]"}}, "model.arguments: [1] is not allowed; expected a mapping"),
         ({"sweep": {"space": [1.5]}}, "sweep.space: [1.5] is not allowed; expected a mapping"),

@@ -11,7 +11,15 @@ from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.shared.artifacts.records import to_json, write_record
 from slipstream.shared.artifacts.results.compression import Compression, CompressionTrial, ModelSize
-from slipstream.shared.artifacts.results.evaluation import BaselineScores, Evaluation, Gain, Headline, Scores
+from slipstream.shared.artifacts.results.evaluation import (
+    BaselineScores,
+    ColumnImportance,
+    Evaluation,
+    Gain,
+    Headline,
+    Scores,
+    WorstError,
+)
 from slipstream.shared.artifacts.results.export import (
     Estimate,
     ExportReport,
@@ -156,6 +164,7 @@ def evaluation(signature: Signature) -> Evaluation:
     headline = model.of(name)
     assert headline
     baseline = {key: value and value * 0.97 for key, value in vars(model).items()}
+    truths = [*signature.classes, "40.5", "12.3"]
     better = 100 * 0.03 * headline if signature.task == "classification" else 100 * (1 - 1 / 0.97)
     return Evaluation(
         task=signature.task,
@@ -165,7 +174,9 @@ def evaluation(signature: Signature) -> Evaluation:
         baseline=BaselineScores(name="HistGradientBoosting", rows_trained=2800, **baseline),
         gain=Gain(better, better - 1, better + 1),
         classes=list(signature.classes),
-        **vars(plot_data(signature.task, outputs, truth)),
+        importance=[ColumnImportance("age", 0.123, 0.004), ColumnImportance("a-rather-long-name" * 3, -0.001, 0.002)],
+        worst=[WorstError(17, truths[0], truths[1], 0.987, {"age": "39", "city": "Rome"})],
+        **vars(plot_data(signature.task, outputs, truth, None, signature.classes)),
     )
 
 

@@ -60,6 +60,12 @@ def test_data_that_is_late_for_all_or_for_one(slow: tuple[int, ...]) -> None:
     same_wording(found.sentence)
 
 
+def test_augmentation_that_holds_steps_up_is_named() -> None:
+    found = verdict_of(blocks_of({"data": 0.0152}, beside={"gathering": 1.0, "augmentation": 3.0}))
+    assert found.verdict == causes.DATA and "spent most time on augmentation" in found.sentence
+    assert "fewer transforms in training.augment" in found.sentence
+
+
 def test_a_slow_exchange_is_not_mistaken_for_a_slow_rank() -> None:
     found = verdict_of(
         blocks_of({"exchange": 0.02}, {"exchange": 0.02}), AttemptMeasurements(exchanged_bytes=3_200_000)

@@ -36,6 +36,22 @@ def test_version_2(tmp_path: Path) -> None:
     assert HostUsage(1, root).read() == HostReading(2.5, 1.5, 0, 0.7, 10, 40, GIB - 1024, 2 * GIB)
 
 
+def test_use_and_limits_are_those_of_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a rehearsal, where the group holds several pods, each with less memory: else "memory 272 %"."""
+    monkeypatch.setenv("SLIPSTREAM_MEMORY", "1Gi")
+    monkeypatch.setenv("SLIPSTREAM_CPU", "1")
+    root = tree(
+        tmp_path,
+        "0::/\n",
+        cpu_DOT_max="400000 100000",
+        cpu_DOT_stat="usage_usec 2500000\n",
+        memory_DOT_max=str(4 * GIB),
+        memory_DOT_current=str(3 * GIB),
+    )
+    read = HostUsage(1, root).read()
+    assert (read.memory_used_bytes, read.memory_limit_bytes, read.cpus) == (3 * GIB, 4 * GIB, 4.0)
+
+
 def test_version_1_with_the_quota_in_the_group_above(tmp_path: Path) -> None:
     root = tree(
         tmp_path,

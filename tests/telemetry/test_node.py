@@ -1,6 +1,8 @@
 """Node facts from the cloud's metadata server, over real HTTP; a bad server costs a second at most."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 from slipstream.shared.machine import description
 from slipstream.shared.telemetry import node
 from slipstream.shared.telemetry.node import NodeFacts, ask_aws, ask_azure, ask_gcp, node_facts
+from tests.support import REPOSITORY
 from tests.support.metadata_server import metadata_server
 from tests.support.proving import diagonal
 
@@ -135,3 +138,14 @@ def test_the_node_of_a_scale_set_is_named_as_kubernetes_names_it() -> None:
     with metadata_server("azure") as server:
         server.node, server.computer = "aks-pool-vmss_7", "aks-pool-vmss000007"
         assert asked(server.url).node == "aks-pool-vmss000007"
+
+
+def test_the_age_of_a_process_is_the_time_since_its_start() -> None:
+    code = (
+        "import time; begun = time.perf_counter(); from slipstream.shared.telemetry.node import process_age; "
+        "time.sleep(0.3); print(time.perf_counter() - begun, process_age())"
+    )
+    began = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    least, age = map(float, ended.stdout.split())
+    assert least - 0.01 <= age <= time.perf_counter() - began + 0.01

@@ -125,7 +125,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_no_samples_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "telemetry"
-    sampler = Sampler(directory, os.getpid(), {})
+    sampler = Sampler(directory, os.getpid(), {}, time.time())
     directory.rmdir()
     sampler.sample()
     sampler.sample()

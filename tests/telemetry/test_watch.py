@@ -160,3 +160,10 @@ def test_what_is_over_soon_starts_no_process(tmp_path: Path) -> None:
     with telemetry_sampled(tmp_path / "long", LABELS, after_s=0.2):
         until(lambda: bool(read_samples(tmp_path / "long")))
     assert len(read_samples(tmp_path / "long")) >= 2, "the end is sampled, too"
+
+
+def test_the_time_before_the_sampler_is_paid_for(tmp_path: Path) -> None:
+    with telemetry_sampled(tmp_path, LABELS, {"paid": 3600.0}, began_at=time.time() - 50.0):
+        until(lambda: read_node(tmp_path).seconds > 0)
+    node = read_node(tmp_path)
+    assert 50 <= node.seconds < 60 and node.cost_dollars["paid"] == pytest.approx(node.seconds)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 
 from flytekit import current_context
@@ -22,7 +23,7 @@ from slipstream.shared.profiles.profile import current_profile
 from slipstream.shared.stages import STAGES, StageUsage
 from slipstream.shared.telemetry import ring
 from slipstream.shared.telemetry.metrics import MetricLabels
-from slipstream.shared.telemetry.node import NodeFacts, node_facts, write_facts
+from slipstream.shared.telemetry.node import NodeFacts, node_facts, process_age, write_facts
 from slipstream.shared.telemetry.prices import pod_price
 from slipstream.shared.telemetry.series import condense_samples, mean_of_known
 from slipstream.shared.telemetry.watch import SAMPLES, telemetry_sampled
@@ -63,14 +64,16 @@ class SampledStage:
 def stage_sampled(stage: str, *, local: bool) -> Iterator[SampledStage]:
     """Sample this machine or pod while ``stage`` runs in the block."""
     placement = current_profile().placement(STAGES[stage].pod_of or stage)
-    facts = NodeFacts(time.time(), socket.gethostname(), "", "", False, False) if local else node_facts(spot(placement))
+    began_at = time.time() - (0.0 if local else process_age())
+    facts = NodeFacts(began_at, socket.gethostname(), "", "", False, False) if local else node_facts(spot(placement))
+    facts = replace(facts, started_at=began_at)
     directory = directory_of(stage, local=local)
     write_facts(directory, facts)
     place = sampled_directory.set(directory)
     its = SampledStage(directory, facts)
     try:
         labels, prices = labels_of(stage, facts, local=local), prices_of(placement, facts)
-        with telemetry_sampled(directory, labels, prices, SHORT_S if local else 0.0):
+        with telemetry_sampled(directory, labels, prices, SHORT_S if local else 0.0, facts.started_at):
             yield its
     finally:
         sampled_directory.reset(place)

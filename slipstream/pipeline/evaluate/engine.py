@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from slipstream.pipeline.evaluate.explain import (
+    DESCRIBED,
+    column_importance,
+    row_values,
+    table_transform,
+    worst_errors,
+)
 from slipstream.pipeline.evaluate.language import (
     DocumentGrades,
     LanguageScores,
@@ -35,7 +42,13 @@ from slipstream.shared.machine.limits import usable_cores
 from slipstream.shared.models import metrics
 from slipstream.shared.models.decision import choose_threshold, count_decisions, margins, with_threshold
 from slipstream.shared.models.metrics import classification_scores, regression_scores
-from slipstream.shared.models.predict import held_out_rows, model_function, predict_records, record_targets
+from slipstream.shared.models.predict import (
+    ModelFunction,
+    held_out_rows,
+    model_function,
+    predict_records,
+    record_targets,
+)
 
 if TYPE_CHECKING:
     from slipstream.shared.models.trained import TrainedModel
@@ -58,7 +71,8 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
         base = of_base(trained, data)
         found = evaluate_language(model_function(trained.load()), data, base)
         return write_evaluation(directory, of_language(found, data), made_by)
-    run = model_function(trained.load())
+    model = trained.load()
+    run, parameters = model_function(model), sum(each.numel() for each in model.parameters())
     records = held_out_rows(data)
     outputs = predict_records(run, trained.signature, records)
     truth = record_targets(records)
@@ -77,9 +91,31 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
         classes=list(trained.signature.classes),
         majority=beside.majority,
         threshold=threshold,
-        **vars(plot_data(task, outputs, truth, threshold)),
+        **vars(plot_data(task, outputs, truth, threshold, trained.signature.classes)),
+        **explanation(run, parameters, trained, data, records, outputs),
     )
     return write_evaluation(directory, evaluation, made_by)
+
+
+def explanation(
+    run: ModelFunction,
+    parameters: int,
+    trained: TrainedModel,
+    data: PreparedData,
+    records: np.ndarray,
+    outputs: np.ndarray,
+) -> dict[str, Any]:
+    """Return the fields of :class:`Evaluation` that explain the figures: importance of columns, and worst errors."""
+    signature, threshold, transform = trained.signature, trained.threshold, table_transform(data)
+    important = None
+    if transform:
+        important = column_importance(run, signature, transform, records, parameters, threshold)
+    names = [each.name for each in (important or [])[:DESCRIBED]]
+
+    def describe(row: int) -> dict[str, str]:
+        return row_values(transform, records[row], names) if transform else {}
+
+    return {"importance": important, "worst": worst_errors(signature, outputs, records, threshold, describe)}
 
 
 def of_base(trained: TrainedModel, data: PreparedData) -> DocumentGrades | None:
@@ -110,10 +146,16 @@ def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndar
     return Gain(0.0 - loss.loss, 0.0 - loss.high, 0.0 - loss.low)  # and not -0.0
 
 
-def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray, threshold: float | None = None) -> PlotData:
+def plot_data(
+    task: str,
+    outputs: np.ndarray,
+    truth: np.ndarray,
+    threshold: float | None = None,
+    classes: Sequence[str] = (),
+) -> PlotData:
     """Return the data of the report's plots.
 
-    Classification has a confusion matrix, reliability diagram and ROC curve, regression actual against predicted
+    Classification has a confusion matrix, reliability diagram, ROC and PR curve, regression actual against predicted
     values.
     """
     if task == "regression":
@@ -124,6 +166,7 @@ def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray, threshold: floa
         confusion=count_decisions(decisions, truth, probabilities.shape[1]).tolist(),
         calibration=metrics.calibration_bins(probabilities, truth),
         roc=metrics.roc_points(probabilities[:, 1], truth) if probabilities.shape[1] == 2 else None,
+        precision_recall=metrics.precision_recall_points(probabilities, truth, classes) if len(classes) == 2 else None,
     )
 
 

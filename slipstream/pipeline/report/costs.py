@@ -73,13 +73,17 @@ def usages_of(
     gpus = int(placement.gpu) or (its.gpus if its else 0)
     if stage.name == "train" and devices:
         for attempt in devices.attempts:
+            seconds = attempt.before + attempt.seconds
+            if attempt is devices.attempts[-1]:
+                # The agent, which ends last, has measured the whole attempt.
+                seconds = max(seconds, stage.seconds)
             joules = [pod.energy_joules for pod in devices.pods if pod.attempt == attempt.number]
             known = [each for each in joules if each is not None]
             yield AttemptUsage(
                 stage=stage.name,
                 attempt=attempt.number,
-                seconds=attempt.seconds,
-                lost_seconds=min(attempt.lost, attempt.seconds),
+                seconds=seconds,
+                lost_seconds=min(attempt.lost, seconds),
                 pods=placement.nodes,
                 gpus=gpus,
                 spot=placement.interruptible if attempt.spot is None else attempt.spot,

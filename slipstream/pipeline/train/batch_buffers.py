@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream.pipeline.train.data_order import BatchPlan
 from slipstream.pipeline.train.device_clock import wait_for
 from slipstream.pipeline.train.documents import DocumentLayout
+from slipstream.pipeline.train.loop.augmentation import Augmentation
 from slipstream.shared.artifacts.prepared.data import Signature
 from slipstream.shared.artifacts.prepared.token_rows import read_tokens
 
@@ -27,6 +28,7 @@ class HostBuffer:
         rows: int,
         signature: Signature,
         layout: DocumentLayout | None = None,
+        augmentation: Augmentation | None = None,
         *,
         pinned: bool = False,
     ) -> None:
@@ -49,6 +51,11 @@ class HostBuffer:
             shape = (batches, layout.pieces * layout.widest)
             self._host_bounds = torch.empty(shape, dtype=torch.int32, pin_memory=pinned)
             self._bounds = self._on_device(self._host_bounds)
+        self._augmentation = augmentation
+        if augmentation:
+            size_of_all = (batches, rows, augmentation.width)
+            self._host_parameters = torch.empty(size_of_all, dtype=torch.int32, pin_memory=pinned)
+            self._parameters = self._on_device(self._host_parameters)
 
     def _on_device(self, host: Tensor) -> Tensor:
         """Return the memory that the batches' tensors view."""
@@ -93,8 +100,22 @@ class HostBuffer:
         shape = self._bounded[index]
         return None if shape is None else self._bounds[index, : math.prod(shape)].view(shape)
 
+    def draw(self, plans: list[BatchPlan]) -> None:
+        """Draw the parameters of the augmentation, if there is one."""
+        if self._augmentation:
+            for parameters, plan in zip(self._host_parameters, plans, strict=False):
+                parameters[: len(plan.rows)] = torch.from_numpy(self._augmentation.parameters(plan))
+
     def send(self, batches: int) -> None:
         """Copy the first ``batches`` batches to the device; called by the reading thread."""
+
+    def augment(self, plans: list[BatchPlan]) -> None:
+        """Augment the images on the device, but not padding; called by the reading thread."""
+        if self._augmentation:
+            for fields, parameters, plan in zip(self._fields, self._parameters, plans, strict=False):
+                rows = len(plan.rows)
+                if rows:
+                    self._augmentation.apply(fields[self._augmentation.input][:rows], parameters[:rows])
 
     def tensors(self, index: int, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
         """Return inputs, target and weight (None without weights) of the first ``rows`` records of batch ``index``."""
@@ -114,11 +135,17 @@ class DeviceBuffer(HostBuffer):
     """Buffer for batches in pinned host memory, with a copy on a GPU."""
 
     def __init__(
-        self, batches: int, rows: int, signature: Signature, device: torch.device, layout: DocumentLayout | None = None
+        self,
+        batches: int,
+        rows: int,
+        signature: Signature,
+        device: torch.device,
+        layout: DocumentLayout | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self._target = device
         self._copies: list[tuple[Tensor, Tensor]] = []
-        super().__init__(batches, rows, signature, layout, pinned=True)
+        super().__init__(batches, rows, signature, layout, augmentation, pinned=True)
         self._stream = torch.cuda.Stream(device)
         # Work on the consumer's stream may still use this memory for an earlier tensor that was freed.
         self._used = torch.cuda.current_stream(device).record_event()
@@ -136,16 +163,26 @@ class DeviceBuffer(HostBuffer):
         # The thread waits for the copy, so that the consumer need not and the host buffer can be reused.
         wait_for(self._stream)
 
+    def augment(self, plans: list[BatchPlan]) -> None:
+        with torch.cuda.stream(self._stream):
+            super().augment(plans)
+        wait_for(self._stream)
+
     def release(self) -> None:
         self._used = torch.cuda.current_stream(self._target).record_event()
 
 
 def make_buffer(
-    batches: int, rows: int, signature: Signature, device: torch.device, documents: DocumentLayout | None = None
+    batches: int,
+    rows: int,
+    signature: Signature,
+    device: torch.device,
+    documents: DocumentLayout | None = None,
+    augmentation: Augmentation | None = None,
 ) -> HostBuffer:
     if device.type == "cuda":
-        return DeviceBuffer(batches, rows, signature, device, documents)
-    return HostBuffer(batches, rows, signature, documents)
+        return DeviceBuffer(batches, rows, signature, device, documents, augmentation)
+    return HostBuffer(batches, rows, signature, documents, augmentation)
 
 
 def aligned(rows: int, size: int) -> int:

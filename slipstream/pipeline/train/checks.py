@@ -19,6 +19,7 @@ from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import stored_blocks
 from slipstream.pipeline.train.data_order import GlobalOrder
 from slipstream.pipeline.train.device_clock import synchronise_device
+from slipstream.pipeline.train.loop.augmentation import check_augment
 from slipstream.pipeline.train.loop.goal import check_goal
 from slipstream.pipeline.train.loop.objective import token_losses
 from slipstream.pipeline.train.loop.probe import ModelTraits, probe_model
@@ -62,8 +63,7 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     check_pipeline(training, gpu=gpus > 0)
     _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
     data = open_prepared(prepared)
-    check_rows(data)
-    check_goal(training, data)
+    check_data(data, training)
     origin = ModelOrigin(model)
     model = shaped_for(model, data.signature, origin)
     pieces = micro_batch_slices(data, training, replicas * shards)
@@ -149,11 +149,13 @@ def micro_batch_slices(data: PreparedData, training: TrainingConfig, shares: int
     return micro_batches(padded_rows(share, number), number)
 
 
-def check_rows(data: PreparedData) -> None:
-    """Raise ``UserError`` if the training or the validation split has no rows."""
+def check_data(data: PreparedData, training: TrainingConfig) -> None:
+    """Raise ``UserError`` if a split has no rows, or the data do not suit the goal or the augmentation."""
     for split in ("train", "validation"):
         if not sum(data.segment_rows(split)):
             raise UserError(f"data.split: no row fell into the {split} split; give more rows or larger shares")
+    check_goal(training, data)
+    check_augment(training, data.signature)
 
 
 def check_pipeline(training: TrainingConfig, *, gpu: bool) -> None:

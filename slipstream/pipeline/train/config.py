@@ -36,6 +36,58 @@ ADAMW_RATE, MOMENTUM = 2e-3, 0.9
 MAY_CHANGE = "may change on resume"
 #: Setting whose variants give the interval between checkpoints.
 INTERVAL = "checkpoint_interval"
+#: Range of factors that change nothing, and the default range of a crop's aspect ratio.
+ONE, ASPECT = (1.0, 1.0), (3 / 4, 4 / 3)
+#: Lower and upper limit of random numbers, or nothing.
+Limits = list[Annotated[float, Field(ge=0, le=10)]]
+
+
+@settings
+class AugmentConfig(Settings):
+    """One random change of the images of training rows."""
+
+    section = "training.augment"
+
+    transform: Literal["horizontal_flip", "vertical_flip", "crop", "colour"]
+    """Kind of change. A crop has the size of the stored image."""
+    probability: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Probability of a flip."""
+    padding: Annotated[int, Field(ge=0, le=1 << 14)] = 0
+    """For a crop: pixels of zeros around the image from which it is cut."""
+    area: Limits = field(default_factory=list)
+    """For a crop in place of padding: range of its fraction of the image, such as [0.3, 1]; it is resized."""
+    aspect: Limits = field(default_factory=list)
+    """With area: range of the crop's width over its height, by default [3/4, 4/3]."""
+    brightness: Limits = field(default_factory=list)
+    """For colour: range of the factor of all pixels, such as [0.8, 1.2]."""
+    contrast: Limits = field(default_factory=list)
+    """For colour: range of the factor of the difference from the mean luminance."""
+    saturation: Limits = field(default_factory=list)
+    """For colour: range of the factor of the difference from grey."""
+
+    def ranges(self, *names: str) -> tuple[tuple[float, float], ...]:
+        """Return ranges by name, with defaults for those that are not given."""
+        given = {"aspect": ASPECT} | {name: tuple(getattr(self, name)) for name in names if getattr(self, name)}
+        return tuple(given.get(name, ONE) for name in names)
+
+    def check(self) -> None:
+        own = {"crop": ("padding", "area", "aspect"), "colour": ("brightness", "contrast", "saturation")}
+        mine = own.get(self.transform, ("probability",))
+        for name, about in vars(AugmentConfig)["__pydantic_fields__"].items():
+            value = getattr(self, name)
+            if name not in ("transform", *mine) and value != about.get_default(call_default_factory=True):
+                raise self.reject(name, f"none for {self.transform}, which has {', '.join(mine)}")
+            least = 0.0 if self.transform == "colour" else 1e-3
+            if isinstance(value, list) and value and not (len(value) == 2 and least <= value[0] <= value[1]):
+                raise self.reject(name, "two numbers, [lowest, highest]" + (", above 0" if least else ""))
+        if self.area and self.area[1] > 1:
+            raise self.reject("area", "at most 1, the whole image")
+        if self.transform == "crop" and bool(self.padding) == bool(self.area):
+            raise self.reject("padding", "above 0, or an area in place of it")
+        if self.aspect and not self.area:
+            raise self.reject("aspect", "none without area")
+        if self.transform == "colour" and not any(getattr(self, name) for name in mine):
+            raise self.reject("brightness", "a range such as [0.8, 1.2], or one of contrast or saturation")
 
 
 @settings
@@ -44,9 +96,9 @@ class StepProfileConfig(Settings):
 
     section = "training.profile"
 
-    steps: Annotated[int, Field(ge=0, le=300)] = 0
-    """Number of steps to profile, from the sixth step on, at most 300: a step of a small model takes about 0.3 MB, and
-    a trace above 100 MB is dropped. The report shows their operations, with the trace; 0 disables profiling."""
+    steps: Natural = 0
+    """Number of steps to profile, from the sixth step on, but at most as many as fit into a trace of 100 MB. The
+    report shows their operations, with a trace; 0 disables profiling."""
 
 
 @settings
@@ -99,6 +151,8 @@ class TrainingConfig(Settings):
     error_costs, null for the likelier class. It decides in all later stages; probabilities are unchanged."""
     error_costs: Annotated[dict[str, Annotated[float, Field(ge=0)]], LATER] = field(default_factory=dict)
     """Cost of a wrong decision by true class, 1 for others; for threshold "cost"."""
+    augment: Annotated[list[AugmentConfig], LATER] = field(default_factory=list)
+    """Random changes of the images of training rows, one after the other. Empty: none."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Floating-point type of forward and backward passes: "auto" takes bf16 if all GPUs support it, else fp16 on GPUs,
     else fp32."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice, pairwise
 from queue import Empty, Queue, SimpleQueue
 from typing import NamedTuple
@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from slipstream.pipeline.train.batch_buffers import HostBuffer, make_buffer
+from slipstream.pipeline.train.config import AugmentConfig
 from slipstream.pipeline.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
 from slipstream.pipeline.train.device_clock import same_gpu
 from slipstream.pipeline.train.documents import DocumentLayout
+from slipstream.pipeline.train.loop.augmentation import Augmentation
 from slipstream.pipeline.train.telemetry.step_times import LoaderTimes
 from slipstream.shared.artifacts.format import DamagedArtifact
 from slipstream.shared.artifacts.prepared.data import Block, PreparedData, Signature
@@ -73,18 +75,23 @@ def training_batches(  # noqa: PLR0913 - the data to read, and options of its co
     waiting: Callable[[], None] | None = None,
     times: LoaderTimes | None = None,
     documents: DocumentLayout | None = None,
+    augment: Sequence[AugmentConfig] = (),
 ) -> Generator[Batch, None, None]:
     """Return this rank's batches of the training split on its device, from ``start`` consumed samples on.
 
     ``group`` gives this rank's position among the data-parallel ranks. Batches of fewer than ``padded`` rows are padded
     with copies of their first row; empty batches with zeros. Without ``stop`` the iterator is endless. ``waiting`` is
     called about every second while a batch is not ready; an exception from it ends the wait. ``documents`` asks for the
-    bounds of documents in batches of its size. Raises ``DamagedArtifact`` if a block's digest is wrong. The reading
-    thread ends when the iterator is exhausted, closed or garbage-collected; it adds its timings to ``times``.
+    bounds of documents in batches of its size, ``augment`` changes the images. Raises ``DamagedArtifact`` if a block's
+    digest is wrong. The reading thread ends when the iterator is exhausted, closed or garbage-collected; it adds its
+    timings to ``times``.
     """
     stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
     rows = max(padded, largest)
-    buffers = make_buffers(rows, prepared.signature, group.device, stored.streamed, documents=documents)
+    augmentation = Augmentation(augment, prepared.signature, order, group) if augment else None
+    buffers = make_buffers(
+        rows, prepared.signature, group.device, stored.streamed, documents=documents, augmentation=augmentation
+    )
     return prefetch_batches(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded, times)
 
 
@@ -194,19 +201,23 @@ def read_batches(
             chosen = list(islice(plans, buffer.batches))
             local = time.perf_counter()
             intact, damage = stored.verified(chosen)
-            verified = gathered = sent = time.perf_counter()
+            verified = gathered = sent = augmented = time.perf_counter()
             if intact:
                 stored.gather(buffer.row_numbers(intact), buffer.records)
                 buffer.clear(intact)
                 buffer.find_documents(intact)
+                buffer.draw(intact)
                 gathered = time.perf_counter()
                 buffer.send(len(intact))
                 sent = time.perf_counter()
+                buffer.augment(intact)
+                augmented = time.perf_counter()
                 ready.put((buffer, intact))
             times.store += local - began
             times.verification += verified - local
             times.gathering += gathered - verified
             times.copy += sent - gathered
+            times.augmentation += augmented - sent
             if damage:
                 raise damage
             if len(chosen) < buffer.batches:
@@ -293,6 +304,7 @@ def make_buffers(
     streamed: bool,
     most: int | None = None,
     documents: DocumentLayout | None = None,
+    augmentation: Augmentation | None = None,
 ) -> list[HostBuffer]:
     """Return the buffers of one iterator, for at most ``most`` batches of ``rows`` records each.
 
@@ -301,7 +313,7 @@ def make_buffers(
     batches = 1 if streamed else min(BUFFER_BATCHES, BUFFER_BYTES // max(1, rows * signature.record.itemsize))
     if most is not None:
         batches = min(batches, -(-most // BUFFERS))
-    return [make_buffer(max(1, batches), rows, signature, device, documents) for _ in range(BUFFERS)]
+    return [make_buffer(max(1, batches), rows, signature, device, documents, augmentation) for _ in range(BUFFERS)]
 
 
 #: Item of the reading thread: a buffer with its batches' plans, an error, or None at the end.

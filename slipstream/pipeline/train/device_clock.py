@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import resource
 import sys
 import tempfile
@@ -17,13 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEventAvg
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from slipstream.shared.artifacts.records import to_json
 from slipstream.shared.artifacts.results.training import OPERATIONS, TRACE, Operation, Operations, Throughput
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.logs import logger
 from slipstream.shared.machine.gpus import data_sheet_peak
+
+LOG = logger("train")
 
 
 class DeviceMark(Protocol):
@@ -112,29 +115,32 @@ def same_gpu() -> Callable[[], None]:
     return partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
-#: Steps without profiling, and with profiling but discarded: first steps, and first profiled steps, are slower.
-WAIT, WARM_UP = 4, 1
+#: Steps without profiling: the first ones are slower.
+WAIT = 2
+#: Index of the step whose trace is measured, between two that are profiled and discarded, as they are slower.
+MEASURED = WAIT + 1
+#: Steps before the first recorded one.
+BEFORE = MEASURED + 2
+#: Bytes of all recorded steps in the uncompressed trace.
+MOST_BYTES = 100_000_000
 #: Maximum number of operations in the result.
 LISTED = 40
-#: Prefix of the event that the profiler adds for every step, and of gloo's collectives, which run in other threads.
-MARK, GLOO = "ProfilerStep", "gloo:"
-#: Maximum size in bytes of a trace.
-LARGEST_TRACE = 100_000_000
-LOG = logger("train")
+#: Prefix of the event that the profiler adds for every step.
+MARK = "ProfilerStep"
 
 
 class StepProfiler:
-    """Profiler of ``steps`` steps, from the sixth of this attempt on."""
+    """Profiler of ``steps`` steps, from the sixth of this attempt on.
 
-    def __init__(self, steps: int, device: torch.device) -> None:
-        self._steps = steps
+    It records fewer if their trace would exceed ``most_bytes``, by the trace of one step.
+    """
+
+    def __init__(self, steps: int, device: torch.device, most_bytes: int = MOST_BYTES) -> None:
+        self._asked = self._steps = steps
+        self._most_bytes = most_bytes
         self._on_gpu = device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]
-        self._profile = profile(
-            activities=activities,
-            schedule=schedule(wait=WAIT, warmup=WARM_UP, active=steps, repeat=1),
-            on_trace_ready=self._take,
-        )
+        self._profile = profile(activities=activities, schedule=self._action, on_trace_ready=self._take)
         #: Files of the profile, by name; empty until it is complete.
         self.files: dict[str, bytes] = {}
 
@@ -148,29 +154,48 @@ class StepProfiler:
         """Record that a step was enqueued."""
         self._profile.step()
 
+    def _action(self, step: int) -> ProfilerAction:
+        last = BEFORE + self._steps - 1
+        if step < WAIT or step > last:
+            return ProfilerAction.NONE
+        if step in (MEASURED, last):
+            return ProfilerAction.RECORD_AND_SAVE
+        return ProfilerAction.WARMUP if step < BEFORE else ProfilerAction.RECORD
+
     def _take(self, finished: profile) -> None:
-        # If the attempt ends before all steps are recorded, times per step would be wrong.
-        if finished.step_num < WAIT + WARM_UP + self._steps:
-            return
         with tempfile.TemporaryDirectory() as scratch:
-            found = summarise_operations(finished.key_averages(), self._steps, self._on_gpu)
-            path = Path(scratch) / TRACE
-            finished.export_chrome_trace(str(path))
-            if (size := path.stat().st_size) > LARGEST_TRACE:
-                LOG.warning("the trace of the profiled steps has %s bytes and is dropped; set fewer steps", f"{size:,}")
-                return
-            self.files = {TRACE: path.read_bytes(), OPERATIONS: to_json(found)}
+            path = Path(scratch) / TRACE.removesuffix(".gz")
+            if finished.step_num <= BEFORE:
+                finished.export_chrome_trace(str(path))
+                self._limit(path.stat().st_size)
+            # If the attempt ends before all steps are recorded, times per step would be wrong.
+            elif finished.step_num >= BEFORE + self._steps:
+                found = summarise_operations(finished.key_averages(), self._steps, self._on_gpu)
+                finished.export_chrome_trace(str(path))
+                self.files = {TRACE: gzip.compress(path.read_bytes()), OPERATIONS: to_json(found)}
+
+    def _limit(self, step_bytes: int) -> None:
+        self._steps = min(self._asked, max(1, self._most_bytes // step_bytes))
+        if self._steps < self._asked:
+            LOG.warning(
+                "training.profile.steps: %s of %s steps are profiled, since the trace of one has %s bytes, and %s are "
+                "the limit",
+                *(f"{number:,}" for number in (self._steps, self._asked, step_bytes, self._most_bytes)),
+            )
 
 
 def summarise_operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu: bool) -> Operations:
-    """Return the time that ``steps`` steps spent per operation (CPU) or kernel (GPU)."""
+    """Return the time that ``steps`` steps spent per operation (CPU) or kernel (GPU).
+
+    Gloo's collectives overlap with other operations.
+    """
     # The profiler counts a kernel's time three times: for the kernel, for the operation that launched it, and for
     # enclosing annotations. Like torch's own total (``torch.autograd.profiler_util._build_table``), only kernels count.
     found = [
         Operation(name=str(event.key), calls=event.count, seconds=1e-6 * microseconds)
         for event in events
         if (is_of_device(event) if on_gpu else is_of_host(event))
-        and (microseconds := event.self_device_time_total if on_gpu else time_on_host(event)) > 0
+        and (microseconds := event.self_device_time_total if on_gpu else host_microseconds(event)) > 0
     ]
     found.sort(key=lambda operation: operation.seconds, reverse=True)
     total = sum(operation.seconds for operation in found)
@@ -181,13 +206,17 @@ def is_of_device(event: FunctionEventAvg) -> bool:
     return event.device_type != DeviceType.CPU and not event.is_user_annotation
 
 
-def time_on_host(event: FunctionEventAvg) -> float:
-    """Return microseconds on the host without those of operations inside; a collective has none and is asynchronous."""
-    return event.cpu_time_total if str(event.key).startswith(GLOO) else event.self_cpu_time_total
-
-
 def is_of_host(event: FunctionEventAvg) -> bool:
     return event.device_type == DeviceType.CPU and not str(event.key).startswith(MARK)
+
+
+def host_microseconds(event: FunctionEventAvg) -> float:
+    """Return the event's time without that of events inside it.
+
+    An event that ends in another thread, such as a collective of gloo, has its whole time: torch counts none of its
+    own.
+    """
+    return event.cpu_time_total if event.is_async else event.self_cpu_time_total
 
 
 # MFU (Chowdhery et al. 2022, PaLM, appendix B) is the number of FLOPs that the model's forward and backward passes

@@ -20,11 +20,11 @@ from slipstream.pipeline.train.checkpoint.restore import newest_conditions, newe
 from slipstream.pipeline.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.pipeline.train.checks import (
     check_compiler,
+    check_data,
     check_divisible,
     check_memory,
     check_parameters,
     check_pipeline,
-    check_rows,
     micro_batch_slices,
     probe_traits,
     why_not_fused,
@@ -35,7 +35,6 @@ from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.pipeline.train.fault_tolerance.guard import Guard
 from slipstream.pipeline.train.fault_tolerance.notices import NoticeWatcher, metadata_servers
 from slipstream.pipeline.train.identity import log_resumption, training_code
-from slipstream.pipeline.train.loop.goal import check_goal
 from slipstream.pipeline.train.loop.state import kernels_configured
 from slipstream.pipeline.train.loop.train_loop import RanOutOfMemory, TrainLoop
 from slipstream.pipeline.train.memory.decision import with_micro_batches
@@ -149,8 +148,7 @@ class Trainer:
         """
         with same_error_on_all_ranks(self.on_host):
             data = open_prepared(self.request.prepared)
-            check_rows(data)
-            check_goal(self.request.training, data)
+            check_data(data, self.request.training)
         known = self.request.for_data(data)
         request, made_for = with_micro_batches(known, self.group, self.on_host)
         training, group = request.training, self.group

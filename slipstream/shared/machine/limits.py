@@ -10,6 +10,7 @@ root counts.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -150,10 +151,14 @@ def visible_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def group_cpus(root: Path = Path("/")) -> float:
+    """Return the minimum of visible cores and the control group's CPU quota."""
+    return float(min(visible_cores(), cpu_quota(root) or math.inf))
+
+
 def usable_cpus(root: Path = Path("/")) -> float:
-    """Return the minimum of visible cores, CPU quota and the placement's CPUs."""
-    limits = (visible_cores(), cpu_quota(root), quantity_in_environment(CPU))
-    return float(min(limit for limit in limits if limit is not None))
+    """Return the minimum of :func:`group_cpus` and the placement's CPUs."""
+    return min(group_cpus(root), quantity_in_environment(CPU) or math.inf)
 
 
 def usable_cores() -> int:

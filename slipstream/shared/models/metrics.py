@@ -6,13 +6,14 @@ statistic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
+from slipstream.shared.artifacts.results.evaluation import CalibrationBin, PrecisionRecall, RocCurve, Scores
 from slipstream.shared.models.decision import count_decisions, macro_f1, with_threshold
 
 #: Maximum number of confidence bins, and minimum number of rows in a bin. Bins of equal width could have single rows,
@@ -159,6 +160,22 @@ def roc_points(positive: np.ndarray, labels: np.ndarray, points: int = CURVE_POI
     false_positive, true_positive, _ = roc_curve(labels, positive)
     sample = np.unique(np.linspace(0, len(false_positive) - 1, points).round().astype(int))
     return RocCurve(false_positive[sample].tolist(), true_positive[sample].tolist())
+
+
+def precision_recall_points(
+    probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str], points: int = CURVE_POINTS
+) -> PrecisionRecall | None:
+    """Return at most ``points`` points of the curve for the rarer of two classes; None if only one class occurs."""
+    from sklearn.metrics import precision_recall_curve
+
+    if len(np.unique(labels)) < 2:
+        return None
+    rarer = int(np.mean(labels == 1) <= 0.5)
+    precision, recall, _ = precision_recall_curve(labels == rarer, probabilities[:, rarer])
+    sample = np.unique(np.linspace(0, len(recall) - 1, points).round().astype(int))[::-1]
+    return PrecisionRecall(
+        recall[sample].tolist(), precision[sample].tolist(), classes[rarer], float(np.mean(labels == rarer))
+    )
 
 
 # "The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial", Biometrika 26, 1934.

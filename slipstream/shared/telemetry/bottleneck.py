@@ -50,6 +50,7 @@ REMEDIES = {
         "verification": "more cpu for each process (the profile's cpu)",
         "gathering": "more cpu for each process (the profile's cpu), or fewer and wider rows",
         "copy": "a larger training.batch_size, or fewer columns",
+        "augmentation": "more cpu for each process (the profile's cpu), or fewer transforms in training.augment",
     },
     COMMUNICATION: "training.gradients.hook fp16 or powersgd, a larger training.batch_size, or the settings "
     "that slipstream collectives tune finds",

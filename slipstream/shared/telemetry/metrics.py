@@ -195,7 +195,7 @@ def rank_families(ranks: Sequence[RankTotals]) -> Iterator[MetricFamily]:
         for phase, seconds in rank.phase_seconds.items()
     ]
     yield MetricFamily(PHASE, phases)
-    yield each_rank(STEPS, ranks, lambda rank: rank.steps)
+    yield each_rank(STEPS, ranks, lambda rank: rank.steps_now or rank.steps)
     yield each_rank(SAMPLES, ranks, lambda rank: rank.samples)
     yield MetricFamily(STEP, [line for rank in ranks for line in histogram(rank)])
     yield each_rank(LAST_STEP, ranks, lambda rank: rank.last_step_at)

@@ -8,6 +8,7 @@ provisioning-model), Azure "Instance Metadata Service" (compute: priority, vmSiz
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
@@ -43,7 +44,7 @@ Asker = Callable[[], Iterator[Answer]]
 class NodeFacts:
     """Facts about the node of an attempt."""
 
-    #: Time of the query, seconds since 1970, UTC.
+    #: Start of the stage, in a pod of its process; seconds since 1970, UTC.
     started_at: float
     node: str
     #: "aws", "gcp" or "azure"; "" if no metadata server answered.
@@ -53,6 +54,15 @@ class NodeFacts:
     spot: bool
     #: True if ``spot`` comes from metadata; False if it is the placement's request.
     spot_is_certain: bool
+
+
+def process_age() -> float:
+    """Return the seconds since this process started; 0 if the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
 
 
 def node_facts(asked_spot: bool, askers: Mapping[str, Asker] | None = None) -> NodeFacts:

@@ -104,6 +104,8 @@ class RankTotals:
     bottlenecks: dict[str, float] = field(default_factory=dict)
     #: Number of this attempt, from 1 on.
     attempt: int = 1
+    #: Steps done when the totals were read; 0 in the file.
+    steps_now: int = 0
 
 
 #: Upper bounds of the step time histogram, in seconds.

@@ -14,10 +14,10 @@ PER_STEP = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, "processor_wait", "compute
 #: Amounts since the ranks last exchanged times: the loader's seconds by activity, the control group's counters (see
 #: :class:`HostReading`), and seconds lost to lower GPU clocks.
 PER_EXCHANGE = (
-    *("store", "verification", "gathering", "copy"),
+    *("store", "verification", "gathering", "copy", "augmentation"),
     *("throttled_seconds", "throttled_periods", "periods", "clocked_down"),
 )
-LOADER = PER_EXCHANGE[:4]
+LOADER = PER_EXCHANGE[:5]
 #: Minimum steps per block, and maximum number of blocks; beyond it, pairs of blocks are merged.
 BLOCK_STEPS, BLOCKS = 16, 512
 

@@ -1,15 +1,17 @@
 """Totals as files, written by the sampler for the node and by every rank.
 
-A directory holds ``node.json`` and ``ranks/<rank>.json``. Files are replaced atomically; invalid files and those of
-other versions are skipped.
+A directory holds ``node.json``, ``ranks/<rank>.json`` and ``ranks/<rank>.steps``, the number of steps, which a rank
+changes in place after each step. Other files are replaced atomically; invalid files and those of other versions are
+skipped.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipstream.shared.artifacts.records import decode_plain, to_plain_json
@@ -18,11 +20,13 @@ from slipstream.shared.telemetry.records import STEP_BOUNDS, RankTotals, Sample,
 NODE = "node.json"
 RANKS = "ranks"
 HOUR_S = 3600
+#: Content of a file of steps.
+STEPS = struct.Struct("<q")
 
 
 @dataclass(frozen=True)
 class NodeTotals:
-    """Counters of an attempt's usage of this node since the sampler's start."""
+    """Counters of an attempt's usage of this node since the start of its stage, or of its pod."""
 
     seconds: float = 0.0
     #: Seconds summed over all devices, up or not, since all are paid for.
@@ -98,8 +102,20 @@ def read_totals(directory: Path) -> list[RankTotals]:
         with suppress(OSError):
             totals = decode_plain(path.read_bytes(), RankTotals)
             if totals and len(totals.steps_within) == len(STEP_BOUNDS):
-                found.append(totals)
+                done = read_steps(directory, totals.rank)
+                found.append(replace(totals, steps_now=max(totals.steps, done)) if done else totals)
     return sorted(found, key=lambda totals: totals.rank)
+
+
+def steps_file(directory: Path, rank: int) -> Path:
+    return directory / RANKS / f"{rank}.steps"
+
+
+def read_steps(directory: Path, rank: int) -> int:
+    """Return the steps that a rank has done until now; 0 if unknown."""
+    with suppress(OSError, struct.error):
+        return int(STEPS.unpack(steps_file(directory, rank).read_bytes())[0])
+    return 0
 
 
 def put_in_place(path: Path, content: bytes) -> None:

@@ -29,12 +29,17 @@ log = logger("telemetry")
 
 @contextmanager
 def telemetry_sampled(
-    directory: Path, labels: MetricLabels, prices: Mapping[str, float] = NO_PRICES, after_s: float = 0.0
+    directory: Path,
+    labels: MetricLabels,
+    prices: Mapping[str, float] = NO_PRICES,
+    after_s: float = 0.0,
+    began_at: float | None = None,
 ) -> Iterator[None]:
     """Sample this pod into ``directory`` while the body runs.
 
     Sampling starts after ``after_s`` seconds, so that shorter work starts no process. ``prices`` are the node's dollars
-    per hour, by price name. Errors never reach the body, and at most two seconds are added to it.
+    per hour, by price name; they count from ``began_at``, in seconds since 1970 (default: the first sample). Errors
+    never reach the body, and at most two seconds are added to it.
     """
     samplers, ended, turn = list[subprocess.Popen[bytes] | None](), threading.Event(), threading.Lock()
 
@@ -42,7 +47,7 @@ def telemetry_sampled(
         ended.wait(after_s)
         with turn:
             if not ended.is_set():
-                samplers.append(start_sampler(directory, labels, prices))
+                samplers.append(start_sampler(directory, labels, prices, began_at))
 
     if after_s:
         threading.Thread(target=begin, name="sampler", daemon=True).start()
@@ -60,7 +65,9 @@ def telemetry_sampled(
             push_totals(os.environ[VARIABLE], directory, labels, until - time.monotonic())
 
 
-def start_sampler(directory: Path, labels: MetricLabels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
+def start_sampler(
+    directory: Path, labels: MetricLabels, prices: Mapping[str, float], began_at: float | None = None
+) -> subprocess.Popen[bytes] | None:
     """Start the sampler; log a warning and return None on failure.
 
     It inherits no open file: a sampler blocked in the kernel would keep this process's output open after its end.
@@ -68,9 +75,10 @@ def start_sampler(directory: Path, labels: MetricLabels, prices: Mapping[str, fl
     named = [f"--{name}={value}" for name, value in asdict(labels).items()]
     priced = [f"--price={name}={dollars!r}" for name, dollars in prices.items()]
     command = [sys.executable, "-P", "-m", "slipstream.shared.telemetry.sampler", f"--parent={os.getpid()}"]
+    began = [f"--began-at={began_at!r}"] if began_at is not None else []
     try:
         sampler = subprocess.Popen(
-            [*command, *named, *priced, "--", str(directory)],
+            [*command, *named, *priced, *began, "--", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +96,31 @@ def test_the_card_has_the_data_and_the_settings_and_folds_untimed_variants(model
     assert others and not [name for name in others if f"- {name}, " in shown]
     assert all(f"- {name}, " in folded for name in others)
     assert not re.search(r"20\d\d-\d\d-\d\d", card), "a date would make equal models unequal"
+
+
+#: Files with measured latencies, and those with digests of these.
+MEASURED = {"export.json", "MODEL_CARD.md", "manifest.json", "manifest.sha256"}
+
+
+def test_a_model_exported_on_another_day_has_the_same_bytes(
+    data: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a clock three days ahead. Figures that are measured differ between any two exports."""
+    # FP32, since no other is that much faster: which one is fastest is measured.
+    found = {"today": package(tmp_path / "today", data, min_speedup=1e6)}
+    clock, real = time.time, {name: getattr(time, name) for name in ("gmtime", "localtime")}
+    monkeypatch.setattr(time, "time", lambda: clock() + 3 * 86_400)
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * time.time()))
+    for name, function in real.items():
+        monkeypatch.setattr(time, name, lambda given=None, function=function: function(given or time.time()))
+    found["later"] = package(tmp_path / "later", data, min_speedup=1e6)
+    files = {day: {path.name: path.read_bytes() for path in place.iterdir()} for day, place in found.items()}
+    assert files["today"].keys() == files["later"].keys()
+    assert {name for name, content in files["today"].items() if content != files["later"][name]} <= MEASURED
+    days = [datetime.now(UTC).date() + timedelta(days=number) for number in range(-1, 5)]
+    dates = [day.strftime(form).encode() for day in days for form in ("%Y-%m-%d", "%d %b %Y", "%Y%m%d")]
+    dated = {name for each in files.values() for name, content in each.items() if any(map(content.__contains__, dates))}
+    assert not dated, "a date would make equal models unequal"
 
 
 def test_the_card_names_the_settings_of_the_training() -> None:

@@ -72,6 +72,12 @@ def section(schema: Schema, node: Schema, path: str, defaults: dict[str, Any]) -
             yield row(name, value(defaults[name]), allowed(each), each["description"])
     for name, each in below.items():
         yield from section(schema, resolved(schema, each), f"{path}.{name}", defaults[name])
+    for name, each in nodes.items():
+        if "$ref" in each.get("items", {}):
+            item = resolved(schema, each["items"])
+            empty = {"array": [], "string": ""}
+            usual = {key: its.get("default", empty.get(its["type"])) for key, its in item["properties"].items()}
+            yield from section(schema, item, f"each of {path}.{name}", usual)
 
 
 def allowed(node: Schema) -> str:
@@ -91,7 +97,7 @@ def allowed(node: Schema) -> str:
 
 
 def value(of: object) -> str:
-    return f"`{json.dumps(of, ensure_ascii=False)}`"
+    return "" if of == "" else f"`{json.dumps(of, ensure_ascii=False)}`"
 
 
 def row(*cells: str) -> str:

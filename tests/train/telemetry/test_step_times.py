@@ -16,13 +16,15 @@ from slipstream.pipeline.train.device_clock import DeviceClock
 from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.pipeline.train.telemetry.marks import ProcessorWait, StepMarks
 from slipstream.pipeline.train.telemetry.step_times import GROUPS, StepPhases, StepTimes
-from slipstream.pipeline.train.telemetry.totals import safe_diagnosis
+from slipstream.pipeline.train.telemetry.totals import safe_diagnosis, shared_steps
 from slipstream.shared.artifacts.results.ledger import ACTIVITIES, AttemptRecord, read_attempts
 from slipstream.shared.artifacts.results.training import read_attempt
 from slipstream.shared.storage import storage_for
+from slipstream.shared.telemetry.metrics import metrics_exposition
 from slipstream.shared.telemetry.records import STEP_BOUNDS
 from slipstream.shared.telemetry.step_blocks import PER_EXCHANGE, PER_STEP
-from slipstream.shared.telemetry.totals import read_totals
+from slipstream.shared.telemetry.totals import NodeTotals, read_totals, steps_file, write_totals
+from tests.support.sampler_process import LABELS, totals
 from tests.support.training import table_of_numbers, trained
 from tests.support.worker_groups import in_group
 
@@ -219,3 +221,19 @@ def test_a_diagnosis_that_fails_costs_neither_the_record_nor_the_training(
     broken = {"seconds": 1.0, "steps": 1, "phases": {"compute": -5.0}, "lost": {}, "evidence": {}}
     assert safe_diagnosis([AttemptRecord(1, 1, observed={**broken, "waited_for_processor": 0.0})]) is None
     assert "bottleneck analysis failed (ValueError" in capsys.readouterr().err
+
+
+def test_ranks_in_lockstep_show_equal_steps_whenever_they_are_scraped(tmp_path: Path) -> None:
+    """Their totals are written at other times, and count the steps of the last exchange only."""
+    ranks = [StepTimes(rank, 2) for rank in range(2)]
+    for rank, times in enumerate(ranks):
+        times.done = shared_steps(steps_file(tmp_path, rank), times.done)
+        write_totals(tmp_path, totals(rank, steps=24 * rank))
+    for step in range(1, 31):
+        for times in ranks:
+            times.add(StepPhases(0.0, 0.1, 0.0, 0.0, 0.0))
+        text = metrics_exposition(None, NodeTotals(), read_totals(tmp_path), LABELS)
+        shown = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("slipstream_steps_total{")]
+        assert shown == [str(max(step, 24 * rank)) for rank in range(2)]
+    (tmp_path / "ranks/0.steps").write_bytes(b"half")
+    assert read_totals(tmp_path)[0].steps_now == 0

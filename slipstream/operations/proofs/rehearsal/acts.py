@@ -8,14 +8,23 @@ from pathlib import Path
 
 from flyteidl.core.literals_pb2 import Literal
 
+from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.operations.proofs.rehearsal.kills import Kills, drawn
 from slipstream.operations.proofs.rehearsal.propeller import Execution
+from slipstream.operations.proofs.rehearsal.record import attempt_steps
 from slipstream.operations.proofs.rehearsal.rehearsal import WORKFLOW, Rehearsal, model_of
+from slipstream.shared.artifacts.results.ledger import END_FILE, PREFIX, AttemptRecord, decode_attempt
 
 Say = Callable[[str], None]
 Inputs = Mapping[str, Literal]
 #: Tasks whose pods handle signals: they decide themselves how an attempt ends after one.
 DISTRIBUTED = {"train", "benchmark_collectives", "measure_collectives", "compare_collectives", "tune_collectives"}
+
+
+def stored_records(bucket: S3Bucket) -> list[AttemptRecord]:
+    """Return the records of all trainings' attempts in the bucket."""
+    keys = (key for key in bucket.keys("") if f"/{PREFIX}" in key and not key.endswith(END_FILE))
+    return [record for key in keys if (record := decode_attempt(bucket.read(key)))]
 
 
 @dataclass
@@ -32,7 +41,11 @@ class Acts:
     def execute(self, name: str, seed: int, kills: Kills | None = None) -> Execution:
         self.say(f"\n{name}")
         execution = self.executions[name] = self.rehearsal.execution(name, say=self.say, seed=seed, kills=kills)
-        execution.run(self.workflow, self.inputs)
+        try:
+            execution.run(self.workflow, self.inputs)
+        finally:
+            trained = [attempt for attempt in execution.record.attempts if attempt.task == "train"]
+            execution.record.steps = attempt_steps(trained, stored_records(self.rehearsal.bucket))
         self.say(f"{name}: {execution.record.summary()}")
         return execution
 

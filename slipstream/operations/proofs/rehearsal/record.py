@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
+from slipstream.shared.artifacts.results.ledger import AttemptRecord
 
 MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode")
 
@@ -26,6 +28,38 @@ class TaskAttempt:
     pods: list[PodProcess] = field(default_factory=list)
     ended: float = 0.0
     outcome: AttemptOutcome | None = None
+
+
+@dataclass(frozen=True)
+class AttemptSteps:
+    """Steps of an attempt at a training: resumed from, left at, and lost, as the next attempt repeats them.
+
+    None if the attempt ended before its first record.
+    """
+
+    number: int
+    resumed: int | None = None
+    left: int | None = None
+    lost: int | None = None
+
+
+def attempt_steps(attempts: Sequence[TaskAttempt], records: Sequence[AttemptRecord]) -> tuple[AttemptSteps, ...]:
+    """Return the steps of a training's attempts by their records, which are those that began meanwhile."""
+    ordered, rows = sorted(records, key=lambda record: record.began_at), list[AttemptSteps]()
+    own = {
+        attempt.number: next((r for r in ordered if attempt.started <= r.began_at <= (attempt.ended or math.inf)), None)
+        for attempt in attempts
+    }
+    for number, record in own.items():
+        if record is None:
+            rows.append(AttemptSteps(number))
+            continue
+        later = next((its for other, its in own.items() if other > number and its), None)
+        resumed = later.first_step if later else record.last_step
+        # The record of a killed attempt is seconds old, but it got at least to where the next one resumed.
+        left = max(record.last_step, resumed)
+        rows.append(AttemptSteps(number, record.first_step, left, left - resumed))
+    return tuple(rows)
 
 
 def short(task: str) -> str:
@@ -46,6 +80,8 @@ class ExecutionRecord:
         self.hits: dict[str, str] = {}
         self.cached: dict[str, str] = {}
         self.budgets: dict[str, RetryBudget] = {}
+        #: Steps of the attempts at the training; known after the end.
+        self.steps: tuple[AttemptSteps, ...] = ()
 
     def line(self, node: str, task: str, what: str) -> None:
         self.say(f"{time.time() - self.started:7.1f} s  {node:<10} {short(task):<22} {what}")

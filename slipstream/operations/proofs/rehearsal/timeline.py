@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
-from slipstream.operations.proofs.rehearsal.record import ExecutionRecord, TaskAttempt
+from slipstream.operations.proofs.rehearsal.record import AttemptSteps, ExecutionRecord, TaskAttempt
 from slipstream.pipeline.report.pages.rendering import jinja_environment
 
 #: CSS pixels: width of the drawing, width of the names on its left, height of a row and of the axis below.
@@ -62,6 +62,7 @@ class ExecutionChart:
     ticks: tuple[tuple[float, str], ...]
     failures: tuple[FailedAttempt, ...]
     hits: tuple[str, ...]
+    steps: tuple[AttemptSteps, ...]
 
 
 def kind_of(outcome: AttemptOutcome | None) -> str:
@@ -94,6 +95,7 @@ def execution_chart(title: str, record: ExecutionRecord) -> ExecutionChart:
         ticks=ticks,
         failures=tuple(failure_of(number, attempt) for number, attempt in enumerate(failed, 1)),
         hits=tuple(f"{task} {node}" for node, task in record.hits.items()),
+        steps=record.steps,
     )
 
 

@@ -24,7 +24,7 @@ from slipstream.pipeline.report.pages.inline_svg import (
     tooltip,
 )
 from slipstream.shared import formatting as fmt
-from slipstream.shared.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
+from slipstream.shared.artifacts.results.evaluation import CalibrationBin, PrecisionRecall, RocCurve, Scatter
 from slipstream.shared.artifacts.results.export import ExportReport
 from slipstream.shared.artifacts.results.training import History, LiveProgress, LossPoint
 
@@ -143,6 +143,16 @@ def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     legend(axes)
     return "ROC curve of the model and of chance"
+
+
+@inline_svg
+def precision_recall_curve(axes: Axes, curve: PrecisionRecall) -> str:
+    axes.step(curve.recall, curve.precision, where="pre", label=f"model, class {fmt.shorten_label(curve.positive)}")
+    axes.plot([0, 1], [curve.rate, curve.rate], label="chance", **REFERENCE_LINE)
+    unit_square(axes)
+    axes.set(xlabel="recall", ylabel="precision")
+    legend(axes)
+    return "Precision by recall of the model and of chance"
 
 
 @inline_svg

@@ -23,7 +23,7 @@ from slipstream.pipeline.report.summary import RunSummary
 from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from slipstream.shared.artifacts.results.devices import Bottleneck, TrainingDevices
-from slipstream.shared.artifacts.results.evaluation import Evaluation
+from slipstream.shared.artifacts.results.evaluation import ColumnImportance, Evaluation
 from slipstream.shared.artifacts.results.sweep import STATES, Sweep, SweepTrial
 from slipstream.shared.artifacts.results.training import TRACE
 from slipstream.shared.artifacts.versions import closure_version
@@ -77,6 +77,7 @@ def report_page(
         unbalanced=unbalanced_figures(evaluation),
         recommended=results.export.recommended,
         scores=list(scores(evaluation)),
+        importance=importance_of_columns(evaluation),
         mistakes=most_frequent_mistakes(listed, classes) if listed else None,
         recalls=class_scores(confusion, classes)[:CLASSES_SCORED] if confusion else [],
         classes=class_frequencies(results.card["classes"])[:CLASSES_SHOWN],
@@ -168,6 +169,20 @@ def scores(evaluation: Evaluation) -> Iterator[MetricScore]:
         yield MetricScore(metric, evaluation.model.of(metric), evaluation.baseline.of(metric), better)
 
 
+def importance_of_columns(evaluation: Evaluation) -> list[tuple[str, float, str]]:
+    """Return name, bar length and text of the most important columns; empty if unknown."""
+    found = (evaluation.importance or [])[:WORST_SHOWN]
+    longest = max((each.loss for each in found), default=0.0) or 1.0
+    in_points = evaluation.metric.name == "accuracy"
+
+    def text(each: ColumnImportance) -> str:
+        if in_points:
+            return f"{100 * each.loss:.2f} ± {100 * each.std:.2f} points"
+        return f"{each.loss:.3g} ± {each.std:.2g}"
+
+    return [(fmt.shorten_label(each.name), max(0.0, each.loss / longest), text(each)) for each in found]
+
+
 def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, str, int]]:
     """Return true class, predicted class and rows of the largest off-diagonal entries."""
     wrong = [(n, r, c) for r, line in enumerate(counts) for c, n in enumerate(line) if n and r != c]
@@ -236,7 +251,10 @@ MODULES = (
     __name__,
 )
 #: Names of charts that are None for some runs.
-OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active", "variants", "metric")
+OPTIONAL = (
+    *("scatter", "roc", "precision_recall", "confusion", "reliability"),
+    *("busy", "memory", "sm_active", "variants", "metric"),
+)
 #: Largest number of classes for a readable confusion matrix. Above it, the page lists mistakes.
 MOST_CLASSES_DRAWN = 20
 
@@ -279,6 +297,8 @@ def draw_charts(results: StageResults) -> dict[str, str | None]:
         drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
     if roc := evaluation.roc:
         drawn["roc"] = charts.roc_curve(roc, classes[1])
+    if curve := evaluation.precision_recall:
+        drawn["precision_recall"] = charts.precision_recall_curve(curve)
     if (confusion := evaluation.confusion) and len(classes) <= MOST_CLASSES_DRAWN:
         drawn["confusion"] = charts.confusion_matrix(confusion, classes)
     if bins := evaluation.calibration:

@@ -258,8 +258,8 @@ def first_difference(
             if difference:
                 return difference
         return None
-    # A tuple comes back from JSON as a list.
-    return None if json.dumps(then) == json.dumps(now) else (path, then, now)
+    # A tuple comes back from JSON as a list, and a mapping in it with sorted keys.
+    return None if json.dumps(then, sort_keys=True) == json.dumps(now, sort_keys=True) else (path, then, now)
 
 
 def abbreviated(value: object) -> str:

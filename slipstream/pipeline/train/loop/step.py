@@ -191,7 +191,7 @@ def name_rows(
     start, stop = order.consumed(step - 1), order.consumed(step)
     rows = next(order.plans(group.rank, group.world, start, stop)).rows
     padded = padded_rows(-(-order.largest // group.world), config.micro_batches) if not parallel.is_whole else 0
-    batches = training_batches(data, order, group, start, stop, padded=padded)
+    batches = training_batches(data, order, group, start, stop, padded=padded, augment=config.augment)
     if not parallel.is_whole:
         bad = rows_of_bad_losses(parallel, next(batches), precision, group.device)
     else:

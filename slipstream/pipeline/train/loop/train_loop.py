@@ -226,6 +226,7 @@ class TrainLoop:
             waiting=self._guard.waiting,
             times=self._guard.times.loader,
             documents=document_layout(model, pieces[0].stop, len(pieces), kernel=kernel),
+            augment=self._config.augment,
         )
 
     def _epoch(self, step: int) -> float:

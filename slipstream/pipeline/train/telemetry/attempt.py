@@ -41,7 +41,7 @@ LOG = logger("train")
 
 
 def describe_machine(record: AttemptRecord, sampled: Path | None, group: RankContext) -> None:
-    """Record device, pods, node and spot capacity of this attempt.
+    """Record device, pods, node, spot capacity and start of the pod of this attempt.
 
     Without a sampler, the node is the host name.
     """
@@ -49,6 +49,7 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: RankCon
     record.device = torch.cuda.get_device_name(group.device) if gpu else "cpu"
     record.pods = max(1, group.world // int(os.environ.get("LOCAL_WORLD_SIZE", group.world)))
     facts = read_facts(sampled) if sampled else None
+    record.before = max(0.0, record.began_at - facts.started_at) if facts else 0.0
     record.node, record.spot = (facts.node, facts.spot) if facts else (socket.gethostname(), None)
 
 

@@ -88,7 +88,9 @@ def read_device_series(storage: Storage, attempts: Sequence[AttemptRecord]) -> T
         return None
     lost = lost_seconds(attempts)
     spans = [
-        AttemptSpan(each.attempt, each.began_at, each.wall, each.ended, each.spot, lost[index], each.events)
+        AttemptSpan(
+            each.attempt, each.began_at, each.wall, each.ended, each.spot, lost[index], each.events, each.before
+        )
         for index, each in enumerate(attempts)
     ]
     return TrainingDevices(spans, sorted(pods, key=lambda pod: (pod.attempt, pod.node)))

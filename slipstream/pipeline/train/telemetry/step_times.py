@@ -28,13 +28,14 @@ GROUPS, GROUPS_OF_ALL = 64, 2048
 class LoaderTimes:
     """Seconds spent by the data loader's threads, by activity.
 
-    They wait for blocks from a store (``store``), verify blocks, gather rows, and copy them to the device.
+    They wait for blocks from a store (``store``), verify blocks, gather rows, copy them to the device and augment them.
     """
 
     store: float = 0.0
     verification: float = 0.0
     gathering: float = 0.0
     copy: float = 0.0
+    augmentation: float = 0.0
 
 
 class StepPhases(NamedTuple):
@@ -69,12 +70,15 @@ class StepTimes:
         self.last_step = 0.0
         #: Seconds that the pod's GPUs lost to lowered clock rates; set on the pod's first rank.
         self.clocked_down = 0.0
+        #: Number of this rank's steps until now; shared with the sampler while totals are written.
+        self.done = np.zeros(1, dtype="<i8")
         self._pending: list[StepPhases] = []
         self._sent = self._beside()
 
     def add(self, time: StepPhases) -> None:
         """Store a step's times without processing them, because work between steps runs with cold caches."""
         self._pending.append(time)
+        self.done[0] += 1
         self.last_step = perf_counter()
 
     def to_send(self) -> Tensor:

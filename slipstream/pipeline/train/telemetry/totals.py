@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from slipstream.pipeline.train.fault_tolerance.goodput import GoodputRecorder
@@ -21,7 +22,7 @@ from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.logs import logger
 from slipstream.shared.telemetry.bottleneck import AttemptMeasurements, diagnose_training, measure_losses
 from slipstream.shared.telemetry.records import CHECKPOINT, EVALUATION, WAITED_FOR_PODS, RankTotals
-from slipstream.shared.telemetry.totals import write_totals
+from slipstream.shared.telemetry.totals import steps_file, write_totals
 
 PERIOD_S = 1.0
 
@@ -35,12 +36,22 @@ def written_totals(
         yield
         return
     uuid = gpu_uuid(group.device)
+    with suppress(OSError):
+        times.done = shared_steps(steps_file(sampled, group.rank), times.done)
 
     def write() -> None:
         write_totals(sampled, totals_of(times, recorder, group.rank, uuid))
 
     with call_periodically(write, PERIOD_S, PERIOD_S, "totals", "the totals of this rank could not be written"):
         yield
+
+
+def shared_steps(path: Path, done: np.ndarray) -> np.ndarray:
+    """Return ``done`` in a file that the sampler reads at every scrape, so that ranks in lockstep show equal steps."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shared = np.memmap(path, done.dtype, "w+", shape=done.shape)
+    shared[:] = done
+    return shared
 
 
 def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str) -> RankTotals:

@@ -64,9 +64,11 @@ class AttemptSpan:
     lost: float
     #: Times in seconds since its start at which evaluations and checkpoints ended, by event name.
     events: dict[str, list[float]] = field(default_factory=dict)
+    #: Seconds from its pod's start to its own.
+    before: float = 0.0
 
     def __post_init__(self) -> None:
-        times = (self.began_at, self.seconds, *(at for each in self.events.values() for at in each))
+        times = (self.began_at, self.seconds, self.before, *(at for each in self.events.values() for at in each))
         if not all(0 <= at < LATEST for at in times):
             raise ValueError("expected seconds of at least 0")
 

@@ -110,6 +110,41 @@ class RocCurve:
 
 
 @dataclass(frozen=True)
+class PrecisionRecall:
+    """Recall, ascending, and precision for the rarer of two classes; ``rate`` is its share of the test rows."""
+
+    recall: list[float]
+    precision: list[float]
+    positive: str
+    rate: float
+
+
+@dataclass(frozen=True)
+class ColumnImportance:
+    """Loss of the headline metric with a column permuted: mean and standard deviation of several permutations.
+
+    The unit is a share of 1 (accuracy) or that of the target (RMSE).
+    """
+
+    name: str
+    loss: float
+    std: float
+
+
+@dataclass(frozen=True)
+class WorstError:
+    """Wrong prediction; ``size`` is the probability of the predicted class, or the absolute error."""
+
+    #: Number of the row in the test split, from 1 on.
+    row: int
+    truth: str
+    predicted: str
+    size: float
+    #: Values of the most important columns.
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Scatter:
     """Actual and predicted values of a sample of the test rows."""
 
@@ -130,6 +165,8 @@ class PlotData:
     calibration: list[CalibrationBin] | None = None
     roc: RocCurve | None = None
     scatter: Scatter | None = None
+    #: If there are two classes, both in the test split.
+    precision_recall: Later[PrecisionRecall] = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +216,10 @@ class Evaluation(PlotData):
     language: LanguageFigures | None = None
     #: Decision threshold of the model, by which accuracy, F1 and the confusion matrix are computed.
     threshold: Later[float] = None
+    #: Of a table's columns, the largest first.
+    importance: Later[list[ColumnImportance]] = None
+    #: The worst first.
+    worst: Later[list[WorstError]] = None
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for an unknown task, a metric of another task, or plot data of other classes."""

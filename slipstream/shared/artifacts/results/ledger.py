@@ -65,6 +65,8 @@ class AttemptRecord:
     ended: str = KILLED
     #: Start in seconds since 1970, UTC; 0 in older records.
     began_at: float = 0.0
+    #: Seconds from the start of rank 0's pod to ``began_at``, which are paid for, too.
+    before: float = 0.0
     #: Rank 0's machine and device, and whether it is a spot machine; "" or None if unknown.
     node: str = ""
     device: str = ""
@@ -78,7 +80,7 @@ class AttemptRecord:
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for impossible times and counts, so that sums over attempts stay finite."""
-        times = (self.wall, self.began_at, *(at for each in self.events.values() for at in each))
+        times = (self.wall, self.began_at, self.before, *(at for each in self.events.values() for at in each))
         counts = (self.attempt, self.world, self.first_step, self.last_step, self.saved_step, self.saves, self.pods)
         if not all(0 <= at < LATEST for at in times) or not all(abs(at) < LATEST for at in self.seconds.values()):
             raise ValueError("expected seconds")

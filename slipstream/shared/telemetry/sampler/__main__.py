@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ended = end_of_process()
     labels = MetricLabels(given.execution, given.task, given.attempt, given.node)
     try:
-        sampler = Sampler(given.directory, given.parent, dict(given.price))
+        sampler = Sampler(given.directory, given.parent, dict(given.price), given.began_at)
     except OSError as error:
         log.warning("the sampler failed and takes no samples: %s: %s", given.directory, error.strerror)
         return
@@ -72,6 +72,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True, help="process id with whose end the sampler ends")
+    parser.add_argument("--began-at", type=float, default=time.time(), help="start of the paid time, since 1970")
     parser.add_argument("--price", type=price, action="append", default=[], metavar="NAME=DOLLARS_PER_HOUR")
     return parser.parse_args(arguments)
 

@@ -15,11 +15,11 @@ from slipstream.shared.logs import logger
 from slipstream.shared.machine.limits import (
     cpu_seconds,
     cpu_throttling,
-    memory_allowed,
+    group_cpus,
+    memory_limit,
     memory_used,
     parse_counters,
     read_or_empty,
-    usable_cpus,
 )
 from slipstream.shared.machine.nvml import named_devices
 from slipstream.shared.telemetry.records import DeviceReading, HostReading, Sample
@@ -50,7 +50,8 @@ class HostUsage:
     def read(self) -> HostReading:
         if time.monotonic() - self._limits_at >= LIMITS_S:
             self._limits_at = time.monotonic()
-            self._cpus, self._memory = usable_cpus(self._root), memory_limit_of(self._root)
+            # Not the placement's: the limits of whatever the usage is counted for, which may hold several pods.
+            self._cpus, self._memory = group_cpus(self._root), memory_limit_of(self._root)
         throttling, cpu = cpu_throttling(self._root), cpu_seconds(self._root)
         return HostReading(
             cpu_seconds=machine_seconds(self._root) if cpu is None else cpu,
@@ -65,8 +66,8 @@ class HostUsage:
 
 
 def memory_limit_of(root: Path) -> int | None:
-    """Return the memory limit of the pod, else of the machine, in bytes."""
-    allowed = memory_allowed(root)
+    """Return the memory limit of the control group, else of the machine, in bytes."""
+    allowed = memory_limit(root)
     return machine_memory(root).get("MemTotal") if allowed is None else int(allowed)
 
 
@@ -231,16 +232,19 @@ class SamplerState:
 
 
 class Sampler:
-    """Sampler that writes to ``directory``; ``prices`` are the node's dollars per hour, by price name."""
+    """Sampler that writes to ``directory``; ``prices`` are the node's dollars per hour, by price name.
 
-    def __init__(self, directory: Path, watched: int, prices: dict[str, float]) -> None:
+    Time counts from ``began_at``, in seconds since 1970.
+    """
+
+    def __init__(self, directory: Path, watched: int, prices: dict[str, float], began_at: float) -> None:
         self.state = SamplerState()
         self._directory = directory
         self._host = HostUsage(watched)
         self._drivers = [DriverQuery(NvidiaDevices().read), DriverQuery(AmdDevices().read)]
         self._ring = SampleRing(directory)
         self._counter = NodeCounter(prices)
-        self._before = time.monotonic()
+        self._before = time.monotonic() - max(0.0, time.time() - began_at)
         self._is_told = False
 
     def sample(self) -> None:
