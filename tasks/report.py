@@ -63,6 +63,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     from slipstream.pipeline.report.engine import build_report
     from slipstream.pipeline.report.figures import schedule_figures
     from slipstream.pipeline.report.stage_results import StageResults
+    from slipstream.pipeline.report.tracking import track_run
 
     measured = [network for network in networks if network]
     made = (local_path(each) for each in (trained, evaluated, exported))
@@ -79,6 +80,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     store = ArtifactStore(STORE) if local else None
     given = (results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep, origin)
     summary = build_report(runs_here(), *given, links=local)
+    track_run(summary, results.history, origin)
     return show_deck(summary, "Report", summary.report)
 
 

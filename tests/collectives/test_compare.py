@@ -207,7 +207,36 @@ def test_launches_of_two_kinds_are_likeliest_apart_by_a_share_that_is_known() ->
         overall_answer(compare_profiles(before, few)) == "can't tell"
         and overall_answer(compare_profiles(before, many)) == "slower"
     )
-    assert "can't tell (too few launches, here or before)" in str(compare_profiles(before, few)[0])
+    changes = compare_profiles(before, few)
+    assert "can't tell (too few launches, 8 would tell)" in str(changes[0])
+    # The first number of launches at which two kinds are as improbable as the level of each of the six cases.
+    shares = np.linspace(0, 1, 10_001)
+    chances = {n: (shares**3 * (1 - shares) ** n).max() for n in range(3, 20)}
+    assert {change.needs for change in changes} == {next(n for n in chances if chances[n] <= 0.01 / 6)}
+
+
+def test_a_halved_link_says_how_many_seconds_would_tell_and_is_kept_out_of_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, now = np.random.default_rng(0), [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    publish(tmp_path, profile(rng, 1.0, 0.01, LINK))
+    halved = profile(rng, 1.91, 0.01, LINK)
+    comparison = HistoryComparison(CollectivesConfig(history=str(tmp_path), compare_seconds=40))
+    now[0] += 41
+    assert comparison.enough(halved) and comparison.is_doubtful()
+    text = comparison.text()
+    assert text.startswith("can't tell, against 1 earlier profile") and "too few launches, 8 would tell" in text
+    # Three launches took 41 s, so eight take 109.3.
+    assert "  collectives.compare_seconds of 110 would tell: 8 launches like these" in text
+    assert "later comparisons do not use this profile" in text
+    publish(tmp_path, replace(halved, doubtful=True))
+    again = HistoryComparison(CollectivesConfig(history=str(tmp_path), compare_seconds=40))
+    assert again.enough(profile(rng, 1.91, 0.01, LINK, launches=8))
+    assert again.text().startswith("slower, against 1 earlier profile") and "would tell" not in again.text()
+    same = HistoryComparison(CollectivesConfig(history=str(tmp_path), compare_seconds=40))
+    same.enough(profile(rng, 1.0, 0.01, LINK, launches=8))
+    assert not same.is_doubtful() and same.text().startswith("as before, against 1 earlier profile")
 
 
 def test_looks_at_which_nothing_could_be_slower_are_not_counted(tmp_path: Path) -> None:

@@ -284,7 +284,61 @@ def test_what_is_recommended_can_be_pasted() -> None:
         "export NCCL_ALGO=allreduce:tree",
         "  x: taken: 1.90 times as fast (1.80 to 2.00, 20 turns)",
     ]
-    assert "no change: no tried setting is faster" in str(tuning_of(DdpSettings(), {}))
+    assert "no change: no setting was tried" in str(tuning_of(DdpSettings(), {}))
+
+
+def test_without_a_winner_the_smallest_gain_that_could_be_seen_is_said() -> None:
+    trials = (
+        TuningTrial("x", "no change", 1.01, 0.99, 1.03, 20, 0.04),
+        TuningTrial("y", "no change", 1.0, 0.9, 1.1, 5, 0.16),
+        TuningTrial("z", "not tried", why="the time was over; give collectives.tune_seconds more"),
+    )
+    lines = str(replace(tuning_of(DdpSettings(), {}), trials=trials)).splitlines()
+    assert lines[1] == "no change of more than 16% was found" and lines[4].startswith(
+        "  z: not tried: the time was over"
+    )
+
+
+class Clock:
+    """Seconds that pass by what is launched."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("budget", "launch_s", "tried"), [(300.0, 5.0, 12), (50.0, 5.0, 6), (35.0, 8.0, 2), (4.0, 8.0, 0)]
+)
+def test_the_time_is_kept_with_the_starts_of_processes(
+    monkeypatch: pytest.MonkeyPatch, budget: float, launch_s: float, tried: int
+) -> None:
+    """Of twelve candidates, each after the start of its processes."""
+    clock = Clock()
+    monkeypatch.setattr(tuner, "time", clock)
+    measured = []
+    for left in range(12, 0, -1):
+        seconds = tuner.share_of_time(budget, left, launch_s)
+        measured.append(seconds > 0)
+        clock.now += launch_s + seconds if seconds else 0.0
+    assert sum(measured) == tried and measured == sorted(measured, reverse=True) and clock.now <= budget
+
+
+class SlowSteps(SyntheticModel):
+    """Its steps take a quarter of a second."""
+
+    def build(self) -> tuple[nn.Module, list[torch.Tensor]]:
+        module, inputs = super().build()
+        module.register_forward_pre_hook(lambda *_: time.sleep(0.25))
+        return module, inputs
+
+
+def test_a_candidate_in_progress_ends_with_its_time() -> None:
+    began = time.monotonic()
+    in_use, other = in_group(1, time_alternately, SlowSteps(1), DdpSettings(), DdpSettings(), 0.5, 1.0)
+    assert len(in_use) == len(other) < FEWEST_TURNS and time.monotonic() - began < 60
 
 
 def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channels() -> None:

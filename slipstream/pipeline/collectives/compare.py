@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,6 +40,8 @@ EXCLUDED, MATTERS = 0.30, 0.05
 #: ``ENOUGH`` profiles. Over loopback it reflects the machine's load and remains the lower bound with more profiles.
 DRIFT, LOOPBACK_DRIFT = 0.01, 0.25
 ENOUGH = 4
+#: Number of launches above which no command is recommended.
+MOST_LAUNCHES = 1000
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class OperationChange:
     high: float
     #: Smallest slow-down that would be found, as a fraction; infinite if there are too few launches for "slower".
     unseen: float
+    #: Number of launches after which the answer would be "slower", with this interval; 0 if more launches do not decide.
+    needs: int = 0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if it is slower, or may be, as its interval excludes 1."""
+        return self.answer == "slower" or (self.answer == "can't tell" and self.low > 1)
 
     @property
     def decidable(self) -> bool:
@@ -66,7 +75,8 @@ class OperationChange:
         times = f"{self.ratio:.2f} times as long as before ({self.low:.2g} to {self.high:.3g})"
         if self.answer == "can't tell":
             unseen = f"of less than {self.unseen:.0%}" if self.unseen < 10 else "even of 1000 %"
-            why = f"a slow-down {unseen} would not be seen" if self.decidable else "too few launches, here or before"
+            few = f"too few launches, {self.needs} would tell" if self.needs else "too few launches, here or before"
+            why = f"a slow-down {unseen} would not be seen" if self.decidable else few
             return f"{what}: can't tell ({why}): {times}"
         return f"{what}: {self.answer}: {times}"
 
@@ -137,7 +147,15 @@ def compare_case(
     ratio, low, high = (float(np.exp(difference + sign * half)) for sign in (0, -1, 1))
     # A true slow-down of twice the half width is missed only if the measurement errs by more than the half width.
     unseen = float(np.expm1(2 * half)) if told else float("inf")
-    return OperationChange(new.operation, new.bytes, answer, ratio, low, high, unseen)
+    needs = 0
+    if not told and difference - half > 0:
+        needs = launches_needed(sum(map(len, before)), len(now), level)
+    return OperationChange(new.operation, new.bytes, answer, ratio, low, high, unseen, needs)
+
+
+def launches_needed(before: int, now: int, level: float) -> int:
+    """Return the number of launches now from which on placement alone explains a difference at ``level`` or less."""
+    return next((number for number in range(now, MOST_LAUNCHES) if by_kind(before, number) <= level), 0)
 
 
 def by_kind(before: int, now: int) -> float:
@@ -181,14 +199,24 @@ def compare_with_history(workers: WorkerGroup, config: CollectivesConfig, direct
     :func:`~slipstream.pipeline.collectives.engine.benchmark_interconnect`.
     """
     comparison = HistoryComparison(config)
-    benchmark_interconnect(workers, config, directory, reuse=False, enough=comparison.enough, answer=comparison.text)
+    benchmark_interconnect(
+        workers,
+        config,
+        directory,
+        reuse=False,
+        enough=comparison.enough,
+        answer=comparison.text,
+        doubtful=comparison.is_doubtful,
+    )
 
 
 class HistoryComparison:
     """Comparison with the earlier profiles of the same fingerprint."""
 
     def __init__(self, config: CollectivesConfig) -> None:
-        self._history, self._ends = config.history, time.monotonic() + config.compare_seconds
+        self._history, self._began, self._seconds = config.history, time.monotonic(), config.compare_seconds
+        #: Seconds of a launch so far.
+        self._per_launch = 0.0
         self._earlier: Sequence[NetworkProfile] | None = None
         self._changes: tuple[OperationChange, ...] = ()
         #: Number of interim tests with enough launches to answer "slower"; the others cannot raise a false alarm.
@@ -197,10 +225,30 @@ class HistoryComparison:
     def enough(self, profile: NetworkProfile) -> bool:
         """Return True if the answer is clear, the time is over, or nothing is comparable."""
         if self._earlier is None:
-            self._earlier = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
+            found = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
+            self._earlier = [each for each in found if not each.doubtful]
+        passed = time.monotonic() - self._began
+        self._per_launch = passed / max(1, profile.launches)
         self._changes = compare_profiles(self._earlier, profile, self._looks + 1)
         self._looks += any(change.decidable for change in self._changes)
-        return not self._changes or overall_answer(self._changes) != "can't tell" or time.monotonic() > self._ends
+        return not self._changes or overall_answer(self._changes) != "can't tell" or passed > self._seconds
+
+    def is_doubtful(self) -> bool:
+        """Return True if an operation is slower, or may be: later comparisons then do not use this profile."""
+        return any(change.is_doubtful for change in self._changes)
+
+    def _time_needed(self) -> Iterator[str]:
+        """Yield how many seconds would decide about intervals that exclude 1."""
+        if needs := max((change.needs for change in self._changes), default=0):
+            seconds = math.ceil(self._per_launch * needs / 10) * 10
+            yield f"collectives.compare_seconds of {seconds} would tell: {needs} launches like these"
+
+    def _kept_out(self) -> Iterator[str]:
+        if self.is_doubtful():
+            yield (
+                "later comparisons do not use this profile, as the network may be degraded; if it is to stay so, "
+                "run slipstream collectives benchmark"
+            )
 
     def text(self) -> str:
         if not self._changes:
@@ -214,6 +262,7 @@ class HistoryComparison:
             [
                 f"{overall_answer(self._changes)}, against {profiles}",
                 *(f"  {change}" for change in self._changes),
+                *(f"  {line}" for line in (*self._time_needed(), *self._kept_out())),
                 "",
                 "",
             ]

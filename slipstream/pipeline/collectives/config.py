@@ -79,7 +79,7 @@ class CollectivesConfig(Settings):
     compare_seconds: Annotated[float, Field(gt=0)] = 120
     """Seconds after which ``compare`` starts no further launch, even if the result is not significant."""
     tune_seconds: Annotated[float, Field(gt=0)] = 300
-    """Total seconds that the tuner spends on all candidate settings."""
+    """Total seconds of the tuner, including starts of processes. Candidates that do not fit are named."""
     numbers: Literal["keep", "may_change"] = "keep"
     """"keep": only settings that leave the numerical results of training unchanged; "may_change": also others, such as
     compressed gradients."""

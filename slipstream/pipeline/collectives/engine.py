@@ -53,14 +53,15 @@ def benchmark_interconnect(
     reuse: bool,
     enough: Callable[[NetworkProfile], bool] = always,
     answer: Callable[[], str] = no_answer,
+    doubtful: Callable[[], bool] = bool,
 ) -> bool:
     """Measure the interconnect between the ranks of ``workers``; all its processes call this.
 
     Writes the artifact to the fresh ``directory`` of rank 0's process and to the history. With ``reuse``, a profile of
     the same fingerprint and settings, younger than ``collectives.reuse_days``, is copied instead and the result is
     True. After ``collectives.launches`` launches, more follow until ``enough(profile)``. ``answer()`` is written above
-    the table. Raises the same error on all ranks: ``UserError``, or ``Interrupted`` naming a rank that is missing, died
-    or does not answer.
+    the table, and ``doubtful()`` into the profile. Raises the same error on all ranks: ``UserError``, or
+    ``Interrupted`` naming a rank that is missing, died or does not answer.
     """
     with workers.exit_barrier(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
         rendezvous_and_check(workers)
@@ -84,7 +85,7 @@ def benchmark_interconnect(
         bound = numa_turns(workers, config, empty)
     if not workers.is_leader:
         return False
-    profile = replace(merge_profiles(launches), short=config.is_short)
+    profile = replace(merge_profiles(launches), short=config.is_short, doubtful=doubtful())
     topology = replace(profile.topology, findings=(*profile.topology.findings, *slow_ranks_and_links(profile)))
     profile = replace(profile, topology=topology, beside=compare_with_installed(profile, config), numa=tuple(bound))
     if reason := reason_to_skip(empty):

@@ -39,6 +39,7 @@ from slipstream.pipeline.report.stage_results import (
     quarantined_rows,
 )
 from slipstream.pipeline.report.summary import DataSummary, ExportSummary, RunSummary, summary_content
+from slipstream.pipeline.report.tracking import write_events
 from slipstream.shared.artifacts.format import Artifact, canonical_json
 from slipstream.shared.artifacts.prepared.card import Card
 from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
@@ -93,6 +94,7 @@ def build_report(  # noqa: PLR0913 - all that a run has to say
         changed = origin.changed if origin else {}
         page = report_page(summary, results, config, now, store, changed, linked_files(directory, summary))
         (directory / REPORT).write_text(page, encoding="utf-8")
+        write_events(directory, results.history)
 
     return replace(summary, directory=str(new_run(runs, fill, summary.data.source)))
 

@@ -262,6 +262,8 @@ class NetworkProfile:
     beside: tuple[str, ...] = ()
     #: True if only the collectives of training were measured, at few sizes, as in the main job on one machine.
     short: bool = False
+    #: True if a comparison found that it is, or may be, slower than earlier ones; later comparisons do not use it.
+    doubtful: bool = False
     #: Requested measurements that were skipped, and why.
     left_out: tuple[str, ...] = ()
     #: Settings of the measurement, from the configuration's section "collectives".

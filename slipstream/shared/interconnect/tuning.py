@@ -107,7 +107,7 @@ class Tuning:
         """Return the recommendation, with lines to paste, and the trials."""
         lines = [f"Steps of {self.model} between {self.fingerprint.world} processes over {self.fingerprint.backend}"]
         if not self.changes:
-            lines.append(f"no change: {self._why_not()}")
+            lines.append(self._why_not())
         if self.ddp != DdpSettings():
             lines.append(f"DistributedDataParallel: {self.ddp}")
         lines += [f"export {name}={value}" for name, value in self.environment.items()]
@@ -116,11 +116,14 @@ class Tuning:
     def _why_not(self) -> str:
         possible = [trial for trial in self.trials if trial.verdict == "may change numbers"]
         if not possible:
-            return "no tried setting is faster by 3 % or more"
+            unseen = [trial.unseen for trial in self.trials if trial.verdict == "no change"]
+            return (
+                f"no change of more than {max(unseen):.0%} was found" if unseen else "no change: no setting was tried"
+            )
         best = max(possible, key=lambda trial: trial.gain)
         return (
-            f"no setting that keeps the numbers is faster by 3 % or more; {best.setting}, which may change them, is "
-            f"{best.gain:.2f} times as fast"
+            f"no change: no setting that keeps the numbers is faster by 3 % or more; {best.setting}, which may change "
+            f"them, is {best.gain:.2f} times as fast"
         )
 
 

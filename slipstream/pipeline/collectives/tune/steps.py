@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass
 
@@ -148,11 +149,17 @@ def now(device: torch.device) -> float:
 
 
 def time_alternately(
-    worker: WorkerContext, model: Model, in_use: DdpSettings, other: DdpSettings, budget: float
+    worker: WorkerContext,
+    model: Model,
+    in_use: DdpSettings,
+    other: DdpSettings,
+    budget: float,
+    most: float = math.inf,
 ) -> tuple[list[float], list[float]]:
     """Return the seconds per step in every turn, for both settings; the longest over the ranks.
 
-    Takes about ``budget`` seconds with warm-up, but at least ``FEWEST_TURNS`` turns. The order of the settings
+    Takes about ``budget`` seconds with warm-up, but at least ``FEWEST_TURNS`` turns unless these take more than
+    ``most`` seconds. The order of the settings
     alternates between turns, so that a rising or falling load favours neither.
     """
     worker.set_activity(f"steps with {other}")
@@ -169,7 +176,7 @@ def time_alternately(
         mine[2] = time.perf_counter() - started
         *both, elapsed = slowest_rank_seconds(mine, worker.device)
         found.append(np.array(both))
-        if elapsed > budget and len(found) >= FEWEST_TURNS:
+        if elapsed > budget and (len(found) >= FEWEST_TURNS or elapsed > most):
             break
     in_use_seconds, other_seconds = np.array(found).T.tolist()
     return in_use_seconds, other_seconds

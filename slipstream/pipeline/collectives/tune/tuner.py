@@ -11,6 +11,7 @@ size are skipped.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +21,7 @@ from typing import Any
 from slipstream.pipeline.collectives.config import CollectivesConfig
 from slipstream.pipeline.collectives.engine import made_by, rendezvous_and_check
 from slipstream.pipeline.collectives.launch.measurements import inspect_group
+from slipstream.pipeline.collectives.launch.worker import WorkerContext
 from slipstream.pipeline.collectives.launch.worker_group import WorkerGroup
 from slipstream.pipeline.collectives.tune.decision import FEWEST_TURNS, SpeedTest, compare_settings
 from slipstream.pipeline.collectives.tune.steps import Model, measure_compute, time_alternately, time_in_one_launch
@@ -106,6 +108,10 @@ def nccl_candidate(names: Sequence[str], value: str) -> TuningCandidate:
 
 
 LOG = logger("collectives")
+#: Least time of measuring, as a part of the time for starting processes.
+LEAST = 0.5
+#: Part of ``collectives.tune_seconds`` by which a candidate in progress may exceed it.
+OVER = 0.1
 
 
 def tune_settings(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tuning | None:
@@ -116,19 +122,24 @@ def tune_settings(workers: WorkerGroup, config: CollectivesConfig, model: Model)
     """
     with workers.exit_barrier():
         rendezvous_and_check(workers)
-        empty = workers.launch(inspect_group, config)
-        compute = workers.launch(measure_compute, model)
+        began = time.monotonic()
+        ends = began + config.tune_seconds
+        prepared: tuple[Any, Any] = workers.launch(inspect_and_compute, config, model) or (None, None)
+        empty, compute = prepared
+        launch_s = time.monotonic() - began
 
         def begin() -> list[dict[str, object]]:
             TuningHistory(config.history, empty.fingerprint).check_writable()
             return [asdict(each) for each in list_candidates(empty, compute)]
 
         listed = workers.broadcast("tune/candidates", begin)
-        tuner = Tuner(workers, model, len(listed), config.numbers == "may_change")
-        ends = time.monotonic() + config.tune_seconds
+        spare = OVER * config.tune_seconds
+        tuner = Tuner(workers, model, len(listed), config.numbers == "may_change", ends=ends, spare=spare)
         trials = []
         for number, candidate in enumerate(TuningCandidate(**fields) for fields in listed):
-            seconds = workers.broadcast(f"tune/{number}/seconds", partial(share_of_time, ends, len(listed) - number))
+            starts = launch_s * (2 * FEWEST_TURNS if candidate.environment else 1)
+            share = partial(share_of_time, ends, len(listed) - number, starts)
+            seconds = workers.broadcast(f"tune/{number}/seconds", share)
             trial = tuner.evaluate(candidate, seconds)
             trials.append(trial)
             if workers.broadcast(f"tune/{number}/taken", partial(bool, trial.verdict == "taken")):
@@ -146,9 +157,22 @@ def tune_settings(workers: WorkerGroup, config: CollectivesConfig, model: Model)
     return tuning
 
 
-def share_of_time(ends: float, left: int) -> float:
-    """Return the seconds until ``ends`` per remaining candidate; 0 if the time is over."""
-    return max(0.0, ends - time.monotonic()) / left
+def inspect_and_compute(
+    worker: WorkerContext, config: CollectivesConfig, model: Model
+) -> tuple[NetworkProfile, Compute]:
+    """Return the group without measurements, and the times of a step without communication."""
+    return inspect_group(worker, config), measure_compute(worker, model)
+
+
+def share_of_time(ends: float, left: int, starts: float) -> float:
+    """Return the seconds of measuring that a candidate has, after ``starts`` seconds for starting processes.
+
+    It has an equal part of the time until ``ends`` with ``left`` candidates, but enough to measure anything; 0 if that
+    is more than what remains.
+    """
+    remaining = ends - time.monotonic()
+    share = max(remaining / left, (1 + LEAST) * starts)
+    return share - starts if share <= remaining else 0.0
 
 
 def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[TuningCandidate, ...]:
@@ -170,6 +194,9 @@ class Tuner:
     may_change_numbers: bool
     ddp: DdpSettings = field(default_factory=DdpSettings)
     environment: dict[str, str] = field(default_factory=dict)
+    #: End of the time on this process's clock (rank 0's counts), and seconds by which a candidate may exceed its own.
+    ends: float = math.inf
+    spare: float = math.inf
 
     def adopt(self, candidate: TuningCandidate) -> None:
         self.ddp = candidate.applied(self.ddp)
@@ -180,13 +207,16 @@ class Tuner:
 
         The trial is meaningful only in rank 0's process.
         """
+        untried = TuningTrial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
         if not seconds:
-            return TuningTrial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
+            return untried
         try:
             compare = self._over_launches if candidate.environment else self._in_turns
             decisions = compare(candidate, seconds)
         except (UserError, Interrupted, RuntimeError) as error:
             return TuningTrial(candidate.name, "failed", why=str(error).strip().splitlines()[-1])
+        if self.workers.is_leader and not decisions:
+            return untried
         return (
             self._judged(candidate, decisions) if self.workers.is_leader else TuningTrial(candidate.name, "no change")
         )
@@ -194,19 +224,23 @@ class Tuner:
     def _in_turns(self, candidate: TuningCandidate, seconds: float) -> list[SpeedTest]:
         other = candidate.applied(self.ddp)
         turns = self.workers.launch(
-            time_alternately, self.model, self.ddp, other, seconds, environment=self.environment
+            time_alternately, self.model, self.ddp, other, seconds, seconds + self.spare, environment=self.environment
         )
-        return [compare_settings(turns[0], turns[1], self.candidates)] if turns else []
+        enough = turns and len(turns[0]) >= FEWEST_TURNS
+        return [compare_settings(turns[0], turns[1], self.candidates)] if enough else []
 
     def _over_launches(self, candidate: TuningCandidate, seconds: float) -> list[SpeedTest]:
         """Compare alternate launches without and with the candidate's variables.
 
-        Returns the decisions for a bare all_reduce and for a training step.
+        Returns the decisions for a bare all_reduce and for a training step; none if the time is over before.
         """
-        budget = seconds / (4 * FEWEST_TURNS)  # the other half starts processes
+        budget = seconds / (2 * FEWEST_TURNS)
         found: list[list[tuple[float, float]]] = [[], []]
         for turn in range(FEWEST_TURNS):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
+                key = f"tune/{candidate.name}/{turn}/{which}"
+                if self.workers.broadcast(key, lambda: time.monotonic() > self.ends):
+                    return []
                 variables = self.environment | (candidate.environment if which else {})
                 launched = self.workers.launch(time_in_one_launch, self.model, self.ddp, budget, environment=variables)
                 found[which].append(launched)
