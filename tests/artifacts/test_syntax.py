@@ -137,7 +137,7 @@ module = sys.modules["syntax"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 digest = hashlib.sha256()
 for path in sorted(pathlib.Path(sys.argv[2]).rglob("*.py")):
-    digest.update(module.parse(path.read_bytes()).digest.encode())
+    digest.update(module.analyse_source(path.read_bytes()).digest.encode())
 print(digest.hexdigest())
 """
 

@@ -7,10 +7,10 @@ from slipstream.shared.artifacts.versions import ROOT
 
 #: Words outside code fences, of a page and of all pages together.
 MOST_ON_A_PAGE = 1_000
-MOST_IN_SUM = 23_200
+MOST_IN_SUM = 22_800
 #: Words of all docstrings of the code, before they were rewritten: 81,994, and 4,590 of the proofs. Modules since then:
-#: 5,300 (recipes, comparison of runs, kernels, access of pods, augmentation, tracking, queue of replicas).
-MOST_IN_DOCSTRINGS = 91_900
+#: 6,000 (recipes, comparison of runs, kernels, access of pods, augmentation, tracking, queue of replicas).
+MOST_IN_DOCSTRINGS = 92_600
 CODE = ("slipstream", "tasks", "workflows")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 FENCE = re.compile(r"^(```|~~~).*?^\1.*?$", re.MULTILINE | re.DOTALL)
