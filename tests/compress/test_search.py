@@ -11,16 +11,13 @@ from slipstream.pipeline.compress.engine import (
     student_configs,
 )
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.shared.artifacts.results.compression import CompressionTrial, ModelSize
+from slipstream.shared.artifacts.results.compression import CompressionTrial
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
+from tests.support.compression_trials import tried
 from tests.support.wording import refuses
 
 NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
-
-
-def tried(candidate: int, answer: str, seconds: float = 1.0) -> CompressionTrial:
-    return CompressionTrial(candidate, str(candidate), ModelSize(10, [1]), 0.9, 0.0, 0.0, 0.0, 100, answer, seconds)
 
 
 @pytest.mark.parametrize("largest", range(-1, 15))

@@ -23,7 +23,7 @@ from slipstream.shared.models.config import ModelConfig, TeachingConfig
 from slipstream.shared.models.factory import build_model
 from slipstream.shared.models.predict import model_function, predict_records, record_inputs, record_targets
 from slipstream.shared.models.trained import Architecture, TrainedModel, write_trained
-from tests.compress.test_search import tried
+from tests.support.compression_trials import tried
 
 CONFIG = CompressionConfig(method="distil", students=[{"hidden": [8]}], max_loss=100)
 
