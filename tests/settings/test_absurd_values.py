@@ -19,6 +19,7 @@ from slipstream.shared.models.transformer_config import TransformerConfig
 from slipstream.shared.profiles.placement import Placement, Planned
 from slipstream.shared.settings import LARGEST, LARGEST_EXACT, Settings, settings_schema, to_dict
 from slipstream.shared.spelling import NULL
+from slipstream.shared.telemetry.prices import CpuEntry, GpuEntry
 from tests.support.proving import first_few
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
@@ -26,6 +27,8 @@ assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules
 NEEDED: dict[type[Settings], dict[str, Any]] = {
     AugmentConfig: {"transform": "crop"},
     TransformerConfig: {"vocab_size": 16},
+    CpuEntry: {"cpu": "x", "cores": 1, "region": "", "on_demand": 1.0, "source": ""},
+    GpuEntry: {"gpus": 1, "region": "", "on_demand": 1.0, "source": ""},
     Planned: {"take": "x", "rows": 1, "hours": [1.0, 2.0, 3.0], "dollars": [1.0, 2.0, 3.0], "interruptions": 0.0},
 }
 ABSURD = (-1, 2**31, 2**53, 2**63, 2**64, 10**400, 1.5, 1e300, True, False, math.nan, math.inf, -math.inf, "3", None)

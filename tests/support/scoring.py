@@ -59,7 +59,7 @@ def by_hand(registry: Registry, frame: pd.DataFrame) -> np.ndarray:
             times = pd.to_datetime(values, utc=True)
             inputs = ((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta("1s")).to_numpy()
             if given.type == "tensor(string)":
-                inputs = times.map(pd.Timestamp.isoformat).astype(object).to_numpy()
+                inputs = times.map(lambda time: time.isoformat()).astype(object).to_numpy()
         else:
             inputs = values.astype("float64").to_numpy()
         feed[given.name] = inputs[:, None]

@@ -112,8 +112,8 @@ class ServedModel(OpenedPackage):
         raw = self.signature.raw
         # The raw model recognises a missing text only by a mark. Times that are read already need not be written.
         if raw and isinstance(columns, RawColumns) and (columns.missing or not columns.categories):
-            dtypes = zip(columns.types.values(), raw.inputs, strict=True)
-            if all(kind != TIME or given.dtype != "string" for kind, given in dtypes):
+            dtypes = {given.name: given.dtype for given in raw.inputs}
+            if all(kind != TIME or dtypes.get(name) != "string" for name, kind in columns.types.items()):
                 return RAW
         self.transform  # noqa: B018
         return PREPARED
