@@ -37,7 +37,7 @@ INSTEAD = {
     r"s3://bucket/churn": "registry",
     r"--data churn ": "--data churn.parquet ",
     r"churn\.yaml": "run.yaml",
-    r" \[--fetch DIRECTORY\]": " --fetch fetched",
+    r" \[--fetch DIRECTORY\]": " --fetch FETCHED",
     r"--model DIR_OR_URI": "--model RUN",
     r"--data DIR_OR_URI": "--data RUN",
     r"\[--config run.yaml\]": "--config run.yaml",
@@ -47,7 +47,9 @@ INSTEAD = {
     r"--registry models": "--registry registry",
     r"today/": "today.csv",
     r"collectives\.py (compare|tune)": r"collectives.py \1 --config run.yaml",
-    r"--config data.id=customer": "--config data.id=age",
+    r"export --config run.yaml": "export --data churn.csv --target churned --config run.yaml",
+    r"--config data.id=customer": "--config data.split.seed=1",
+    r"memory run.yaml": "memory run.yaml --data RUN",
     r"check DIRECTORY \[--key public.pem\]": "check DIRECTORY",
     r"\[--name churn\]": "--name churn",
     r"DIRECTORY REPOSITORY": "DIRECTORY repository",
@@ -78,7 +80,7 @@ def write_inputs(place: Path) -> None:
     frame = mixed_frame(1500, "classification").rename(columns={"y": "churned"})
     frame.to_parquet(place / "churn.parquet")
     frame.to_csv(place / "churn.csv", index=False)
-    frame.rename(columns={"churned": "income"}).to_csv(place / "adult-test.csv", index=False)
+    frame.drop(columns="income").rename(columns={"churned": "income"}).to_csv(place / "adult-test.csv", index=False)
     for name in ("today.csv", "rows.csv"):
         mixed_frame(50, "classification", seed=5).drop(columns="y").to_csv(place / name, index=False)
     make_base(place / "base", max_position_embeddings=512)
@@ -110,17 +112,18 @@ def test_commands_are_found_on_many_pages() -> None:
 def test_the_commands_of_the_pages_run(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     failed = []
-    for command in page_commands():
+    for number, command in enumerate(page_commands()):
         tables = [path for path in (tmp_path / "runs").glob("2*-churn*") if (path / "model").exists()]
         run = f"runs/{min(tables).name}" if tables else "RUN"
-        words = shlex.split(command.replace("RUN", run))
+        words = shlex.split(command.replace("RUN", run).replace("FETCHED", f"fetched-{number}"))
         program: dict[str, list[str | Path]] = {
             "pyflyte": [PYFLYTE],
             "slipstream": [sys.executable, "-m", "slipstream"],
             "python": [sys.executable],
         }
         own = [ROOT / word if re.match("(workflows|examples)/", word) else word for word in words[1:]]
-        ended = run_process([*program[words[0]], *own], tmp_path, {"PYTHONPATH": str(ROOT)})
+        where = ROOT if words[1:] == ["schedules"] else tmp_path
+        ended = run_process([*program[words[0]], *own], where, {"PYTHONPATH": str(ROOT)})
         if ended.returncode:
             failed.append(f"{command}\n{ended.stdout[-1500:]}")
     assert not failed, "\n\n".join(failed)
