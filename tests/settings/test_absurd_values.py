@@ -19,7 +19,6 @@ from slipstream.shared.models.transformer_config import TransformerConfig
 from slipstream.shared.profiles.placement import Placement, Planned
 from slipstream.shared.settings import LARGEST, LARGEST_EXACT, Settings, settings_schema, to_dict
 from slipstream.shared.spelling import NULL
-from slipstream.shared.telemetry.prices import CpuEntry, GpuEntry
 from tests.support.proving import first_few
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
@@ -27,11 +26,19 @@ assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules
 NEEDED: dict[type[Settings], dict[str, Any]] = {
     AugmentConfig: {"transform": "crop"},
     TransformerConfig: {"vocab_size": 16},
-    CpuEntry: {"cpu": "x", "cores": 1, "region": "", "on_demand": 1.0, "source": ""},
-    GpuEntry: {"gpus": 1, "region": "", "on_demand": 1.0, "source": ""},
     Planned: {"take": "x", "rows": 1, "hours": [1.0, 2.0, 3.0], "dollars": [1.0, 2.0, 3.0], "interruptions": 0.0},
 }
 ABSURD = (-1, 2**31, 2**53, 2**63, 2**64, 10**400, 1.5, 1e300, True, False, math.nan, math.inf, -math.inf, "3", None)
+
+
+#: Values of required settings by the type in the schema. Which classes there are depends on the modules loaded.
+OF_TYPE = {"string": "x", "integer": 1, "number": 1.0, "array": []}
+
+
+def required_values(cls: type[Settings]) -> dict[str, Any]:
+    schema = settings_schema(cls)
+    required = {name: schema["properties"][name] for name in schema.get("required", [])}
+    return {name: OF_TYPE[of["type"]] for name, of in required.items() if "type" in of} | NEEDED.get(cls, {})
 
 
 def settings_classes(base: type[Settings] = Settings) -> Iterator[type[Settings]]:
@@ -62,7 +69,7 @@ def refusal(cls: type[Settings], name: str, value: object) -> str:
     said = set()
     for make in (cls.from_dict, lambda data: cls(**data)):
         try:
-            made = make({**NEEDED.get(cls, {}), name: value})
+            made = make({**required_values(cls), name: value})
             assert msgpack.unpackb(msgpack.packb(to_dict(made))) == json.loads(json.dumps(to_dict(made)))
             said.add("")
         except UserError as error:

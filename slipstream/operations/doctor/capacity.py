@@ -1,4 +1,4 @@
-"""Whether pods that must run on demand can land on spot nodes, by propeller's configuration and the package."""
+"""Check of propeller's configuration: pods on demand must not run on spot nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slipstream.operations.doctor.archive import TaskUse
 from slipstream.operations.doctor.findings import DoctorReport, Finding
 from slipstream.operations.doctor.propeller import ConfigCheck, Propeller, Settings, last_setting
-from slipstream.shared.profiles.needs import ON_DEMAND_ENTRY, ON_DEMAND_ONLY
+from slipstream.shared.profiles.needs import ON_DEMAND_ENTRY, ON_DEMAND_ONLY, about_spot
 
 SELECTOR, TOLERATIONS = "k8s.interruptible-node-selector", "k8s.interruptible-tolerations"
 CONSEQUENCE = "with --interruptible false, and in Flyte's last attempt, a pod may still run on a spot node"
@@ -30,7 +30,9 @@ def capacity_check(uses: Sequence[TaskUse]) -> ConfigCheck:
         report = DoctorReport(checked=(checked + propeller.where,))
         if selecting := [use for use in spot if spot_selectors(use)]:
             return report + DoctorReport(tuple(selects_spot(use, propeller) for use in selecting))
-        tolerating = any(about_spot(each) for use in spot for each in use.pod.get("tolerations") or [])
+        tolerating = any(
+            about_spot(*map(str, each.values())) for use in spot for each in use.pod.get("tolerations") or []
+        )
         if ON_DEMAND_ENTRY in is_set or (is_set and not tolerating):
             return report
         return report + DoctorReport((not_excluded(spot, propeller),))
@@ -38,12 +40,8 @@ def capacity_check(uses: Sequence[TaskUse]) -> ConfigCheck:
     return check
 
 
-def about_spot(value: object) -> bool:
-    return "spot" in json.dumps(value).lower()
-
-
 def spot_selectors(use: TaskUse) -> dict[str, str]:
-    return {key: value for key, value in (use.pod.get("nodeSelector") or {}).items() if about_spot([key, value])}
+    return {key: value for key, value in (use.pod.get("nodeSelector") or {}).items() if about_spot(key, value)}
 
 
 def selects_spot(use: TaskUse, propeller: Propeller) -> Finding:

@@ -14,13 +14,13 @@ import click
 from slipstream.operations.manifests.build import build_manifests
 from slipstream.operations.manifests.documents import MARK, ManifestFile
 from slipstream.operations.manifests.karpenter import static_pools
-from slipstream.operations.manifests.pools import SHARES, VALUES, about_spot, node_pools
+from slipstream.operations.manifests.pools import SHARES, VALUES, node_pools
 from slipstream.operations.manifests.site import ClusterSite, profile_site
 from slipstream.operations.manifests.triton import IMAGE, PROMETHEUS, UNPLANNED, TritonService, needs_keda, read_plan
 from slipstream.shared.artifacts.workspaces import temporary_workspace
 from slipstream.shared.errors import UserError
 from slipstream.shared.formatting import aligned_table
-from slipstream.shared.profiles.needs import ON_DEMAND_ENTRY, ON_DEMAND_ONLY, profile_cloud
+from slipstream.shared.profiles.needs import ON_DEMAND_ENTRY, ON_DEMAND_ONLY, about_spot, profile_cloud
 from slipstream.shared.profiles.profile import load_profile
 from slipstream.shared.storage.local import writing_to
 

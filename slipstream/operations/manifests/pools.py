@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.operations.manifests.site import ClusterSite
 from slipstream.shared.errors import UserError
-from slipstream.shared.profiles.needs import at_once
+from slipstream.shared.profiles.needs import about_spot, at_once
 from slipstream.shared.profiles.placement import EFA, TYPE_LABEL, Placement, Toleration
 from slipstream.shared.settings import to_dict
 from slipstream.shared.telemetry.prices import built_in_prices
@@ -121,10 +121,6 @@ def mig_config(placement: Placement) -> str:
     return f"slipstream-{placement.mig}"
 
 
-def about_spot(*words: str) -> bool:
-    return any("spot" in word for word in words)
-
-
 def taint_of(toleration: Toleration) -> Tree:
     value = {"value": toleration.value} if toleration.value else {}
     return {"key": toleration.key, **value, "effect": toleration.effect or "NoSchedule"}
@@ -147,7 +143,7 @@ def each_pool(site: ClusterSite) -> Iterator[NodePool]:
                 continue
             spot = {stage: placement for stage, placement in stages.items() if placement.interruptible}
             selected = next(iter(stages.values())).node_selector
-            only_spot = any(about_spot(key.lower(), value.lower()) for key, value in selected.items())
+            only_spot = any(about_spot(key, value) for key, value in selected.items())
             if (spot or only_spot) and selected.get(CAPACITY_LABEL) != ON_DEMAND:
                 yield NodePool(name, SPOT, spot or stages)
             if not only_spot:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.operations.manifests.pools import CAPACITY_LABEL, ON_DEMAND, about_spot
+from slipstream.operations.manifests.pools import CAPACITY_LABEL, ON_DEMAND
 from slipstream.operations.manifests.site import ClusterSite
 from slipstream.shared.artifacts.records import from_tree
 from slipstream.shared.artifacts.strict_json import parse_json
 from slipstream.shared.errors import UserError
-from slipstream.shared.profiles.needs import NOTICE_S
+from slipstream.shared.profiles.needs import NOTICE_S, about_spot
 from slipstream.shared.profiles.placement import Placement
 from slipstream.shared.settings import to_dict
 from slipstream.shared.storage import read_below

@@ -44,7 +44,7 @@ Limits = list[Annotated[float, Field(ge=0, le=10)]]
 
 @settings
 class AugmentConfig(Settings):
-    """One random change of the images of training rows."""
+    """Random transform of the images of training rows."""
 
     section = "training.augment"
 
@@ -57,7 +57,7 @@ class AugmentConfig(Settings):
     area: Limits = field(default_factory=list)
     """For a crop in place of padding: range of its fraction of the image, such as [0.3, 1]; it is resized."""
     aspect: Limits = field(default_factory=list)
-    """With area: range of the crop's width over its height, by default [3/4, 4/3]."""
+    """Range of a crop's width over its height, by default [3/4, 4/3]; for crops by area."""
     brightness: Limits = field(default_factory=list)
     """For colour: range of the factor of all pixels, such as [0.8, 1.2]."""
     contrast: Limits = field(default_factory=list)

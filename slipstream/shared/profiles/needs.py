@@ -86,6 +86,11 @@ def matches(toleration: Toleration, taint: Mapping[str, object]) -> bool:
     return toleration.operator == "Exists" or toleration.value == (taint.get("value") or "")
 
 
+def about_spot(*words: str) -> bool:
+    """Return True if a word of a label, taint or toleration names spot nodes."""
+    return any("spot" in word.lower() for word in words)
+
+
 def profile_cloud(profile: Profile) -> str:
     """Return the cloud whose nodes the profile names; "" if it names none."""
     for placement in pod_placements(profile).values():
