@@ -28,8 +28,8 @@ VERBS = ("took", "paid", "interruptions")
 BAR = 40
 #: Maximum number of reasons and warnings shown; the card lists all.
 LISTED = 8
-#: The diagnosis is shown below this share of useful computing, if it can save at least these seconds.
-USEFUL, WORTH_SAVING_S = 0.6, 10.0
+#: The diagnosis is shown below this share of useful computing, if its advice pays.
+USEFUL = 0.6
 #: Maximum characters of a variant's and a model's name in tables; the text below and the report have the full name.
 LONGEST_NAME, LONGEST_MODEL = 21, 19
 #: Age in seconds from which a profile's age is shown.
@@ -110,7 +110,7 @@ def training_lines(training: TrainingFigures | None, bottleneck: Bottleneck | No
     ended = training.ended if training else ""
     if ended:
         yield from labelled_lines("Training", ended)
-    if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
+    if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.pays:
         used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
         yield from labelled_lines(
             "" if ended else "Training", f"{used}. {fmt.capitalise_sentence(bottleneck.sentence)}"

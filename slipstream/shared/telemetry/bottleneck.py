@@ -55,7 +55,7 @@ REMEDIES = {
     COMMUNICATION: "training.gradients.hook fp16 or powersgd, a larger training.batch_size, or the settings "
     "that slipstream collectives tune finds",
     STRAGGLER: "another machine: slipstream doctor --node shows the differences",
-    LAUNCH: "a larger training.batch_size with fewer processes, or training.compile",
+    LAUNCH: "a larger training.batch_size, or training.compile",
     THROTTLED: {
         "periods": "a larger cpu in the profile",
         "clocked down": "another machine, or better cooling and power for this one",

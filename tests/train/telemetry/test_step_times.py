@@ -161,6 +161,8 @@ def test_a_training_leaves_its_phases_and_its_verdict(watched: Path) -> None:
     between = ledger.seconds["evaluation"] + ledger.seconds["stall"]
     assert found.seconds == pytest.approx(sum(found.phases.values()) + between, rel=1e-6)
     assert found.seconds <= ledger.wall
+    log = (watched / "run/model.log0").read_text()
+    assert found.seconds < 10 and "times as fast" not in log, "nothing is advised for seconds"
     record = read_attempts(storage_for(str(watched / "run/checkpoints")))[0]
     assert record.began_at == pytest.approx(time.time(), abs=120) and record.observed and record.pods == 1
     assert len(record.events["evaluation"]) == 4 and record.events["checkpoint"]

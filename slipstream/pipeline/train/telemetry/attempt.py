@@ -64,7 +64,7 @@ def record_attempt(resumed: ResumedTraining) -> dict[str, bytes]:
     goodput, bottleneck = summarise_goodput(attempts), safe_diagnosis(attempts)
     if group.rank == 0:
         LOG.info("%s", goodput)
-        if bottleneck:
+        if bottleneck and (bottleneck.gain == 1 or bottleneck.pays):
             LOG.info("%s", bottleneck.sentence)
     checkpoints.close()
     attempt = Attempt(

@@ -113,6 +113,10 @@ class AttemptLosses:
     divided: bool = False
 
 
+#: Seconds of possible gain below which nothing is advised.
+WORTH_SAVING_S = 10.0
+
+
 @dataclass(frozen=True)
 class Bottleneck:
     """Diagnosis over all attempts of a training."""
@@ -151,3 +155,8 @@ class Bottleneck:
         The wait for late pods is not part of ``seconds``.
         """
         return self.seconds * ((self.gain - 1) if self.verdict == LATE_PODS else (1 - 1 / self.gain))
+
+    @property
+    def pays(self) -> bool:
+        """True if removing the diagnosed cause would save enough to be advised."""
+        return self.saved_s >= WORTH_SAVING_S
