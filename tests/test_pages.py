@@ -34,9 +34,9 @@ OF_A_RUN = {
 @cache
 def files() -> set[str]:
     """All files and folders of the project, as paths from its root."""
-    hidden = (".git", ".venv", ".venv-oldest", "__pycache__", ".slipstream", "runs")
-    found = (path.relative_to(ROOT) for path in ROOT.rglob("*") if not {*path.parts} & {*hidden})
-    return {path.as_posix() for path in found}
+    tops = [ROOT / name for name in (".ci", *FOLDERS.split("|"))]
+    found = [*ROOT.iterdir(), *(path for top in tops for path in top.rglob("*") if "__pycache__" not in path.parts)]
+    return {path.relative_to(ROOT).as_posix() for path in found}
 
 
 def exists(path: str, page: Path) -> bool:
