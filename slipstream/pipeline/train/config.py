@@ -275,7 +275,7 @@ class TrainingConfig(Settings):
 
 
 #: Settings that older releases required to be unchanged on resume; checkpoints may hold any value of them.
-NO_LONGER_LASTING = ("training.gradients.gradient_as_bucket_view",)
+NO_LONGER_LASTING = ("training.compile", "training.gradients.gradient_as_bucket_view")
 
 
 def resume_settings(training: TrainingConfig) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Training resumes after an edit of the code and says so; all settings that decide the result must be equal."""
 
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 
 from slipstream.operations.proofs.gpu.trainings import train, write_table
@@ -149,3 +152,16 @@ def test_an_edit_resumes_and_a_raised_step_version_does_not(
 def test_the_holder_of_another_execution_is_no_reason_to_skip(tmp_path: Path) -> None:
     saved(tmp_path, 1, version="old", holder=Holder("f1"))
     assert Run(tmp_path, version="new", holder=Holder("f2")).checkpoints.restore() is not None
+
+
+def test_a_stored_checkpoint_of_an_older_release_resumes(alone: Path) -> None:
+    """The archive was made by the first commit with this ``STEP_VERSION``; a higher one needs a new archive."""
+    with zipfile.ZipFile(Path(__file__).with_name(f"of_step_version_{STEP_VERSION}.zip")) as stored:
+        stored.extractall(alone)
+    model = ModelConfig("mlp", {"hidden": [8], "frequencies": 4})
+    settings = {**SETTINGS, "epochs": 2, "batch_size": 20, "ema": 0.9}
+    attempt = read_attempt(train(alone / "model", alone / "table", model, **settings))
+    assert attempt.steps == 7 and len(attempt.code_versions) == 2
+    then, now = load_file(alone / "last.safetensors"), load_file(alone / "model" / "last.safetensors")
+    assert then.keys() == now.keys()
+    assert all(torch.allclose(then[name], now[name], rtol=1e-5, atol=1e-6) for name in then)
