@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image, ImageEnhance
+from torch import Tensor, nn
 
 from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.pipeline.train.checkpoint.restore import first_difference
@@ -17,12 +19,14 @@ from slipstream.pipeline.train.config import AugmentConfig, TrainingConfig, resu
 from slipstream.pipeline.train.data_loader import evaluation_batches, stored_blocks, training_batches
 from slipstream.pipeline.train.data_order import BatchPlan, GlobalOrder
 from slipstream.pipeline.train.loop.augmentation import Augmentation, made
-from slipstream.pipeline.train.loop.step import micro_batches, padded_rows
+from slipstream.pipeline.train.loop.step import micro_batches, name_rows, padded_rows
+from slipstream.pipeline.train.parallel.replicas import ReplicatedModel
 from slipstream.pipeline.train.telemetry.step_times import LoaderTimes
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.shared.distributed.process_group import RankContext
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.config import ModelConfig
+from slipstream.shared.models.factory import Predictor
 from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import write
 from tests.support.tokens import token_data
@@ -265,6 +269,35 @@ def test_a_gpu_has_the_same_bits(prepared: PreparedData) -> None:
 
 
 # Training
+
+
+class NoNumberFor(nn.Module):
+    """A linear model whose answer is no number for one image, which must be as given up to rounding."""
+
+    def __init__(self, image: np.ndarray) -> None:
+        super().__init__()
+        self.image = torch.from_numpy((image - 100.0) / 100.0).float()
+        self.layer = nn.Linear(image.size, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = ((images - self.image).abs() < 1e-4).flatten(1).all(1, keepdim=True)
+        return torch.where(found, torch.nan, self.layer(images.flatten(1)))
+
+
+def test_a_row_that_only_fails_augmented_is_named(prepared: PreparedData) -> None:
+    order = order_of(prepared)
+    for step in range(order.steps_per_epoch + 1, 2 * order.steps_per_epoch + 1):  # the second epoch's
+        place = order.consumed(step - 1) + 9
+        model = Predictor(signature(), NoNumberFor(epochs_of(prepared, ALL)[place]))
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            found, without = (
+                name_rows(step, ReplicatedModel(model), prepared, order, config, "fp32", ALONE)
+                for config in (TrainingConfig(augment=ALL), TrainingConfig())
+            )
+        finally:
+            dist.destroy_process_group()
+        assert found.rows == [order.batch(step - 1)[9]] and without.rows == []
 
 
 def test_only_training_rows_change(prepared: PreparedData) -> None:
