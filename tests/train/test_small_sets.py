@@ -120,5 +120,6 @@ def test_a_small_set_is_learned_with_the_default_settings(name: str, tmp_path: P
 @pytest.mark.prove
 @pytest.mark.parametrize("name", SETS)
 def test_small_sets_are_learned_as_well_as_by_others(name: str, tmp_path: Path) -> None:
-    mean = np.mean([lost(name, seed, tmp_path / str(seed)) for seed in range(10)])
+    seeds = range(3 if name in ("digits", "texts") else 10)  # their test splits have hundreds of rows
+    mean = np.mean([lost(name, seed, tmp_path / str(seed)) for seed in seeds])
     assert mean <= (0.05 if name == "diabetes" else 0.02)
