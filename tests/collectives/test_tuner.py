@@ -335,6 +335,7 @@ class SlowSteps(SyntheticModel):
         return module, inputs
 
 
+@pytest.mark.prove
 def test_a_candidate_in_progress_ends_with_its_time() -> None:
     began = time.monotonic()
     in_use, other = in_group(1, time_alternately, SlowSteps(1), DdpSettings(), DdpSettings(), 0.5, 1.0)

@@ -96,6 +96,7 @@ def test_every_claim_fails_with_a_figure_beyond_its_limit(check: GpuCheck) -> No
         assert check.describe_breach(missing, rehearsed=False) == f"{limit.figure} was not measured"
 
 
+@pytest.mark.prove
 def test_a_broken_limit_fails_the_check_and_its_figures_stay(tmp_path: Path) -> None:
     for least, anywhere, state in ((43.0, True, "failed"), (43.0, False, "held"), (42.0, True, "held")):
         check = replace(faulty("answers"), limits=(Limit("answer", least, anywhere=anywhere),))

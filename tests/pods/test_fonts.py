@@ -10,7 +10,6 @@ import pytest
 
 from slipstream.operations.doctor.archive import RegistrationArchive
 from slipstream.operations.proofs.rehearsal.rendering import primary_container
-from tests.support.proving import first_few
 
 #: As in an image that has fontconfig's programs but not its configuration.
 FC_LIST = '#!/bin/sh\necho >> "$ASKED"\necho "Fontconfig error: Cannot load default config file" >&2\n'
@@ -21,7 +20,8 @@ print(roc_curve(SimpleNamespace(fpr=[0, 1], tpr=[0, 1]), "yes"))
 """
 
 
-@pytest.mark.parametrize("in_a_pod", first_few([True, False]))
+@pytest.mark.prove
+@pytest.mark.parametrize("in_a_pod", [True, False])
 def test_a_pod_asks_for_no_fonts(
     in_a_pod: bool, package_for: Callable[[str], RegistrationArchive], tmp_path: Path
 ) -> None:

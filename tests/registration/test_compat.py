@@ -278,7 +278,7 @@ def under_plain_flytekit(tmp_path_factory: pytest.TempPathFactory) -> str:
     return heard_by_a_stranger(tmp_path_factory.mktemp("plain"), "")
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", first_few(ENTRIES, 1))
 def test_a_project_that_only_has_this_one_installed_has_plain_flytekit(
     entry: str, under_plain_flytekit: str, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ COMPILED = TrainingConfig(epochs=3, batch_size=48, accumulation=2, compile=True,
 NEVER_AGAIN: dict[str, Any] = {"model": ModelConfig("tests.support.nets:never_compiled_again")}
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(not COMPILER, reason="there is no g++")
 def test_a_compiled_pass_computes_the_same_and_is_never_compiled_again(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", ROWS)

@@ -174,6 +174,7 @@ def each_difference() -> list[float]:
     return [differences(parallel) for parallel in LAYOUTS]
 
 
+@pytest.mark.prove
 def test_bounds_go_through_pipelines_and_divided_models(tmp_path: Path) -> None:
     for of_rank in on_ranks(2, each_difference, tmp_path):
         assert max(of_rank) < 1e-12

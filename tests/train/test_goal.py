@@ -174,6 +174,7 @@ def test_the_best_weights_and_the_end_follow_the_metric(metric: str, tmp_path: P
     assert max(values) == pytest.approx(expected[metric], abs=1e-6)
 
 
+@pytest.mark.prove
 def test_the_threshold_of_the_best_weights_is_kept_on_any_number_of_processes(tmp_path: Path) -> None:
     prepared, settings = table(tmp_path / "prepared"), {"threshold": "cost", "error_costs": {"yes": 6.0}}
     one, two = (trained(prepared, tmp_path / f"on {n}", n, epochs=8, learning_rate=0.02, **settings) for n in (1, 2))

@@ -104,6 +104,7 @@ def test_a_rank_that_died_after_the_end_of_its_training_ends_well_when_it_is_sta
     assert "out is the model of this training already; remove it to train again" in again.stdout
 
 
+@pytest.mark.prove
 def test_edited_code_of_the_model_is_another_training(prepared: Path, server: FaultyS3, tmp_path: Path) -> None:
     """The edited module is imported by the factory's module, and the old weights would fit."""
     directory, own = Directory(tmp_path, prepared, server), {"name": "nets:Scaled"}
