@@ -202,8 +202,11 @@ def test_parts_that_do_not_agree(in_parts: Path) -> None:
     same_wording(refusal(in_parts))
     written({**stated["weight_map"], "more": PART})
     same_wording(refusal(in_parts))
-    written({**stated["weight_map"], name: "../../outside.safetensors"})
-    assert "is missing" in refusal(in_parts)
+    written({**stated["weight_map"], "": PART})
+    assert "lacks the tensor" in refusal(in_parts)
+    for other in ("../../outside.safetensors", ""):
+        written({**stated["weight_map"], name: other})
+        assert "is missing" in refusal(in_parts)
     for wrong in ({}, None, {name: 3}):
         written(wrong)
         assert f"{index}: expected weight_map" in refusal(in_parts)

@@ -112,7 +112,8 @@ class StoredAdapter:
                     f"{where}: {name} is {stored[name].dtype} {list(stored[name].shape)}; expected {list(shape)}, of "
                     f"{', '.join(TYPES)}"
                 )
-        if odd := next((name for name in stored if name not in needed), ""):
+        odd = next((name for name in stored if name not in needed), None)
+        if odd is not None:
             raise UserError(f"{where}: holds the tensor {odd!r:.200}, which no adapter of this base has")
 
 

@@ -247,7 +247,8 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, TensorHeader]:
     if not isinstance(part_of, dict) or not part_of or not all(isinstance(part, str) for part in part_of.values()):
         raise UserError(f"{directory.where(INDEX)}: expected weight_map, which names the file of every tensor")
     parts = sorted(set(part_of.values()))
-    if missing := next((part for part in parts if part not in directory.files), ""):
+    missing = next((part for part in parts if part not in directory.files), None)
+    if missing is not None:
         raise UserError(f"{directory.where(missing[:200])}: is missing, but {INDEX} names it")
     with ThreadPoolExecutor(REQUESTS) as pool:
         headers = dict(zip(parts, pool.map(lambda part: read_header(directory, part), parts), strict=True))
@@ -260,7 +261,8 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, TensorHeader]:
                     f"{directory.where(part)}: holds the tensor {name}, which is {there} according to {INDEX}"
                 )
             found[name] = tensor
-    if lacking := next((name for name in part_of if name not in found), ""):
+    lacking = next((name for name in part_of if name not in found), None)
+    if lacking is not None:
         raise UserError(
             f"{directory.where(part_of[lacking])}: lacks the tensor {lacking}, which it has according to {INDEX}"
         )
