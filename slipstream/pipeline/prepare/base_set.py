@@ -200,7 +200,13 @@ class BaseSet:
             raise UserError(f"data.earlier: {damage.message}") from None
         except UserError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError):  # a manifest may vouch for other content
+        except (
+            LookupError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            ArithmeticError,
+        ):  # a manifest may vouch for other content
             raise UserError(
                 f"data.earlier: {address!r} has a schema.json or statistics.json that prepare did not write; prepare "
                 "all files again without data.earlier"
