@@ -272,6 +272,30 @@ def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.
     }
 
 
+@pytest.mark.parametrize("own", ["a100-spot", "mine"])
+def test_a_profile_written_for_ones_own_extends_its_file(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """Even if a built-in one has its name; its own [stages.train] gives way to the plan."""
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "written").mkdir()
+    (tmp_path / f"profiles/{own}.toml").write_text(
+        'extends = "a100-spot"\n[distributed]\nnodes = 1\nprocesses = 1\ngpu = "1"\nprice_per_hour = 0.01\n'
+        '[stages.train]\ninterruptible = true\nservice_account = "it\'s mine"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPSTREAM_PROFILE", f"profiles/{own}.toml")
+    found = planned("--measured", run, "--write", "written/w.toml")
+    assert found["take"].endswith(f"(profile {own}), on demand")
+    assert f'extends = "../profiles/{own}.toml"' in Path("written/w.toml").read_text()
+    monkeypatch.chdir("/")
+    its, base = (load_profile(str(tmp_path / name)) for name in ("written/w.toml", f"profiles/{own}.toml"))
+    train, below = its.asked("train"), base.asked("train")
+    assert (train.interruptible, below.interruptible) == (False, True)
+    assert train.service_account == below.service_account == "it's mine" and train.price_per_hour == 0.01
+    assert (train.nodes, train.node_selector, train.gpu) == (below.nodes, below.node_selector, below.gpu)
+
+
 def rows(peak: float = 30e9) -> list[PlannedOption]:
     its = measured_training("run", figures(speed={"memory_bytes": int(peak)}))
     return plan_options(
@@ -356,6 +380,7 @@ def test_prices_are_old_after_ninety_days() -> None:
         ["--measured", "RUN", "--prices", "none.toml"],
         ["--measured", "RUN", "--capacity", "none.csv"],
         ["--measured", "RUN", "--budget", "0.01", "--write", "x.toml"],
+        ["--measured", "RUN", "--write", "profiles/mine"],
     ],
 )
 def test_bad_input_is_one_line(run: str, arguments: list[str]) -> None:
