@@ -25,6 +25,7 @@ from slipstream.shared.comparison.baseline import baseline_wins
 from slipstream.shared.comparison.quality import in_words, paired_loss, predicted_answers
 from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records
+from slipstream.shared.source.columns.identity import comparable_rules
 from slipstream.shared.source.columns.value_types import TIME
 
 #: Entries of ``statistics.json`` that decide how raw columns become tensors.
@@ -157,6 +158,8 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
     if new is None or old is None or new == old:
         return
     ours, theirs = ({**UNTOLD, **each.settings} for each in (new, old))
+    for rules, by in ((ours, new.by), (theirs, old.by)):
+        rules["row_hash"] = comparable_rules(rules["row_hash"], by not in ("id", "group"))
     if new.by == old.by and ours == theirs:
         if new.cuts and old.cuts and new.cuts[1] < old.cuts[0]:
             raise Incomparable(
