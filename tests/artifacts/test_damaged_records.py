@@ -24,6 +24,7 @@ from safetensors.numpy import save
 from slipstream.flyte.failures import FailureReport, WorkerExit, read_reports
 from slipstream.flyte.memory_notes import MemoryNote, read_note
 from slipstream.operations.manifests.triton import PlannedService, read_plan
+from slipstream.operations.plan.capacity import from_file
 from slipstream.operations.plan.measured import figures_of_run
 from slipstream.pipeline.export import check
 from slipstream.pipeline.export.package.opened import OpenedPackage
@@ -364,6 +365,11 @@ def serving_plan(directory: Path, content: bytes) -> object:
     return read_plan(directory / "plan.json")
 
 
+def recorded_capacity(directory: Path, content: bytes) -> object:
+    (directory / "zone.json").write_bytes(content)
+    return from_file(directory / "zone.json")
+
+
 def state(name: str) -> Callable[[Path, bytes], object]:
     def read(directory: Path, content: bytes) -> object:
         files = {"state.json": b"{}", "rank-00000.json": to_json(RankState({}, None)), name: content}
@@ -461,8 +467,13 @@ READERS: dict[str, Reader] = {
     "slipstream/operations/plan/measured.py summary": Reader(
         canonical_json({"training": to_tree(FIGURES)}), summary, UserError
     ),
+    "slipstream/operations/plan/capacity.py recorded": Reader(
+        canonical_json({"up_hours": [4.5, 1.5], "wait_hours": [0.5]}), recorded_capacity, UserError
+    ),
     "slipstream/operations/manifests/triton.py plan": Reader(
-        canonical_json({"service": to_tree(PlannedService("fp32", "c3", 1, 2, 0.5))}), serving_plan, UserError
+        canonical_json({"service": to_tree(PlannedService("fp32", "c3", 1, 2, 0.5, 1, 4, 8.0))}),
+        serving_plan,
+        UserError,
     ),
     "slipstream/pipeline/report/runs.py summaries": Reader(LISTED, listed_runs, UserError),
 }

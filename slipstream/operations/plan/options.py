@@ -22,12 +22,10 @@ from slipstream.shared.telemetry.prices import (
 
 @dataclass(frozen=True)
 class InstanceOption:
-    """Pods of a profile on an instance type, or one whole instance (``profile`` is "").
-
-    ``extends`` is the name of a built-in profile, or the absolute path of a file.
-    """
+    """Pods of a profile on an instance type, or one whole instance (``profile`` is "")."""
 
     profile: str
+    #: Name of a built-in profile, or absolute path of a file.
     extends: str
     placement: Placement | None
     instance: Instance

@@ -24,10 +24,7 @@ ROOM = 2
 
 
 def profile_toml(choice: CapacityChoice, planned: Planned | None = None, directory: Path = Path()) -> str:
-    """Return a profile as TOML, for a file in ``directory``: it extends the option's, or is for the whole instance.
-
-    Includes the figures of ``planned``.
-    """
+    """Return a profile as TOML, for a file in ``directory``, with the figures of ``planned``."""
     option, outcome = choice.row.option, choice.outcome
     spot = outcome.way == SPOT
     hours = outcome.hours.high
@@ -85,10 +82,7 @@ def shortened(amount: float) -> float:
 
 
 def write_profile(text: str, path: Path) -> None:
-    """Write the profile.
-
-    Raises ``UserError`` if the file exists or cannot be written.
-    """
+    """Write the profile to a new file, or raise ``UserError``."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -241,7 +241,7 @@ def costs(used: Sequence[AttemptUsage]) -> Iterator[Cost]:
 
 
 def parts(usage: AttemptUsage) -> tuple[Fraction, ...]:
-    """Return exact dollars: useful work, lost work, saved against on-demand, and on-demand if the price is unknown."""
+    """Return exact dollars: useful and lost work, saved against on-demand, and on-demand of an unknown price."""
     hours = Fraction(usage.seconds) * usage.pods / HOUR
     lost_hours = min(Fraction(usage.lost_seconds) * usage.pods / HOUR, hours)
     if usage.price is None:
@@ -263,10 +263,8 @@ def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
 
 
 def total_cost(rows: Sequence[Cost]) -> Cost:
-    """Return the sum of every figure over the rows that have it; on-demand dollars cover the same rows as those paid.
-
-    If one of these has no on-demand price, they are None.
-    """
+    """Return the sum of every figure over the rows that have it."""
+    # Of the rows that are paid for, to be compared; None if one of these has no on-demand price.
     priced = [row.on_demand for row in rows if row.paid is not None]
     return Cost(
         sum(row.pod_hours for row in rows),
