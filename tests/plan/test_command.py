@@ -182,7 +182,7 @@ def test_recorded_capacity_decides_against_spot(run: str, tmp_path: Path) -> Non
     jobs = [row for row in found["rows"] if row["pods"] > 1 and len(row["outcomes"]) > 1]
     assert jobs and all(spot["mean_dollars"] is None for row in jobs for spot in row["outcomes"] if spot["way"] == SPOT)
     assert SPOT not in found["take"]
-    text = called("--measured", run, "--capacity", tmp_path / "zone.csv").output
+    text = called("--measured", run, "--verbose", "--capacity", tmp_path / "zone.csv").output
     assert "never (never)" in text and "no end" in text and "inf" not in text.replace("p5en", "")
 
 
@@ -414,6 +414,24 @@ def test_a_chosen_profile_without_gpu_or_of_an_unknown_instance(
     (tmp_path / "far.toml").write_text(f'extends = "h100-efa-spot"\n[distributed]\nnode_selector = {label}\n')
     monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "far.toml"))
     same_wording(called("--measured", run).output)
+
+
+def test_the_only_gpu_that_fits_needs_a_price_on_demand_or_a_rate(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = (
+        'extends = "h100-efa-spot"\n[distributed]\npreemptions_per_day = {rate}\nspot_price_per_hour = 0.5\n'
+        'node_selector = {{ "node.kubernetes.io/instance-type" = "p5en.48xlarge" }}\n'
+    )
+    monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "mine.toml"))
+    (tmp_path / "mine.toml").write_text(table.format(rate=0))
+    large = write_run(tmp_path / "large", figures(speed={"memory_bytes": 120 * 10**9}))
+    ran = called("--measured", large)
+    assert ran.exit_code == 1 and len(ran.output.strip().splitlines()) == 1, ran.output
+    same_wording(ran.output)
+    (tmp_path / "mine.toml").write_text(table.format(rate=2))
+    take = planned("--measured", large)["take"]
+    assert "p5en.48xlarge (profile mine), spot" in take
 
 
 def test_a_model_that_fits_nothing_and_a_run_that_says_nothing(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def from_file(path: Path) -> PodCapacity:
     try:
         content = path.read_bytes()
         values = columns_of_json(content) if path.suffix == ".json" else columns_of_csv(content.decode())
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, csv.Error) as error:
         raise UserError(
             f"{path}: cannot be read as recorded capacity: {error}; expected CSV with the columns "
             f"{' and '.join(COLUMNS)}, or JSON, an object of two lists with these names"

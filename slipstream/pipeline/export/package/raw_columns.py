@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.shared.source.columns.spelling import rule_in_force
 from slipstream.shared.source.columns.value_types import TIME, TIMES
 
 #: Codes of a categorical input: missing, unseen, and the vocabulary's first text.
@@ -39,6 +40,10 @@ class CategoryInput:
     name: str
     vocabulary: tuple[str, ...]
     spelling: str = ""
+
+    @property
+    def rule(self) -> str:
+        return rule_in_force(self.spelling, self.vocabulary)
 
 
 @dataclass(frozen=True)
