@@ -26,6 +26,7 @@ from slipstream.shared.comparison.quality import in_words, paired_loss, predicte
 from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records
 from slipstream.shared.source.columns.identity import comparable_rules
+from slipstream.shared.source.columns.spelling import rule_of
 from slipstream.shared.source.columns.value_types import TIME
 
 #: Entries of ``statistics.json`` that decide how raw columns become tensors.
@@ -59,7 +60,12 @@ class ComparedPackage(OpenedPackage):
         targets = self.signature.target
         encoding = {name: self.statistics.get(name) for name in ENCODING}
         types = {name: kind for name, kind in (encoding["types"] or {}).items() if name != targets}
-        return {**encoding, "types": types, "inputs": self.signature.inputs}
+        # Packages of earlier versions have no rule of spelling.
+        categories = [
+            {**each, "spelling": each.get("spelling") or rule_of(each["vocabulary"])}
+            for each in encoding["categorical"] or ()
+        ]
+        return {**encoding, "types": types, "categorical": categories, "inputs": self.signature.inputs}
 
     @property
     def columns(self) -> RawColumns | str:
