@@ -1,7 +1,6 @@
 """Readings of a node (or the pod on it) for training; unreadable ones say why, and nothing raises.
 
-``root`` holds /proc, /sys and /dev, so tests can read copies of other machines. The versions of GPU driver, torch and
-NCCL are compared, and processes with GPU memory are named.
+``root`` holds /proc, /sys and /dev, so tests can read copies of other machines.
 """
 
 from __future__ import annotations

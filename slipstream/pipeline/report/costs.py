@@ -43,8 +43,7 @@ def stage_costs(
 ) -> list[CostFigures]:
     """Return the costs of the stages that this run executed, then their total.
 
-    The list is empty if no stage was executed, or if neither GPUs nor prices are known. The attempts of a training come
-    from ``devices``.
+    The list is empty if no stage was executed, or if neither GPUs nor prices are known.
     """
     profile = profile or current_profile()
     made = [stage for stage in stages if not stage.reused]

@@ -2,8 +2,7 @@
 
 Rank 0 writes one record per attempt, ``ledger/<attempt>.json`` in the checkpoint directory
 (:mod:`slipstream.pipeline.train.fault_tolerance.goodput`). If another rank ended the attempt, it writes
-``ledger/<attempt>.end.json``, which overrides rank 0's ``ended``. Steps are useful if no later attempt repeated them.
-The ledger does not affect results.
+``ledger/<attempt>.end.json``, which overrides rank 0's ``ended``.
 """
 
 from __future__ import annotations
