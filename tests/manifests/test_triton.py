@@ -148,6 +148,17 @@ def test_an_instance_of_another_cloud_or_too_small_for_a_replica_is_one_line(tmp
     same_wording(ended.output)
 
 
+@pytest.mark.parametrize(("of_each", "fewer"), [(1, False), (2, True), (3, True)])
+def test_replicas_that_share_an_instance_in_the_plan_alone_are_named(tmp_path: Path, of_each: int, fewer: bool) -> None:
+    """Two of 16 GiB leave nothing of 32 to the system's pods."""
+    (tmp_path / "plan.json").write_text(json.dumps({"service": PLAN["service"] | {"of_each": of_each}}))
+    arguments = ["a100-spot", "--out", str(tmp_path / "out"), "--serve", "--plan", str(tmp_path / "plan.json")]
+    ended = CliRunner().invoke(main, arguments)
+    assert ended.exit_code == 0 and ("not as planned: " in ended.output) == fewer
+    if fewer:
+        same_wording(line_with("not as planned", ended.output))
+
+
 def test_what_an_older_plan_does_not_know_is_assumed(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({"service": SERVICE}))
     arguments = ["a100-spot", "--out", str(tmp_path / "out"), "--serve", "--plan", str(tmp_path / "plan.json")]

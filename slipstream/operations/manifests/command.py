@@ -98,6 +98,11 @@ def assumed(site: ClusterSite, serving: TritonService | None) -> Iterator[str]:
                 f"assumed: {serving.plan.instance}, whose size is not known, has more than {requests['cpu']} CPUs and "
                 f"{requests['memory']}, the requests of a replica"
             )
+        if not serving.fit(serving.plan.of_each, placement):
+            yield (
+                f"not as planned: {serving.plan.instance} holds fewer than {serving.plan.of_each} replicas with "
+                f"{requests['cpu']} CPUs and {requests['memory']}, so more instances are paid for"
+            )
         if serving.plan == UNPLANNED:
             target = (
                 f"a queue of {serving.queue_ratio} s per s of computing" if needs_keda(site, serving) else "70 % CPU"

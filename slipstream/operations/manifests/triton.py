@@ -50,10 +50,11 @@ class PlannedService:
     least: int
     most: int
     busy: float
-    #: Threads of a call, and size of the instance; 0 if unknown.
+    #: Threads of a call, size of the instance, and replicas on each; 0 if unknown.
     threads: int = 0
     cpus: int = 0
     memory_gib: float = 0.0
+    of_each: int = 0
 
 
 #: Replicas without a plan: two, so that losing one is harmless, and a utilisation of 70 %.
@@ -91,19 +92,22 @@ class TritonService:
         cpus = (self.plan.threads or THREADS) * (1 + SERVER_CPUS)
         return placement.resources | {"cpu": format_quantity("cpu", cpus)}
 
+    def fit(self, replicas: int, placement: Placement) -> bool:
+        """Return False if the planned instance is known to be too small for the replicas."""
+        requests, sizes = self.resources(placement), {"cpu": self.plan.cpus, "memory": self.plan.memory_gib * GIB}
+        # The system's pods take a part of every node.
+        return all(not size or replicas * parse_quantity(requests[name]) < size for name, size in sizes.items())
+
 
 def read_plan(path: Path) -> PlannedService:
-    """Read the planned service.
-
-    Raises ``UserError`` if it is not the JSON of a serving plan.
-    """
+    """Read the planned service; raise ``UserError`` for anything else."""
     content = read_below(str(path.parent), path.name, LARGEST_PLAN)
     try:
         found = parse_json(content)["service"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"--plan {path}: is not a serving plan; {PlannedService.REMEDY}") from None
     plan = from_tree(found, PlannedService, path)
-    if not 1 <= plan.least <= plan.most or min(plan.busy, plan.threads, plan.cpus, plan.memory_gib) < 0:
+    if not 1 <= plan.least <= plan.most or min(plan.busy, plan.threads, plan.cpus, plan.memory_gib, plan.of_each) < 0:
         raise UserError(
             f"--plan {path}: {plan.least} to {plan.most} replicas, {plan.busy:g} busy: is not possible; "
             f"{PlannedService.REMEDY}"
@@ -118,7 +122,7 @@ def needs_keda(site: ClusterSite, serving: TritonService) -> bool:
 
 def check_instance(site: ClusterSite, serving: TritonService) -> None:
     """Raise ``UserError`` if the planned instance is another cloud's or too small."""
-    plan, requests = serving.plan, serving.resources(site.profile.asked("export"))
+    plan, placement = serving.plan, site.profile.asked("export")
     if not plan.instance:
         return
     cloud = instance_cloud(plan.instance)
@@ -127,9 +131,8 @@ def check_instance(site: ClusterSite, serving: TritonService) -> None:
             f"--plan: {plan.instance} is an instance of {cloud}, but profile {site.profile.name} is for {site.cloud}; "
             f"expected a plan with --instance of {site.cloud}, or a profile for {cloud}"
         )
-    # The system's pods take a part of every node.
-    sizes = {"cpu": plan.cpus, "memory": plan.memory_gib * GIB}
-    if any(0 < size <= parse_quantity(requests[name]) for name, size in sizes.items()):
+    if not serving.fit(1, placement):
+        requests = serving.resources(placement)
         raise UserError(
             f"--plan: {plan.instance} with {plan.cpus} CPUs and {plan.memory_gib:g}Gi is too small for a replica, "
             f"which requests {requests['cpu']} CPUs and {requests['memory']}; expected less in [stages.export] of "

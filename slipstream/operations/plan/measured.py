@@ -129,10 +129,7 @@ def figures_of_run(path: Path) -> TrainingFigures:
 
 
 def attempts_in(place: str) -> list[PastAttempt]:
-    """Return the attempts in a checkpoint directory.
-
-    Raises ``UserError`` if there are none.
-    """
+    """Return the attempts in a checkpoint directory, or raise ``UserError``."""
     records = ledger.read_attempts(storage_for(place))
     if not records:
         raise UserError(f"{place}: no attempts in its {ledger.PREFIX}; {EXPECTED}")

@@ -102,5 +102,5 @@ def profile_cloud(profile: Profile) -> str:
 
 
 def instance_cloud(kind: str) -> str:
-    """Return the cloud that has an instance type of this name."""
+    """Return the cloud of an instance type."""
     return "aws" if "." in kind else "azure" if kind.startswith(AZURE_TYPE) else "gcp"

@@ -213,6 +213,7 @@ def service_tree(best: ServingOption, load: RequestLoad, threads: int) -> dict[s
         "threads": threads,
         "cpus": best.host.cpus,
         "memory_gib": best.host.memory_gib,
+        "of_each": best.host.holds,
     }
 
 
