@@ -1,14 +1,15 @@
 """``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
 
 The graph applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and the same order of
-operations, then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, NaN for
-missing, and texts already stripped of surrounding spaces. Times are texts in ISO 8601
+operations, then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, NaN or a mark
+of ``data.missing`` for missing, and texts already stripped of surrounding spaces. Times are texts in ISO 8601
 (:mod:`slipstream.pipeline.export.package.raw_times`); before opset 20, float64 seconds since 1970 (UTC).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ from slipstream.pipeline.export.package.raw_columns import (
 )
 from slipstream.pipeline.export.package.raw_times import TEXT_OPSET, input_dtype, parse_times
 from slipstream.shared.models.decision import log_odds
-from slipstream.shared.source.columns.spelling import BOOLEAN, WHOLE
+from slipstream.shared.source.columns.spelling import other_spellings
 from slipstream.shared.source.columns.value_types import TIME
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
@@ -124,7 +125,8 @@ def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, 
     tensors = {}
     times = [name for name, kind in columns.types.items() if kind == TIME]
     if times and opset >= TEXT_OPSET:
-        seconds = parse_times(graph, graph.add("Concat", *(inputs[name] for name in times), axis=1), len(times))
+        texts = graph.add("Concat", *(inputs[name] for name in times), axis=1)
+        seconds = parse_times(graph, texts, len(times), columns.missing)
         parts = {name: graph.constant([place], np.int64) for place, name in enumerate(times)}
         inputs = inputs | {name: graph.add("Gather", seconds, part, axis=1) for name, part in parts.items()}
     if columns.numbers:
@@ -137,14 +139,10 @@ def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, 
 
 
 def encode_texts(graph: GraphBuilder, texts: str, category: CategoryInput, missing: Sequence[str]) -> str:
-    """Append the int64 codes of a text column; numbers may have the fraction .0, and booleans a capital."""
+    """Append the int64 codes of a text column; numbers and booleans may be spelled as pandas and Python do."""
     known = {text: FIRST + index for index, text in enumerate(category.vocabulary)}
-    codes = {**dict.fromkeys(missing, MISSING), **known}
-    for text, code in known.items():
-        if category.spelling == WHOLE:
-            codes[f"{text}.0"] = code
-        elif category.spelling == BOOLEAN:
-            codes[text.title()] = codes[text.upper()] = code
+    others = other_spellings(category.vocabulary, category.rule)
+    codes = {**{other: known[text] for other, text in others.items()}, **dict.fromkeys(missing, MISSING), **known}
     # LabelEncoder needs at least one entry.
     codes = codes or {"": UNSEEN}
     names, numbers = list(codes), list(codes.values())
@@ -160,6 +158,8 @@ def encode_numbers(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, s
     """
     places = {name: index for index, name in enumerate(columns.numeric)}
     raw = graph.add("Concat", *(inputs[name] for name in columns.numeric), axis=1)
+    for marks in zip_longest(*(columns.marks.get(name, []) for name in columns.numeric), fillvalue=np.nan):
+        raw = graph.add("Where", graph.add("Equal", raw, graph.constant(marks)), graph.constant(np.nan), raw)
 
     def gather(tensor: str, wanted: Sequence[int], width: int) -> str:
         same = list(wanted) == list(range(width))

@@ -158,7 +158,7 @@ def undecided_rows(columns: RawColumns, other: RawColumns, records: np.ndarray) 
     vocabularies = {category.name: category.vocabulary for category in other.categories}
     lost = np.zeros(len(records), bool)
     for index, category in enumerate(columns.categories):
-        if respelled(vocabularies.get(category.name, ()), category.spelling).keys() - set(category.vocabulary):
+        if respelled(vocabularies.get(category.name, ()), category.rule).keys() - set(category.vocabulary):
             lost |= records["categorical"][:, index] == UNSEEN
     return lost
 
@@ -170,7 +170,7 @@ def respelled(vocabulary: Sequence[str], rule: str) -> dict[str, str]:
 
 def as_spelled_by(other: RawColumns, columns: RawColumns, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return decoded ``values`` of ``columns`` with the texts as the vocabularies of ``other`` spell them."""
-    rules = {category.name: category.spelling for category in columns.categories}
+    rules = {category.name: category.rule for category in columns.categories}
     spelled = dict(values)
     for category in other.categories:
         names = respelled(category.vocabulary, rules.get(category.name, ""))

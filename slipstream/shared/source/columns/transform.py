@@ -21,7 +21,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import splitmix64
 from slipstream.shared.source.columns.number_formats import NumberFormat
-from slipstream.shared.source.columns.spelling import respell, rule_of
+from slipstream.shared.source.columns.spelling import respell, rule_in_force, rule_of
 
 #: Codes of missing and of unseen texts, and the first code of the vocabulary.
 MISSING, UNSEEN, FIRST = 0, 1, 2
@@ -76,6 +76,10 @@ class CategoricalColumn:
     spelling: str = ""
 
     @property
+    def rule(self) -> str:
+        return rule_in_force(self.spelling, self.vocabulary)
+
+    @property
     def cardinality(self) -> int:
         return len(self.vocabulary) + FIRST
 
@@ -91,7 +95,7 @@ class CategoricalColumn:
 
     def _table(self, dictionary: pa.Array, missing: list[str]) -> np.ndarray:
         """Return the code of every text of a dictionary, and last the code of missing texts."""
-        distinct = respell(value_types.clean_texts(dictionary.cast(pa.string()), missing), self.spelling)
+        distinct = respell(value_types.clean_texts(dictionary.cast(pa.string()), missing), self.rule)
         indices = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
         codes = pc.fill_null(pc.add(indices, FIRST), UNSEEN)
         codes = pc.if_else(distinct.is_valid(), codes, MISSING).to_numpy(zero_copy_only=False).astype(np.int32)
