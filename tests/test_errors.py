@@ -34,7 +34,7 @@ ADDRESSES = {
     "(https://host/x?X-Amz-Date=1&X-Amz-Signature=s3cret&b=2)": "(https://host/x?X-Amz-Date=1&X-Amz-Signature=…&b=2)",
     "abfs://c@account.dfs.core.windows.net/x?sv=1&sig=s3cret": "abfs://c@account.dfs.core.windows.net/x?sv=1&sig=…",
 }
-#: Text that stays as it is.
+#: Text that is kept.
 WITHOUT_SECRETS = (
     "abfs://container@account.dfs.core.windows.net/x.csv: is missing",
     "s3://bucket/a:b@c/part-?.csv, file:///a:b@c and http://host:8080/x?page=2: me@host.org",

@@ -1,8 +1,7 @@
 """Files of untrusted directories: bases, tokenizers, packages, artifacts and registries that others made.
 
 Their author may replace a file by a symbolic link to a user's file or a device at any time. So a file is opened before
-the real path of its descriptor is compared with the directory's. The directory itself may be reached through links: the
-user named it.
+the real path of its descriptor is compared with the directory's.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_a_budget_that_only_a_variant_meets() -> None:
 
 @pytest.mark.parametrize("speed", [0.7, 1.0, 2.0])
 def test_a_budget_that_decides_is_the_reason(speed: float) -> None:
-    """Also for a variant that is slower than FP32, which nobody may deploy."""
+    """Also for a variant that is slower than FP32, which may not be deployed."""
     choice = decided(contender("int8", speed, size=100), budget_mb=0.0002)
     assert choice.verdicts["int8"].short == "chosen"
     same_wording(choice.why)

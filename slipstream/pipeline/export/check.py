@@ -166,10 +166,7 @@ def read_samples(file: IO[bytes], name: str, spec: Mapping[str, Any]) -> np.ndar
 
 
 def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
-    """Compare the raw model's outputs on the raw sample rows with the exported ones.
-
-    Labels are compared only where rounding cannot swap the two most likely classes.
-    """
+    """Compare the raw model's outputs on the raw sample rows with the exported ones."""
     raw = deployed["raw"]
     path, samples = directory / raw["model"], parse_json(read_file(directory, RAW))
     session = session_of(path)
@@ -182,7 +179,7 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
         labels = run_session(path, session, feed, raw["outputs"][0]["name"])[:, 0]
         ranked, threshold = np.sort(expected, axis=1), deployed.get("threshold")
         apart = ranked[:, -1] - ranked[:, -2] if threshold is None else 2 * np.abs(expected[:, 1] - threshold)
-        clear = apart > 2 * allowed
+        clear = apart > 2 * allowed  # where rounding cannot swap the two most likely classes
         if wrong := [row for row in np.flatnonzero(clear) if labels[row] != samples["labels"][row]]:
             raise BadPackage(f"{path}: sample row {wrong[0] + 1} is labelled {labels[wrong[0]]!r}, not as exported")
     return f"raw model  {len(expected)} sample rows, within {allowed:.3g}"

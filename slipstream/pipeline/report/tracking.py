@@ -1,6 +1,6 @@
 """Figures of a run for TensorBoard and MLflow, written once the run has ended.
 
-Both libraries are optional and imported only here. A thread talks to MLflow for at most :data:`LONGEST_S`.
+A thread talks to MLflow for at most :data:`LONGEST_S`.
 """
 
 from __future__ import annotations

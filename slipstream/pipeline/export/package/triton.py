@@ -1,8 +1,7 @@
 """Model repository for NVIDIA's Triton: ``slipstream triton``.
 
 ``config.pbtxt`` is written from the signature and measurements, and checked by :func:`config_errors`. If tritonclient
-is installed (extra ``[triton]``), Triton's own protobuf parses it as well. It checks field names, but accepts a
-preferred batch above the maximum, and tensors that the model does not have.
+is installed (extra ``[triton]``), Triton's own protobuf parses it as well.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ def matmul_names(path: Path) -> list[str]:
 def rank_by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict[str, float]:
     """Return the mean absolute output error of quantising only one layer, by name, largest first.
 
-    Uses the calibration rows. Layers after ``deadline`` (``time.perf_counter``) are missing.
+    Layers after ``deadline`` (``time.perf_counter``) are missing.
     """
     expected = onnx_predictor(quantiser.fp32, 1)(quantiser.inputs)
     target, errors = quantiser.scratch / "single.onnx", dict[str, float]()
