@@ -33,6 +33,8 @@ BETWEEN_WORDS = r"[\s\p{P}\p{S}\p{C}]+"
 CHARACTERS_PER_TOKEN = 64
 DAY = 86_400.0
 LAST_SECOND = 9e18
+#: Units in seconds to which a decoded time is rounded if single-precision error explains the difference.
+UNITS = (DAY, 3_600.0, 60.0, 1.0)
 #: Number of standard deviations at which outliers are clipped, to prevent overflow.
 FARTHEST = 1e4
 #: Number of rows encoded at once, few enough for the CPU cache.
@@ -250,6 +252,37 @@ class Transform:
 
 def apply_curve(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:
     return np.sign(numbers) * np.log1p(np.abs(numbers) / scale) if curve == "log" else numbers
+
+
+def invert_curve(curved: np.ndarray, curve: str, scale: float) -> np.ndarray:
+    """Return the raw numbers that ``curve`` ("linear" or "log") maps to ``curved``."""
+    if curve != "log":
+        return curved
+    with np.errstate(over="ignore"):
+        return np.sign(curved) * scale * np.expm1(np.abs(curved))
+
+
+def decode_numbers(
+    standard: np.ndarray, kind: str, mean: float, std: float, curve: str = "linear", scale: float = 1.0
+) -> np.ndarray:
+    """Return the raw numbers of prepared inputs, in single precision except integers and times at full ``UNITS``."""
+    standard = standard.astype(np.float64)
+    values = invert_curve(standard * std + mean, curve, scale)
+    if kind in (value_types.INTEGER, value_types.BOOLEAN):
+        return np.round(values)
+    return snap_times(values, std * np.abs(standard) * 2.0**-23) if kind in value_types.TIMES else values
+
+
+def snap_times(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Round each time to the largest of ``UNITS`` for which the change is within its ``error``."""
+    left = np.ones(len(seconds), bool)
+    rounded = seconds.copy()
+    for unit in UNITS:
+        nearest = np.round(seconds / unit) * unit
+        fits = left & (np.abs(nearest - seconds) <= error)
+        rounded[fits] = nearest[fits]
+        left &= ~fits
+    return rounded
 
 
 def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
