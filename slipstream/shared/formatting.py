@@ -35,6 +35,11 @@ def percent(share: float | None, digits: int = 2) -> str:
     return UNKNOWN if share is None else f"{100 * share:.{digits}f} %"
 
 
+def probability(value: float) -> str:
+    """Return a probability with six digits; near 1, its distance from 1: 0.15, 1 - 2.3e-09."""
+    return f"{value:.6g}" if value < 0.999 else f"1 - {1 - value:.3g}"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Return a number with significant digits, without an exponent if readable: 0.0123, 1.23, 123, 12,345, 1.2e-07."""
     if value == 0:

@@ -656,7 +656,6 @@ OTHER_JSON = {
     "slipstream/flyte/metadata.py": "what the registration put into a pod's environment",
     "slipstream/flyte/settings_type.py": "settings of the user, as a client of Flyte sends them",
     "slipstream/shared/profiles/profile.py": "the profile in this task's environment",
-    "slipstream/operations/plan/capacity.py": "a file of the user's",
     "slipstream/pipeline/sweep/study.py": "a choice that Optuna draws from the user's space",
     "slipstream/pipeline/collectives/launch/worker_group.py": "what ranks of one process group send each other",
     "slipstream/pipeline/train/applied_tuning.py": "what ranks of one process group send each other",

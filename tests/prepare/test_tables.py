@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.pipeline.prepare.engine import prepare
+from slipstream.pipeline.prepare.fit.fit import FEW_CLASSES
 from slipstream.shared.artifacts.prepared.data import PreparedData
+from slipstream.shared.artifacts.versions import ROOT
 from slipstream.shared.source.config import DataConfig
 from tests.support.tables import Prepare, everything, table_text
 
@@ -147,6 +149,19 @@ def test_a_regression_target_keeps_its_units(prepared: Prepare) -> None:
     train = data.split("train")["target"].astype(np.float64)
     assert data.signature.target_mean == pytest.approx(train.mean(), rel=1e-6)
     assert data.signature.target_std == pytest.approx(train.std(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "task"), [(20, "classification"), (21, "regression"), (0.5, "regression"), (True, "classification")]
+)
+def test_the_task_of_a_target_is_that_of_the_page(tmp_path: Path, values: float, task: str) -> None:
+    numbers = np.arange(420)
+    target = numbers % values if values >= 2 else numbers % 2 * values if values < 1 else numbers % 2 == 1
+    frame = pd.DataFrame({"x": numbers * 0.37 % 1, "y": target})
+    prepare(tmp_path / "out", frame, "y", DataConfig(), {})
+    assert PreparedData.open(tmp_path / "out").signature.task == task
+    page = " ".join((ROOT / "docs/data.md").read_text(encoding="utf-8").split())
+    assert f"A numeric target of at most {FEW_CLASSES} different values, all whole, means classes" in page
 
 
 def test_any_number_of_processes_gives_the_same_bytes(prepared: Prepare, tmp_path: Path) -> None:

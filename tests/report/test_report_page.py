@@ -50,6 +50,22 @@ def page_of(directory: Path, classes: list[str], hostile: str = "", world: int =
     return Path(summary.directory, summary.report).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("threshold", "rule"),
+    [
+        (None, "A row counts as the class with the highest probability."),
+        (0.1, "A row counts as >50K with a probability above 0.1, otherwise as <=50K (training.threshold)."),
+        (1 - 2.0**-40, "A row counts as >50K with a probability above 1 - 9.09e-13, otherwise as <=50K"),
+    ],
+)
+def test_the_page_says_how_rows_are_decided(tmp_path: Path, threshold: float | None, rule: str) -> None:
+    found = results(tmp_path / "in", KINDS["two classes"])
+    found = replace(found, evaluation=replace(found.evaluation, threshold=threshold))
+    summary = build_report(tmp_path / "runs", found, STAGES, {})
+    text = " ".join(Parsed(Path(summary.directory, summary.report).read_text(encoding="utf-8")).text.split())
+    assert rule in text and "above 50 %" not in text
+
+
 @pytest.mark.parametrize("classes", first_few([0, 2, 3, 30]))
 def test_names_and_labels_from_the_data_stay_text(tmp_path: Path, classes: int) -> None:
     page = page_of(tmp_path, [f"{HOSTILE}{n}" for n in range(classes)], HOSTILE)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.config import RunConfig
+from slipstream.pipeline.report import compare
 from slipstream.pipeline.report.engine import build_report
 from slipstream.pipeline.report.run_directory import RunOrigin, name_of
 from slipstream.pipeline.report.runs import main
@@ -58,12 +59,22 @@ def test_a_summary_of_before_is_listed(runs: Path, tmp_path: Path) -> None:
     assert listed(tmp_path)[1].split()[-1] == "-"
 
 
-@pytest.mark.parametrize("content", ["{", '{"evaluation": {}}', '{"evaluation": 3, "stages": []}'])
-def test_a_summary_that_cannot_be_read_is_one_line(tmp_path: Path, content: str) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/summary.json").write_text(content)
+@pytest.mark.parametrize("content", ["{", '{"evaluation": {}}', '{"evaluation": 3, "stages": []}', None])
+def test_a_summary_that_cannot_be_read_hides_no_other_run(runs: Path, tmp_path: Path, content: str | None) -> None:
+    good = next(runs.glob("*/summary.json"))
+    for name in ("first", "third"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_bytes(good.read_bytes())
+    if content is None:  # a later release's
+        content = json.dumps(json.loads(good.read_text()) | {"stages": {"train": 1.0}})
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second/summary.json").write_text(content)
+    _, first, second, third, _, note = listed(tmp_path)
+    assert second.split() == ["second", *["—"] * 6]
+    assert first.split()[0] == "first" and "accuracy" in first and third.split()[0] == "third"
+    assert "second/summary.json: " in note
     with refuses(UserError):
-        listed(tmp_path)
+        compare.main([str(tmp_path / "first"), str(tmp_path / "second")], standalone_mode=False)
 
 
 def test_a_directory_without_runs_is_one_line(tmp_path: Path) -> None:

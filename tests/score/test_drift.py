@@ -15,6 +15,7 @@ from slipstream.pipeline.export.package.raw_columns import raw_columns
 from slipstream.pipeline.export.package.samples import decode_rows
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.report.summary import ScoringSummary
+from slipstream.pipeline.score.command import in_words
 from slipstream.pipeline.score.model import ServedModel
 from slipstream.pipeline.score.predict import PREDICTIONS, BinCounter, measure_drift, table_predictor
 from slipstream.pipeline.score.publish import score_data
@@ -103,6 +104,7 @@ def test_a_shift_of_one_deviation_in_one_column_is_always_found(training: Traini
 def test_fewer_than_fifty_rows_say_nothing(training: Training) -> None:
     figures = training.drift(np.arange(49), THRESHOLD)
     assert {each.index for each in figures.measured} == {None} and not figures.alarms
+    assert figures.why_unknown == "too few rows" and in_words(figures) == "drift unknown"
 
 
 def test_what_is_published_says_how_the_rows_drifted(served: Registry, tmp_path: Path) -> None:

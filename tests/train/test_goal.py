@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 from sklearn.utils.class_weight import compute_class_weight
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
+from slipstream.pipeline.prepare.engine import prepare
 from slipstream.pipeline.train.checks import check_training
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch
@@ -27,6 +29,7 @@ from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.decision import area_under_curve, choose_threshold, with_threshold
 from slipstream.shared.models.predict import decided_outputs
 from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.source.config import DataConfig
 from tests.support.proving import first_few
 from tests.support.training import trained as run_training
 
@@ -101,6 +104,22 @@ def test_balanced_weights_are_scikit_learns(tmp_path: Path) -> None:
     assert class_weights(TrainingConfig(), data) is None
 
 
+def test_rows_count_by_their_weights(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    labels = np.where(draw.random(900) < 0.1, "b", "a")
+    frame = pd.DataFrame({"x": draw.normal(size=900), "w": draw.integers(1, 20, 900), "y": labels})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    prepare(tmp_path / "prepared", str(tmp_path / "t.csv"), "y", DataConfig(weight="w"), {})
+    data = PreparedData.open(tmp_path / "prepared")
+    rows = data.split("train")
+    expected = compute_class_weight("balanced", classes=np.arange(2), y=rows[TARGET], sample_weight=rows["weight"])
+    found = class_weights(TrainingConfig(balance_classes=True), data)
+    assert found is not None and found == pytest.approx(expected, rel=1e-5)
+    given = class_weights(TrainingConfig(class_weights={"b": 5.0}), data)
+    for weights in (found, given):
+        assert weights is not None and np.mean(weights[rows[TARGET]] * rows["weight"]) == pytest.approx(1, rel=1e-5)
+
+
 def test_the_loss_of_a_batch_is_torchs_with_these_weights() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 2, 1, 0, 2], dtype=torch.int32)
@@ -122,11 +141,12 @@ def test_the_loss_of_a_batch_is_torchs_with_these_weights() -> None:
 
 
 @pytest.mark.parametrize("costs", [None, (1.0, 1.0), (1.0, 7.0), (3.0, 0.5)])
+@pytest.mark.parametrize("spread", [1.0, 5.0, 30.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_threshold_is_better_by_scikit_learn(costs: tuple[float, float] | None, seed: int) -> None:
+def test_no_threshold_is_better_by_scikit_learn(costs: tuple[float, float] | None, spread: float, seed: int) -> None:
     generator = np.random.default_rng(seed)
     labels = generator.choice(2, 120, p=[0.8, 0.2])
-    odds = np.round(generator.normal(size=120) + labels, 1)  # with ties
+    odds = np.round(spread * (generator.normal(size=120) + labels), 1)  # with ties
 
     def value(decisions: np.ndarray) -> float:
         if costs is None:
@@ -137,9 +157,31 @@ def test_no_threshold_is_better_by_scikit_learn(costs: tuple[float, float] | Non
     threshold = choose_threshold(ThresholdRule(costs), odds, labels)
     logits = np.stack([np.zeros(120), odds], axis=1)
     found = value(with_threshold(logits, threshold).argmax(axis=1))
-    best = max(value((odds > cut).astype(int)) for cut in [-99.0, *np.unique(odds)])
+    # A float64 separates no probabilities above log odds of 36.
+    best = max(value((odds > cut).astype(int)) for cut in [-999.0, 999.0, *np.unique(odds[np.abs(odds) < 34])])
     assert found == pytest.approx(best, rel=1e-12)
-    assert found == value((1 / (1 + np.exp(-odds)) >= threshold).astype(int))
+    assert 0 < threshold < 1
+    if spread == 1:
+        assert found == value((1 / (1 + np.exp(-odds)) >= threshold).astype(int))
+
+
+@pytest.mark.parametrize("answers", [(25.0, 25.0, 30.0), (-30.0, -30.0, -25.0), (39.0, 40.0, 41.0), (-41.0, -40, -39)])
+@pytest.mark.parametrize("costs", [(10.0, 1.0), (1.0, 10.0)])
+def test_extreme_answers_are_decided_at_least_cost(answers: tuple[float, ...], costs: tuple[float, float]) -> None:
+    odds, labels = np.array(answers), np.array([0, 0, 1])
+    threshold = choose_threshold(ThresholdRule(costs), odds, labels)
+    logits = np.stack([np.zeros(3), odds], axis=1)
+    positive = with_threshold(logits, threshold).argmax(axis=1) == 1
+    cost = costs[0] * np.sum(positive & (labels == 0)) + costs[1] * np.sum(~positive & (labels == 1))
+    assert cost == (0 if abs(odds[1]) < 34 else min(2 * costs[0], costs[1]))
+
+
+def test_thresholds_of_before_decide_as_before() -> None:
+    odds = np.linspace(-50, 50, 2001)
+    for cut in (-21.0, -3.25, 0.0, 12.5, 20.5, 21.0):
+        threshold = 1 / (1 + math.exp(-cut))
+        decided = with_threshold(np.stack([np.zeros(2001), odds], axis=1), threshold).argmax(axis=1)
+        assert (decided == (odds > math.log(threshold / (1 - threshold)))).all()
 
 
 def test_metrics_of_rows_of_several_ranks_are_scikit_learns() -> None:

@@ -82,7 +82,7 @@ def read_file(path: Path, name: str) -> Iterator[KubernetesManifest]:
         raise UserError(f"{path}: cannot be read: {error}") from None
     for tree in trees:
         if isinstance(tree, dict) and tree.get("kind") == "List":
-            yield from (KubernetesManifest(name, each) for each in tree.get("items") or [] if has_kind(each))
+            yield from (KubernetesManifest(name, each) for each in mappings_in(tree.get("items")) if has_kind(each))
         elif has_kind(tree):
             yield KubernetesManifest(name, tree)
 

@@ -44,6 +44,7 @@ from slipstream.pipeline.export.quantize.search import (
 )
 from slipstream.pipeline.export.session import check_provider, default_threads, operator_times
 from slipstream.pipeline.export.weights_alone import export_weights, too_large
+from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.records import write_record
@@ -207,9 +208,9 @@ def shortened(value: object) -> str:
 
 def deployed_signature(signature: Signature, opset: int, file: str, threshold: float | None = None) -> ModelSignature:
     """Return names, types, shapes and units for calling the model in ``file``."""
-    decided = f"; {signature.classes[1]!r} is predicted above {threshold:.6g}" if threshold is not None else ""
+    above = "" if threshold is None else f"; {signature.classes[1]!r} is predicted above {fmt.probability(threshold)}"
     units = {
-        "classification": f"logits; softmax gives probabilities{decided}",
+        "classification": f"logits; softmax gives probabilities{above}",
         "next token": LOGITS,
     }
     unit = units.get(signature.task, f"units of {signature.target}")

@@ -33,16 +33,19 @@ def main(directory: Path) -> None:
     """
     if not directory.is_dir():
         raise UserError(f"{directory}: is no directory; expected one with runs, as pyflyte run makes in runs/")
-    rows = [row_of(path.name, summary) for path, summary in summaries(directory)]
+    rows, notes = list[list[str]](), list[str]()
+    for path in sorted(each for each in directory.iterdir() if each.is_dir()):
+        try:
+            if summary := read_summary(path):
+                rows.append(row_of(path.name, summary))
+        except UserError as note:
+            rows.append([one_line(path.name), *[fmt.UNKNOWN] * (len(COLUMNS) - 1)])
+            notes.append(str(note))
     if not rows:
         raise UserError(f"{directory}: has no run with a {SUMMARY}; expected the directory that holds run directories")
     click.echo(fmt.aligned_table(COLUMNS, rows, ("run", "made", "promoted", "settings")))
-
-
-def summaries(directory: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    for path in sorted(each for each in directory.iterdir() if each.is_dir()):
-        if summary := read_summary(path):
-            yield path, summary
+    if notes:
+        click.echo("\n" + "\n".join(map(one_line, notes)))
 
 
 def read_summary(path: Path) -> Mapping[str, Any] | None:

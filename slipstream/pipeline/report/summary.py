@@ -71,19 +71,15 @@ def model(it: ScoredTable) -> Iterator[str]:
 
 
 def drift(figures: DriftFigures) -> Iterator[str]:
-    if figures.unknown:
-        yield from labelled_lines("Drift", f"unknown: {figures.unknown}")
-        return
-    known = [each for each in figures.measured if each.index is not None]
-    if not known:
-        yield from labelled_lines("Drift", "unknown: too few rows")
+    if figures.why_unknown:
+        yield from labelled_lines("Drift", f"unknown: {figures.why_unknown}")
         return
     if figures.alarms:
         named = ", ".join(map(in_words, figures.alarms[:LISTED]))
         more = f" and {len(figures.alarms) - LISTED} more" if len(figures.alarms) > LISTED else ""
         yield from labelled_lines("Drift", f"found in {named}{more}; the threshold is {figures.threshold:g}")
         return
-    largest = max(known, key=lambda each: each.index or 0.0)
+    largest = max((each for each in figures.measured if each.index is not None), key=lambda each: each.index or 0.0)
     yield from labelled_lines("Drift", f"none found; the largest index is {in_words(largest)} of {figures.threshold:g}")
 
 

@@ -56,6 +56,6 @@ def described(table: ScoredTable) -> tuple[str, str, str]:
 
 
 def in_words(drift: DriftFigures) -> str:
-    if drift.unknown:
+    if drift.why_unknown:
         return "drift unknown"
     return f"drift in {', '.join(each.name for each in drift.alarms)}" if drift.alarms else "no drift"

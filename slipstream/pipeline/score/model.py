@@ -139,7 +139,7 @@ class ServedModel(OpenedPackage):
             yield
         except UserError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError):
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
             raise self.no_way("its statistics.json describes no table") from None
 
     def no_way(self, why: str) -> UserError:

@@ -8,12 +8,16 @@ import numpy as np
 
 from slipstream.shared.artifacts.results.training import ThresholdRule
 
-#: Larger log odds count as this, so that a threshold differs from 0 and 1 in float64.
-LARGEST_LOG_ODDS = 20.0
+#: Largest log odds of a threshold that separates rows: its distance from 1 in float64 is exact to 3 %.
+LARGEST_LOG_ODDS = 34.0
+#: Log odds that no row has.
+UNREACHED = 1e9
 
 
 def log_odds(threshold: float) -> float:
-    return math.log(threshold / (1 - threshold))
+    """Return the log odds of a threshold; beyond ``LARGEST_LOG_ODDS`` they are such that all rows are decided alike."""
+    odds = math.log(threshold / (1 - threshold))
+    return odds if abs(odds) <= LARGEST_LOG_ODDS else math.copysign(UNREACHED, odds)
 
 
 def with_threshold(logits: np.ndarray, threshold: float | None) -> np.ndarray:
@@ -31,23 +35,23 @@ def choose_threshold(rule: ThresholdRule, odds: np.ndarray, labels: np.ndarray) 
 
     It lies midway between the log odds of two rows. Of equally good thresholds the one closest to 0.5 is taken.
     """
-    odds = np.clip(odds, -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
     order = np.argsort(odds, kind="stable")
     ascending, positive = odds[order], labels[order] == 1
-    ends = np.flatnonzero(np.append(ascending[1:] != ascending[:-1], True))
-    missed = np.concatenate([[0], np.cumsum(positive)[ends]])
-    refused = np.concatenate([[0], np.cumsum(~positive)[ends]])
-    found, alarms = missed[-1] - missed, refused[-1] - refused
-    levels = ascending[ends]
+    levels = np.unique(np.clip(odds, -LARGEST_LOG_ODDS - 1, LARGEST_LOG_ODDS + 1))
     cuts = np.concatenate([levels[:1] - 1, (levels[:-1] + levels[1:]) / 2, levels[-1:] + 1])
+    thresholds = 1 / (1 + np.exp(-cuts))
+    # Rows are decided by the rounded thresholds.
+    below = np.searchsorted(ascending, [log_odds(each) for each in thresholds.tolist()], side="right")
+    missed = np.concatenate([[0], np.cumsum(positive)])[below]
+    refused = np.concatenate([[0], np.cumsum(~positive)])[below]
+    found, alarms = np.count_nonzero(positive) - missed, np.count_nonzero(~positive) - refused
     if rule.costs:
         value = -(rule.costs[0] * alarms + rule.costs[1] * missed)
     else:
         wrong = alarms + missed
         value = np.mean([2 * hits / np.maximum(2 * hits + wrong, 1) for hits in (found, refused)], axis=0)
     best = np.flatnonzero(value == value.max())
-    cut = cuts[best[np.argmin(np.abs(cuts[best]))]]
-    return float(1 / (1 + math.exp(-cut)))
+    return float(thresholds[best[np.argmin(np.abs(cuts[best]))]])
 
 
 def count_decisions(decisions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:

@@ -87,7 +87,7 @@ def regression_scores(predictions: np.ndarray, targets: np.ndarray) -> Scores:
 
 
 def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[CalibrationBin]:
-    """Return accuracy by confidence (the probability of the predicted class), in bins of similar row counts.
+    """Return accuracy by confidence (the largest probability), in bins of similar row counts.
 
     Rows of equal confidence share a bin. The accuracy's confidence intervals are Clopper-Pearson's.
     """

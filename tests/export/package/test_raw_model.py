@@ -60,7 +60,7 @@ def number_inputs(draw: st.DrawFn, name: str, kind: str) -> list[NumericColumn]:
 def transforms_and_rows(draw: st.DrawFn) -> tuple[Transform, pa.RecordBatch]:
     kinds = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=5))
     types = {f"c{place}": kind for place, kind in enumerate(kinds)}
-    marks = draw(st.sampled_from([MARKS, ["?"], []]))
+    marks = draw(st.sampled_from([MARKS, ["?"], [], ["", "0", "-7", "true", "1900-01-01"]]))
     numeric = [
         part for name, kind in types.items() if kind != value_types.TEXT for part in draw(number_inputs(name, kind))
     ]

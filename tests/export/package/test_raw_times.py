@@ -15,7 +15,7 @@ from slipstream.pipeline.export.package.samples import TIME_RANGE, iso_texts
 from slipstream.shared.source.columns.times import parse_iso
 from slipstream.shared.source.columns.transform import NumericColumn, Transform
 from slipstream.shared.source.columns.value_types import as_numbers
-from tests.support.raw_tables import columns_of
+from tests.support.raw_tables import columns_of, encoded
 
 #: Two columns, whose one input is each time's fraction of the largest, and whose indicator is 1 where it is missing.
 NAMES = "a", "b"
@@ -95,6 +95,21 @@ def test_a_text_that_is_no_date_counts_as_missing(session: onnxruntime.Inference
     assert np.isnan(parsed(session, none)).all()
     assert parsed(session, [*none, "2024-02-29"])[-1] == pd.Timestamp("2024-02-29").timestamp()
     assert len(parsed(session, [])) == 0
+
+
+@pytest.mark.parametrize("kind", ["time", "day-first date"])
+def test_marks_of_missing_are_those_of_the_preparation(kind: str) -> None:
+    marks = ("", "NA", "9999-12-31", "1900-01-01 00:00", "9999", "20991231", "5/3/2024")
+    numbers = tuple(NumericColumn(name, 0.0, 1.0, indicator=True) for name in NAMES)
+    transform = Transform("y", "regression", {"a": kind, "b": "number"}, list(marks), numeric=numbers)
+    model = onnxruntime.InferenceSession(encoding_model(columns_of(transform), 20).SerializeToString())
+    dates = ["9999-12-31", "9999-12-31T00:00:00Z", "99991231", "9999-12-31T02:00+02:00", "9999-12-30", "1900-01-01"]
+    dates += ["9999", "9998", "20991231", "2099-12-31", "NA", "", "2024-03-05", "2024-05-03", "2023-03-01T10:00"]
+    typed = [9999.0, 20991231.0, -999.0, 0.0, np.nan]
+    for text, number in zip(dates, typed * 3, strict=True):
+        rows = pa.RecordBatch.from_pydict({"a": [text], "b": pa.array([number], pa.float64())})
+        found = model.run(None, {"a": np.array([[text]], object), "b": np.array([[number]])})[0]
+        np.testing.assert_array_equal(found, encoded(transform, rows)["numeric"], err_msg=text)
 
 
 def test_samples_write_every_time_that_iso_8601_can(session: onnxruntime.InferenceSession) -> None:

@@ -7,11 +7,14 @@ apply are read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
+from slipstream.shared.source.columns.number_formats import NumberFormat, missing_marks
 from slipstream.shared.source.columns.spelling import rule_in_force
-from slipstream.shared.source.columns.value_types import TIME, TIMES
+from slipstream.shared.source.columns.value_types import ARROW, TEXT, TIME, TIMES, as_numbers
 
 #: Codes of a categorical input: missing, unseen, and the vocabulary's first text.
 MISSING, UNSEEN, FIRST = 0, 1, 2
@@ -57,6 +60,8 @@ class RawColumns:
     missing: tuple[str, ...]
     numbers: tuple[NumericInput, ...]
     categories: tuple[CategoryInput, ...]
+    #: Numbers, and times in seconds, that mean "missing", by column.
+    marks: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def numeric(self) -> list[str]:
@@ -88,5 +93,14 @@ def raw_columns(statistics: Mapping[str, Any]) -> RawColumns:
     categories = tuple(CategoryInput(**{**c, "vocabulary": tuple(c["vocabulary"])}) for c in statistics["categorical"])
     used = dict.fromkeys([n.name for n in numbers] + [c.name for c in categories])
     types = {name: statistics["types"][name] for name in used}
+    missing = tuple(statistics["missing"])
+    notation = NumberFormat(statistics.get("decimal", "."), statistics.get("thousands", ""), missing)
+    marks = {name: marked_numbers(notation, kind) for name, kind in types.items() if kind != TEXT}
     types |= {name: TIME for name, kind in types.items() if kind in TIMES}
-    return RawColumns(types, tuple(statistics["missing"]), numbers, categories)
+    return RawColumns(types, missing, numbers, categories, marks)
+
+
+def marked_numbers(notation: NumberFormat, kind: str) -> list[float]:
+    """Return the values of ``data.missing`` that a column of this type can hold, as numbers or seconds."""
+    marks = missing_marks(notation, kind)
+    return as_numbers(pa.array(marks, ARROW[kind])).tolist() if kind in TIMES else list(map(float, marks))

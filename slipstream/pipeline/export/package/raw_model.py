@@ -1,14 +1,15 @@
 """``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
 
 The graph applies :class:`slipstream.shared.source.columns.transform.Transform`, in float64 and the same order of
-operations, then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, NaN for
-missing, and texts already stripped of surrounding spaces. Times are texts in ISO 8601
+operations, then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, NaN or a mark
+of ``data.missing`` for missing, and texts already stripped of surrounding spaces. Times are texts in ISO 8601
 (:mod:`slipstream.pipeline.export.package.raw_times`); before opset 20, float64 seconds since 1970 (UTC).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 import onnx
@@ -124,7 +125,8 @@ def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, 
     tensors = {}
     times = [name for name, kind in columns.types.items() if kind == TIME]
     if times and opset >= TEXT_OPSET:
-        seconds = parse_times(graph, graph.add("Concat", *(inputs[name] for name in times), axis=1), len(times))
+        texts = graph.add("Concat", *(inputs[name] for name in times), axis=1)
+        seconds = parse_times(graph, texts, len(times), columns.missing)
         parts = {name: graph.constant([place], np.int64) for place, name in enumerate(times)}
         inputs = inputs | {name: graph.add("Gather", seconds, part, axis=1) for name, part in parts.items()}
     if columns.numbers:
@@ -156,6 +158,8 @@ def encode_numbers(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, s
     """
     places = {name: index for index, name in enumerate(columns.numeric)}
     raw = graph.add("Concat", *(inputs[name] for name in columns.numeric), axis=1)
+    for marks in zip_longest(*(columns.marks.get(name, []) for name in columns.numeric), fillvalue=np.nan):
+        raw = graph.add("Where", graph.add("Equal", raw, graph.constant(marks)), graph.constant(np.nan), raw)
 
     def gather(tensor: str, wanted: Sequence[int], width: int) -> str:
         same = list(wanted) == list(range(width))

@@ -6,6 +6,9 @@ day or month comes first are none: the order of their parts is a setting of the 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -87,14 +90,19 @@ class TextParser:
         return self.add("Mod", number, self.whole(divisor))
 
 
-def parse_times(graph: GraphBuilder, texts: str, columns: int) -> str:
-    """Append float64 seconds since 1970 (UTC) of texts ``[batch, columns]``, NaN where they are no time."""
+def parse_times(graph: GraphBuilder, texts: str, columns: int, missing: Sequence[str] = ()) -> str:
+    """Append float64 seconds since 1970 (UTC) of texts ``[batch, columns]``, NaN where they are no time.
+
+    Texts of ``missing`` that are both a year or date and a number, such as 9999, are no times either.
+    """
     parser = TextParser(graph)
     add, whole = parser.add, parser.whole
     # A batch without rows has no texts to divide, hence a first row of its own.
     first = graph.constant([[EPOCH] * columns], np.str_)
     given = add("Concat", first, texts, axis=0)
     valid = parser.matches(given, TIME_TEXT)
+    if numbers := [mark for mark in missing if re.fullmatch("[0-9]{4}|[0-9]{8}", mark)]:
+        valid = add("And", valid, add("Not", parser.matches(given, "|".join(numbers))))
     known = add("Where", valid, given, parser.text(EPOCH))
     for zone in ("UTC", "Z"):
         known = parser.split(known, zone, 2)[0]

@@ -35,6 +35,11 @@ class DriftFigures:
     def alarms(self) -> list[Stability]:
         return [each for each in self.measured if each.alarm]
 
+    @property
+    def why_unknown(self) -> str:
+        """Reason why no drift is known; "" if one is."""
+        return self.unknown or ("too few rows" if all(each.index is None for each in self.measured) else "")
+
 
 @dataclass(frozen=True)
 class QuarantineCount:
