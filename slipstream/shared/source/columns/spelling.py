@@ -46,10 +46,10 @@ def narrowest_rule(rules: Iterable[str]) -> str:
 
 
 def rule_of(spelled: Iterable[str]) -> str:
-    """Return the rule by which all of the texts are spelled, or ""."""
+    """Return the narrowest rule by which all of the texts are spelled, or ""."""
     texts = pa.array(spelled, pa.string())
-    rule = narrowest_rule(spelling_rules(texts))
-    return rule if respell(texts, rule).equals(texts) else ""
+    rules = (narrowest_rule(spelling_rules(texts)), AS_TEXT, COMPOSED)
+    return next((rule for rule in rules if respell(texts, rule).equals(texts)), "")
 
 
 def rule_in_force(rule: str, vocabulary: Iterable[str]) -> str:

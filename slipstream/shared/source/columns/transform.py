@@ -77,7 +77,7 @@ class CategoricalColumn:
     vocabulary: tuple[str, ...]
     spelling: str = ""
 
-    @property
+    @cached_property
     def rule(self) -> str:
         return rule_in_force(self.spelling, self.vocabulary)
 
