@@ -37,8 +37,7 @@ S = TypeVar("S", bound=Settings)
 class YamlLoader(yaml.SafeLoader):
     """YAML as editors and JSON Schema interpret it.
 
-    ``1e-3`` is a number, a date and ``1:30`` are text (PyYAML: the reverse), and ``010`` is 10 (PyYAML: 8); repeated
-    keys of a mapping are errors (PyYAML takes the last).
+    Unlike for PyYAML, ``1e-3`` is a number, ``010`` is 10, dates and ``1:30`` are text, and repeated keys are errors.
     """
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int | str:
@@ -99,7 +98,7 @@ def read_part(cls: type[Settings], text: str) -> Any:
 
 
 def own_section(cls: type[Settings], given: Any) -> Any:
-    """Return the part for a section of a run's settings, whether ``given`` has all sections or only its settings."""
+    """Return the part for a section, whether ``given`` has all sections or only its settings."""
     sections = nested_classes(RunConfig)
     if sections.get(cls.section) is not cls or not isinstance(given, Mapping) or not given:
         return given
@@ -121,7 +120,7 @@ def single_value(cls: type[Settings], path: str, text: str) -> dict[str, Any]:
 
 
 def yaml_value(path: str, text: str, kind: object) -> Any:
-    """Return a value in YAML; of a setting of type text, what is neither quoted nor null is the text itself."""
+    """Return a value in YAML; a setting of type text takes all but quoted texts and null unchanged."""
     plain = text.strip() or text
     of_text = kind is str or all(isinstance(choice, str) for choice in get_args(kind) or [0])
     if of_text and not (plain in NULLS or (len(plain) > 1 and plain[0] == plain[-1] in "'\"")):

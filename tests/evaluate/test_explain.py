@@ -126,7 +126,6 @@ def test_rows_are_described_in_the_units_of_the_data(case: Evaluated) -> None:
 
 
 def test_rows_are_described_by_their_own_values(tmp_path: Path) -> None:
-    """Dates to the day and integers in full. Without an indicator, a gap is not shown as the mean."""
     draw, rows = np.random.default_rng(0), 400
     days = pd.Timestamp("2010-01-01") + pd.to_timedelta(draw.integers(0, 5000, rows), unit="D")
     table = pd.DataFrame(

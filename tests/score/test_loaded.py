@@ -222,7 +222,6 @@ def test_rows_that_cannot_be_scored_are_missing(
 
 @pytest.mark.parametrize("odd", ["9" * 23, "9" * 50, "Infinity", "many"])
 def test_a_csv_read_by_pandas_is_scored_as_the_file(served: Registry, tmp_path: Path, odd: str) -> None:
-    """Also with integers beyond 64 bits and odd values in one row, and with spaces around names."""
     table = rows(40).astype({"visits": str, "plan": str})
     table.loc[3, "visits"], table.loc[5, "plan"] = odd, "9" * 23
     path = tmp_path / "in" / "t.csv"

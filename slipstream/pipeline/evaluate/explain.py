@@ -61,8 +61,8 @@ def column_importance(
 ) -> list[ColumnImportance] | None:
     """Return how much worse the headline metric is with each column permuted, the largest first.
 
-    All inputs of a column are permuted together (Breiman 2001, as in scikit-learn). Rows are a spread sample, so that
-    the work is limited by counts, not by a clock; None if too few rows would remain.
+    All inputs of a column are permuted together (Breiman 2001, as in scikit-learn). Rows are a spread sample;
+    None if too few would remain.
     """
     inputs = column_inputs(transform)
     most = min(MOST_ROWS, MOST_WORK // max(1, parameters)) // max(1, REPEATS * len(inputs))
@@ -118,7 +118,7 @@ def worst_errors(
 
 
 def row_values(transform: Transform, record: np.void, names: list[str]) -> dict[str, str]:
-    """Return the values of the columns ``names`` in a prepared row, as far as the inputs tell."""
+    """Return the values of the columns ``names`` in a prepared row."""
     found: dict[str, str] = {}
     for place, number in enumerate(transform.numeric):
         if number.name in names and not number.part:

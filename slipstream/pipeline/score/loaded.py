@@ -131,7 +131,7 @@ def arrow_columns(frame: pd.DataFrame, wanted: RequestedColumns) -> pa.RecordBat
 
 
 def numbers_and_texts(column: pd.Series[Any], kind: str) -> pa.Array | None:
-    """Return objects that Arrow refuses, such as integers of 20 digits, as a CSV has them; None if others are there."""
+    """Return objects that Arrow refuses, such as integers of 20 digits, as a CSV has them, or None."""
     gaps, objects = column.isna(), column.astype(object)
     present = objects[~gaps]
     if not all(isinstance(value, str | Real | Decimal) and not isinstance(value, bool) for value in present):

@@ -108,8 +108,7 @@ LOST = "\ufffdlost"
 def decode_rows(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
     """Return every raw column as ``[rows]``: float64 with NaN for missing, or texts.
 
-    Numbers have single precision, except integers and times at a full minute, hour or day. A text outside the
-    vocabulary becomes ``LOST``.
+    A text outside the vocabulary becomes ``LOST``.
     """
     decoded: dict[str, np.ndarray] = {}
     indicators = {name: len(columns.numbers) + index for index, name in enumerate(columns.indicators)}

@@ -194,7 +194,7 @@ class Transform:
                 out["categorical"][rows] = codes[:, rows].T
 
     def _encode_numbers(self, numbers: dict[str, np.ndarray], out: np.ndarray) -> None:
-        """Write all numeric inputs to ``out``; they are computed column by column and then transposed."""
+        """Write all numeric inputs to ``out``, computed by column."""
         rows, width = out.shape
         matrix = np.empty((width, rows + APART), np.float32)[:, :rows]
         deviations = np.empty(rows)
@@ -224,7 +224,7 @@ class Transform:
         return table[distinct.indices.to_numpy()]
 
     def encode_weight(self, column: pa.Array) -> np.ndarray:
-        """Return float32 ``[rows]`` weights with mean 1 over the training rows, which keeps the scale of the loss."""
+        """Return float32 ``[rows]`` weights with mean 1 over the training rows."""
         return (value_types.as_numbers(column) / self.weight_mean).astype(np.float32)
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
@@ -255,7 +255,6 @@ def apply_curve(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:
 
 
 def invert_curve(curved: np.ndarray, curve: str, scale: float) -> np.ndarray:
-    """Return the raw numbers that ``curve`` ("linear" or "log") maps to ``curved``."""
     if curve != "log":
         return curved
     with np.errstate(over="ignore"):
@@ -265,7 +264,7 @@ def invert_curve(curved: np.ndarray, curve: str, scale: float) -> np.ndarray:
 def decode_numbers(
     standard: np.ndarray, kind: str, mean: float, std: float, curve: str = "linear", scale: float = 1.0
 ) -> np.ndarray:
-    """Return the raw numbers of prepared inputs, in single precision except integers and times at full ``UNITS``."""
+    """Return raw numbers, in single precision except integers and times at full ``UNITS``."""
     standard = standard.astype(np.float64)
     values = invert_curve(standard * std + mean, curve, scale)
     if kind in (value_types.INTEGER, value_types.BOOLEAN):
