@@ -109,6 +109,27 @@ def test_a_store_gets_parameters_metrics_files_and_the_promoted_version(
     assert len(client.search_model_versions("name='churn'")) == 1
 
 
+def test_names_may_have_any_characters_and_a_failed_run_is_marked(
+    run: tuple[RunSummary, History], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    address = f"file://{tmp_path}/mlruns"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    odd = {"price (EUR)": "number", "a/../b%": "text", "Größe": "number"}
+    origin = replace(ORIGIN, settings={"data": {"types": odd}})
+    tracking.send_run(address, *run, origin)
+    client = MlflowClient(address)
+    experiment = client.get_experiment_by_name("slipstream")
+    assert experiment
+    (found,) = client.search_runs([experiment.experiment_id])
+    names = {f"data.types.{name}" for name in ("price _EUR_", "a_.._b_", "Größe")}
+    assert found.info.status == "FINISHED" and names < found.data.params.keys()
+    with pytest.raises(Exception, match="absent"):
+        tracking.send_run(address, replace(run[0], directory=str(tmp_path / "absent")), run[1], origin)
+    assert {each.info.status for each in client.search_runs([experiment.experiment_id])} == {"FINISHED", "FAILED"}
+
+
 def test_a_server_that_never_answers_costs_one_warning_and_a_bounded_time(
     run: tuple[RunSummary, History],
     quiet_server: str,

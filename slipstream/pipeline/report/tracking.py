@@ -6,6 +6,7 @@ A thread talks to MLflow for at most :data:`LONGEST_S`.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -32,8 +33,10 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-#: Limits of MLflow: entries per request, and characters of a parameter.
-MOST_METRICS, MOST_PARAMETERS, LONGEST_VALUE = 1000, 100, 500
+#: Limits of MLflow: entries per request, and characters of a parameter's name and value.
+MOST_METRICS, MOST_PARAMETERS, LONGEST_NAME, LONGEST_VALUE = 1000, 100, 250, 500
+#: Characters that the name of a parameter may not have; a slash would make it a path.
+UNKNOWN_CHARACTERS = re.compile(r"[^\w.\-: ]")
 
 
 def metrics_by_step(history: History) -> Iterator[tuple[str, float, int]]:
@@ -103,20 +106,25 @@ def send_run(address: str, summary: RunSummary, history: History, origin: RunOri
     directory = Path(summary.directory)
     run = client.create_run(number, run_name=directory.name, tags={"mlflow.source.git.commit": origin.commit}).info
     settings = {**origin.inputs, **dict(flat(origin.settings))}
-    parameters = [Param(name, str(value)[:LONGEST_VALUE]) for name, value in settings.items()]
-    for start in range(0, len(parameters), MOST_PARAMETERS):
-        client.log_batch(run.run_id, params=parameters[start : start + MOST_PARAMETERS])
+    named = {UNKNOWN_CHARACTERS.sub("_", name)[:LONGEST_NAME]: str(value) for name, value in settings.items()}
+    parameters = [Param(name, value[:LONGEST_VALUE]) for name, value in named.items()]
     last = history.steps_total
     scores = vars(summary.evaluation.model).items()
     tested = [(f"test/{name}", value, last) for name, value in scores if value is not None]
     metrics = [Metric(name, value, run.start_time, step) for name, value, step in (*metrics_by_step(history), *tested)]
-    for start in range(0, len(metrics), MOST_METRICS):
-        client.log_batch(run.run_id, metrics=metrics[start : start + MOST_METRICS])
-    for name in (REPORT, SUMMARY):
-        client.log_artifact(run.run_id, str(directory / name))
-    client.log_artifacts(run.run_id, str(directory / MODEL), MODEL)
-    if summary.promotion and summary.promotion.promoted:
-        register(client, summary.promotion.registry, f"{run.artifact_uri}/{MODEL}", run.run_id)
+    try:
+        for start in range(0, len(parameters), MOST_PARAMETERS):
+            client.log_batch(run.run_id, params=parameters[start : start + MOST_PARAMETERS])
+        for start in range(0, len(metrics), MOST_METRICS):
+            client.log_batch(run.run_id, metrics=metrics[start : start + MOST_METRICS])
+        for name in (REPORT, SUMMARY):
+            client.log_artifact(run.run_id, str(directory / name))
+        client.log_artifacts(run.run_id, str(directory / MODEL), MODEL)
+        if summary.promotion and summary.promotion.promoted:
+            register(client, summary.promotion.registry, f"{run.artifact_uri}/{MODEL}", run.run_id)
+    except Exception:
+        client.set_terminated(run.run_id, "FAILED")
+        raise
     client.set_terminated(run.run_id)
 
 

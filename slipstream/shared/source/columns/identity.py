@@ -39,7 +39,7 @@ READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false)$"
 PLAIN = NumberFormat()
 
 
-def comparable_rules(version: int, whole_rows: bool) -> int:
+def comparable_rules(version: object, whole_rows: bool) -> object:
     """Return the newest version that hashes rows as ``version`` does.
 
     Version 3 differs from 2 only in rows without a value of ``data.id`` or ``data.group``; ``whole_rows`` says that
