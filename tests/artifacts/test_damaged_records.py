@@ -26,7 +26,8 @@ from slipstream.flyte.memory_notes import MemoryNote, read_note
 from slipstream.operations.manifests.triton import PlannedService, read_plan
 from slipstream.operations.plan.capacity import from_file
 from slipstream.operations.plan.measured import figures_of_run
-from slipstream.pipeline.export import check
+from slipstream.pipeline.export import package_files
+from slipstream.pipeline.export.check import check_package
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.promote.store import PromotionPointer, Registry
 from slipstream.pipeline.report.runs import main as list_runs
@@ -304,17 +305,17 @@ def publication(directory: Path, content: bytes) -> object:
 
 def package_manifest(directory: Path, content: bytes) -> object:
     (directory / MANIFEST).write_bytes(content)
-    (directory / check.DIGEST).write_text(check.digest_line(content))
-    return check.check_files(directory)
+    (directory / package_files.DIGEST).write_text(package_files.digest_line(content))
+    return package_files.check_files(directory)
 
 
 def package_signature(directory: Path, content: bytes) -> object:
-    (directory / check.DEPLOYED).write_bytes(content)
+    (directory / package_files.DEPLOYED).write_bytes(content)
     record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    manifest = canonical_json({"kind": "export", "format": 1, "files": {check.DEPLOYED: record}})
+    manifest = canonical_json({"kind": "export", "format": 1, "files": {package_files.DEPLOYED: record}})
     (directory / MANIFEST).write_bytes(manifest)
-    (directory / check.DIGEST).write_text(check.digest_line(manifest))
-    return check.check_package(directory)
+    (directory / package_files.DIGEST).write_text(package_files.digest_line(manifest))
+    return check_package(directory)
 
 
 def package_statistics(directory: Path, content: bytes) -> object:
@@ -464,8 +465,8 @@ READERS: dict[str, Reader] = {
     "slipstream/pipeline/score/publish.py publication": Reader(
         to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, []
     ),
-    "slipstream/pipeline/export/check.py manifest": Reader(ENDED, package_manifest, check.BadPackage),
-    "slipstream/pipeline/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, check.BadPackage),
+    "slipstream/pipeline/export/package_files.py manifest": Reader(ENDED, package_manifest, package_files.BadPackage),
+    "slipstream/pipeline/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, package_files.BadPackage),
     "slipstream/pipeline/export/package/opened.py statistics": Reader(b'{"types": {}}', package_statistics, UserError),
     "slipstream/operations/plan/measured.py summary": Reader(
         canonical_json({"training": to_tree(FIGURES)}), summary, UserError
@@ -486,7 +487,7 @@ def outcome(reader: Reader, directory: Path, content: bytes) -> object:
     """Return what the reader returns, or the class of the error in one line that it raises."""
     try:
         return reader.read(directory, content)
-    except (UserError, check.BadPackage) as error:
+    except (UserError, package_files.BadPackage) as error:
         assert "\n" not in str(error) and len(str(error)) < 2000
         return type(error)
 

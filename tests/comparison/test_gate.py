@@ -173,6 +173,14 @@ def test_a_budget_that_only_a_variant_meets() -> None:
     assert decided(contender("small", 0.7, size=100), budget_mb=0.0002).chosen == "small"
 
 
+@pytest.mark.parametrize("speed", [0.7, 1.0, 2.0])
+def test_a_budget_that_decides_is_the_reason(speed: float) -> None:
+    """Also for a variant that is slower than FP32, which may not be deployed."""
+    choice = decided(contender("int8", speed, size=100), budget_mb=0.0002)
+    assert choice.verdicts["int8"].short == "chosen"
+    same_wording(choice.why)
+
+
 @pytest.mark.parametrize(
     "settings", [{"budget_ms": 0.1}, {"budget_mb": 0.00001}, {"budget_ms": 9.0, "budget_percentile": "p99"}]
 )

@@ -227,7 +227,7 @@ def test_a_declared_category_is_spelled_alike_in_every_format(tmp_path: Path, sp
 
 @pytest.mark.parametrize("values", [[4006381333931, 5449000000996], [41.0, 41.5, 42.0], [0.1, 2e-7, 12345678901.25]])
 def test_declared_numbers_are_the_same_categories_in_files_of_any_type(tmp_path: Path, values: list[float]) -> None:
-    """As floats (pandas' type of integers with a gap), in their own type and as texts; one file has no values."""
+    """As floats, in their own type and as texts; one file has no values."""
     column, gaps = pd.Series(np.resize(values, ROWS)), frame(c=np.full(ROWS, np.nan))
     shown = {"floats": column.astype(float), "own": column, "texts": column.map("{:.9f}".format)}
     found = set()

@@ -19,6 +19,7 @@ from slipstream.pipeline.score.config import ScoringConfig
 from slipstream.pipeline.score.table_rows import RequestedColumns, typed_rows
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.source.columns.number_formats import NumberFormat
+from slipstream.shared.source.columns.spelling import respell_counts, rule_of
 from slipstream.shared.source.columns.transform import CategoricalColumn
 from slipstream.shared.source.config import DataConfig
 from tests.support.packages import package
@@ -44,7 +45,7 @@ def frame() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """A registry with a model that was trained on a Parquet file of numbers and booleans, declared as categories."""
+    """A model of a Parquet file of numbers and booleans, declared as categories."""
     directory = tmp_path_factory.mktemp("spelled")
     frame().to_parquet(directory / "t.parquet", index=False)
     config = DataConfig.from_dict({"types": dict.fromkeys(CATEGORIES, "category")})
@@ -134,7 +135,6 @@ def test_the_packaged_model_encodes_numbers_as_training_does(vocabulary: tuple[s
 
 
 def test_a_model_of_an_earlier_release_scores_the_floats_that_it_knows() -> None:
-    """Such a release wrote floats from 1e10 on with an exponent, and knows them so."""
     vocabulary = ("4.006381333931e+12", "5.449000000996e+12", "caf\u00e9")
     category = CategoricalColumn("c", vocabulary, "text")
     wanted = RequestedColumns({"c": "text"}, {}, NumberFormat(missing=("",)), {"c": category.rule})
@@ -143,6 +143,13 @@ def test_a_model_of_an_earlier_release_scores_the_floats_that_it_knows() -> None
     assert rows.column("c").to_pylist() == [vocabulary[1], None, vocabulary[0]]
     assert category.encode(rows.column("c"), [""]).tolist() == [3, 0, 2]
     assert category.encode(pa.array(["cafe\u0301"]), [""]).tolist() == [4]
+
+
+@pytest.mark.parametrize("classes", [("41.50", "42.00"), ("1.0", "2.0"), ("4e+12", "41.5"), ("41.5", "42"), ("a", "1")])
+def test_classes_of_an_earlier_release_are_spelled_as_before(classes: tuple[str, ...]) -> None:
+    rule = rule_of(classes)
+    assert rule and respell_counts(dict.fromkeys(classes, 1), rule) == dict.fromkeys(classes, 1)
+    assert CategoricalColumn("y", classes, rule).encode(pa.array(classes), []).tolist() == [2, 3]
 
 
 def test_a_promotion_shows_the_earlier_model_its_own_spelling() -> None:

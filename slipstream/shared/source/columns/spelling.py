@@ -1,6 +1,6 @@
 """Spelling of categories, decided by all present training values of a column and stored with its vocabulary.
 
-The same categories are spelled differently by CSV, Parquet and JSON Lines: 1, 1.0 and 1e+0, or true and True.
+Formats spell the same categories differently: 1, 1.0 and 1e+0, or true and True.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def narrowest_rule(rules: Iterable[str]) -> str:
 
 
 def rule_of(spelled: Iterable[str]) -> str:
-    """Return the rule by which all of the texts are spelled, or ""."""
+    """Return the narrowest rule by which all of the texts are spelled, or ""."""
     texts = pa.array(spelled, pa.string())
-    rule = narrowest_rule(spelling_rules(texts))
-    return rule if respell(texts, rule).equals(texts) else ""
+    rules = (narrowest_rule(spelling_rules(texts)), AS_TEXT, COMPOSED)
+    return next((rule for rule in rules if respell(texts, rule).equals(texts)), "")
 
 
 def rule_in_force(rule: str, vocabulary: Iterable[str]) -> str:
-    """Return the rule of a stored vocabulary, which changes no text in it."""
+    """Return the rule that changes no text of a stored vocabulary."""
     known = pc.match_substring_regex(pa.array(vocabulary, pa.string()), AS_ARROW)
     return COMPOSED if rule == AS_TEXT and pc.any(known).as_py() else rule
 
@@ -72,7 +72,6 @@ def respell(texts: pa.Array, rule: str) -> pa.Array:
 
 
 def without_exponents(texts: pa.Array, pattern: str) -> pa.Array:
-    """Return the texts with all digits of the numbers that match ``pattern``."""
     found = texts.filter(pc.match_substring_regex(texts, pattern)).unique()
     if not len(found):
         return texts
@@ -81,7 +80,7 @@ def without_exponents(texts: pa.Array, pattern: str) -> pa.Array:
 
 
 def other_spellings(vocabulary: Iterable[str], rule: str) -> dict[str, str]:
-    """Return other texts for those of a vocabulary under ``rule``, as Arrow, pandas and Python write the values."""
+    """Return other texts for those of a vocabulary, as Arrow, pandas and Python write the values."""
     texts = pa.array(vocabulary, pa.string())
     if rule == BOOLEAN:
         return {other: text for text in texts.to_pylist() for other in (text.title(), text.upper())}
