@@ -353,7 +353,10 @@ def listed_runs(directory: Path, content: bytes) -> object:
     (place / "summary.json").write_bytes(content)
     with contextlib.redirect_stdout(io.StringIO()) as told:
         list_runs.main([str(directory / "runs")], standalone_mode=False)
-    return told.getvalue()
+    table, _, notes = told.getvalue().partition("\n\n")
+    if notes:  # the run has a line with dashes, and the reason stands below the table
+        raise UserError(notes.strip())
+    return table
 
 
 def summary(directory: Path, content: bytes) -> object:
