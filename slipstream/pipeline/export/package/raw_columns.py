@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from slipstream.shared.source.columns.number_formats import NumberFormat, missing_marks
@@ -98,4 +99,4 @@ def raw_columns(statistics: Mapping[str, Any]) -> RawColumns:
 def marked_numbers(notation: NumberFormat, kind: str) -> list[float]:
     """Return the values of ``data.missing`` that a column of this type can hold, as numbers or seconds."""
     marks = missing_marks(notation, kind)
-    return as_numbers(pa.array(marks, ARROW[kind])).tolist() if kind in TIMES else list(map(float, marks))
+    return as_numbers(pa.array(marks, ARROW[kind])).tolist() if kind in TIMES else np.array(marks, np.float64).tolist()
