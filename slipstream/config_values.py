@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 import yaml
 
@@ -28,15 +28,23 @@ from slipstream.shared.spelling import old_spellings
 
 #: A single value, such as ``training.epochs=3``.
 VALUE = re.compile(r"([A-Za-z_]\w*(?:\.[^=/\\]+)*)=(.*)", re.DOTALL)
+#: Unquoted texts that mean null in YAML.
+NULLS = ("", "~", "null", "Null", "NULL")
+LEADING_ZEROS = re.compile(r"^([-+]?)0+(?=\d)")
 S = TypeVar("S", bound=Settings)
 
 
 class YamlLoader(yaml.SafeLoader):
     """YAML as editors and JSON Schema interpret it.
 
-    ``1e-3`` is a number and a date is text (PyYAML: the reverse); repeated keys of a mapping are errors (PyYAML takes
-    the last).
+    Unlike for PyYAML, ``1e-3`` is a number, ``010`` is 10, dates and ``1:30`` are text, and repeated keys are errors.
     """
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int | str:
+        text = str(self.construct_scalar(node)).replace("_", "")
+        if ":" in text:
+            return text
+        return int(text) if LEADING_ZEROS.match(text) else super().construct_yaml_int(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         lines: dict[object, int] = {}
@@ -50,6 +58,7 @@ class YamlLoader(yaml.SafeLoader):
 
 
 YamlLoader.add_constructor("tag:yaml.org,2002:timestamp", YamlLoader.construct_yaml_str)
+YamlLoader.add_constructor("tag:yaml.org,2002:int", YamlLoader.construct_yaml_int)
 YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -89,7 +98,7 @@ def read_part(cls: type[Settings], text: str) -> Any:
 
 
 def own_section(cls: type[Settings], given: Any) -> Any:
-    """Return the part for a section of a run's settings, whether ``given`` has all sections or only its settings."""
+    """Return the part for a section, whether ``given`` has all sections or only its settings."""
     sections = nested_classes(RunConfig)
     if sections.get(cls.section) is not cls or not isinstance(given, Mapping) or not given:
         return given
@@ -111,14 +120,18 @@ def single_value(cls: type[Settings], path: str, text: str) -> dict[str, Any]:
 
 
 def yaml_value(path: str, text: str, kind: object) -> Any:
-    """Return a value in YAML; other text of a setting of type text is itself."""
+    """Return a value in YAML; a setting of type text takes all but quoted texts and null unchanged."""
+    plain = text.strip() or text
+    of_text = kind is str or all(isinstance(choice, str) for choice in get_args(kind) or [0])
+    if of_text and not (plain in NULLS or (len(plain) > 1 and plain[0] == plain[-1] in "'\"")):
+        return plain
     try:
-        value = yaml.load(text, YamlLoader)
+        value = yaml.load(LEADING_ZEROS.sub(r"\1", text) if kind else text, YamlLoader)
     except (TwiceError, ValueError, RecursionError, yaml.YAMLError) as error:
-        if kind is not str:
+        if not of_text:
             raise UserError(f"{path}={text}: is not valid YAML: {' '.join(str(error).split())}") from None
-        return text
-    return text if kind is str and not isinstance(value, str | None) else value
+        return plain
+    return plain if of_text and not isinstance(value, str | None) else value
 
 
 def read_file(path: Path) -> Any:

@@ -1,10 +1,7 @@
 """Files of untrusted directories: bases, tokenizers, packages, artifacts and registries that others made.
 
 Their author may replace a file by a symbolic link to a user's file or a device at any time. So a file is opened before
-the real path of its descriptor is compared with the directory's. The directory itself may be reached through links: the
-user named it.
-
-This module needs only the standard library, as ``slipstream check`` does.
+the real path of its descriptor is compared with the directory's.
 """
 
 from __future__ import annotations
@@ -60,7 +57,8 @@ def open_untrusted(directory: Path, name: str) -> BufferedReader:
 def read_untrusted(directory: Path, name: str, most: int) -> bytes:
     """Return the content of a file of at most ``most`` bytes. Raises as :func:`open_untrusted`."""
     with open_untrusted(directory, name) as file:
-        content = file.read(most + 1)
+        # ``read`` allocates what it is asked for.
+        content = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     if len(content) > most:
         raise RefusedFile(f"{directory / name}: has more than {most:,} bytes; expected a smaller file")
     return content

@@ -24,8 +24,10 @@ from safetensors.numpy import save
 from slipstream.flyte.failures import FailureReport, WorkerExit, read_reports
 from slipstream.flyte.memory_notes import MemoryNote, read_note
 from slipstream.operations.manifests.triton import PlannedService, read_plan
+from slipstream.operations.plan.capacity import from_file
 from slipstream.operations.plan.measured import figures_of_run
-from slipstream.pipeline.export import check
+from slipstream.pipeline.export import package_files
+from slipstream.pipeline.export.check import check_package
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.promote.store import PromotionPointer, Registry
 from slipstream.pipeline.report.runs import main as list_runs
@@ -303,17 +305,17 @@ def publication(directory: Path, content: bytes) -> object:
 
 def package_manifest(directory: Path, content: bytes) -> object:
     (directory / MANIFEST).write_bytes(content)
-    (directory / check.DIGEST).write_text(check.digest_line(content))
-    return check.check_files(directory)
+    (directory / package_files.DIGEST).write_text(package_files.digest_line(content))
+    return package_files.check_files(directory)
 
 
 def package_signature(directory: Path, content: bytes) -> object:
-    (directory / check.DEPLOYED).write_bytes(content)
+    (directory / package_files.DEPLOYED).write_bytes(content)
     record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    manifest = canonical_json({"kind": "export", "format": 1, "files": {check.DEPLOYED: record}})
+    manifest = canonical_json({"kind": "export", "format": 1, "files": {package_files.DEPLOYED: record}})
     (directory / MANIFEST).write_bytes(manifest)
-    (directory / check.DIGEST).write_text(check.digest_line(manifest))
-    return check.check_package(directory)
+    (directory / package_files.DIGEST).write_text(package_files.digest_line(manifest))
+    return check_package(directory)
 
 
 def package_statistics(directory: Path, content: bytes) -> object:
@@ -362,6 +364,11 @@ def summary(directory: Path, content: bytes) -> object:
 def serving_plan(directory: Path, content: bytes) -> object:
     (directory / "plan.json").write_bytes(content)
     return read_plan(directory / "plan.json")
+
+
+def recorded_capacity(directory: Path, content: bytes) -> object:
+    (directory / "zone.json").write_bytes(content)
+    return from_file(directory / "zone.json")
 
 
 def state(name: str) -> Callable[[Path, bytes], object]:
@@ -455,14 +462,19 @@ READERS: dict[str, Reader] = {
     "slipstream/pipeline/score/publish.py publication": Reader(
         to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, []
     ),
-    "slipstream/pipeline/export/check.py manifest": Reader(ENDED, package_manifest, check.BadPackage),
-    "slipstream/pipeline/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, check.BadPackage),
+    "slipstream/pipeline/export/package_files.py manifest": Reader(ENDED, package_manifest, package_files.BadPackage),
+    "slipstream/pipeline/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, package_files.BadPackage),
     "slipstream/pipeline/export/package/opened.py statistics": Reader(b'{"types": {}}', package_statistics, UserError),
     "slipstream/operations/plan/measured.py summary": Reader(
         canonical_json({"training": to_tree(FIGURES)}), summary, UserError
     ),
+    "slipstream/operations/plan/capacity.py recorded": Reader(
+        canonical_json({"up_hours": [4.5, 1.5], "wait_hours": [0.5]}), recorded_capacity, UserError
+    ),
     "slipstream/operations/manifests/triton.py plan": Reader(
-        canonical_json({"service": to_tree(PlannedService("fp32", "c3", 1, 2, 0.5))}), serving_plan, UserError
+        canonical_json({"service": to_tree(PlannedService("fp32", "c3", 1, 2, 0.5, 1, 4, 8.0))}),
+        serving_plan,
+        UserError,
     ),
     "slipstream/pipeline/report/runs.py summaries": Reader(LISTED, listed_runs, UserError),
 }
@@ -472,7 +484,7 @@ def outcome(reader: Reader, directory: Path, content: bytes) -> object:
     """Return what the reader returns, or the class of the error in one line that it raises."""
     try:
         return reader.read(directory, content)
-    except (UserError, check.BadPackage) as error:
+    except (UserError, package_files.BadPackage) as error:
         assert "\n" not in str(error) and len(str(error)) < 2000
         return type(error)
 
@@ -656,7 +668,6 @@ OTHER_JSON = {
     "slipstream/flyte/metadata.py": "what the registration put into a pod's environment",
     "slipstream/flyte/settings_type.py": "settings of the user, as a client of Flyte sends them",
     "slipstream/shared/profiles/profile.py": "the profile in this task's environment",
-    "slipstream/operations/plan/capacity.py": "a file of the user's",
     "slipstream/pipeline/sweep/study.py": "a choice that Optuna draws from the user's space",
     "slipstream/pipeline/collectives/launch/worker_group.py": "what ranks of one process group send each other",
     "slipstream/pipeline/train/applied_tuning.py": "what ranks of one process group send each other",

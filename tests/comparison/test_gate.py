@@ -14,6 +14,7 @@ from slipstream.shared.comparison.quality import (
     QualityLoss,
     in_words,
     lower_limit,
+    paired_loss,
     quality_loss,
     rows_enough,
     upper_limit,
@@ -68,6 +69,20 @@ def test_the_digits_can_never_show_one_point() -> None:
     enough = rows_enough(0, 0, 265, 0.01, 0.05)
     assert enough is not None and 299 <= enough <= 330  # log(0.05) / log(0.99) = 298.07
     assert rows_enough(3, 0, 265, 0.01, 0.05) is None  # it lost 1.13 points
+
+
+@pytest.mark.parametrize("most", [99.9, 100.0, 150.0])
+@pytest.mark.parametrize("task", ["classification", "next token", "regression"])
+def test_a_gate_that_allows_everything_passes_equal_predictions(task: str, most: float) -> None:
+    """With scipy's exact limit for no loss in 40 rows, where there is one; one row is enough at 100 points."""
+    right = np.random.default_rng(0).random((40, 16)) < 0.5
+    truth, before = np.zeros(right.shape), right
+    if task != "next token":
+        truth, before = truth[:, 0], right[:, 0].astype(float)
+    loss = paired_loss(task, truth, before, before.copy(), most)
+    assert loss.loss == 0 and loss.answer(most) == "passed"
+    assert task == "regression" or loss.high == pytest.approx(100 * beta.ppf(1 - ERROR, 1, 40))
+    assert (loss.rows_enough or 1) <= 40 and (task != "next token" or loss.rows_enough == 1)
 
 
 def test_limits_lie_around_the_loss_and_mirror_each_other() -> None:
@@ -156,6 +171,14 @@ def test_a_budget_that_only_a_variant_meets() -> None:
     assert decided(contender("int8", 1.04), budget_ms=0.99).chosen == "int8"
     assert decided(contender("int8", 2.0, size=100), budget_mb=0.0002).chosen == "int8"
     assert decided(contender("small", 0.7, size=100), budget_mb=0.0002).chosen == "small"
+
+
+@pytest.mark.parametrize("speed", [0.7, 1.0, 2.0])
+def test_a_budget_that_decides_is_the_reason(speed: float) -> None:
+    """Also for a variant that is slower than FP32, which may not be deployed."""
+    choice = decided(contender("int8", speed, size=100), budget_mb=0.0002)
+    assert choice.verdicts["int8"].short == "chosen"
+    same_wording(choice.why)
 
 
 @pytest.mark.parametrize(

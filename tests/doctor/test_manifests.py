@@ -1,6 +1,7 @@
 """The doctor's findings in manifests: none in those of ``slipstream manifests``, and one for every flaw."""
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 from slipstream.operations.doctor.command import main
 from slipstream.operations.doctor.findings import Finding
 from slipstream.operations.doctor.manifests import check_manifests, parse_duration
-from slipstream.operations.doctor.objects import KubernetesManifest
+from slipstream.operations.doctor.objects import KubernetesManifest, read_manifests
 from slipstream.operations.manifests.command import write_manifests
 from slipstream.shared.profiles.profile import load_profile
 from tests.support.wording import same_wording
@@ -295,9 +296,10 @@ def test_a_plain_pod_or_template_has_a_grace_too() -> None:
 
 def test_times_are_read_as_kubernetes_writes_them() -> None:
     assert [parse_duration(text) for text in (30, "90s", "5m", "1h30m", "Never", None)] == [30, 90, 300, 5400, 0, 0]
+    assert [parse_duration(odd) for odd in ("²s", 10**400, "9" * 5_000 + "s")] == [0, math.inf, math.inf]
 
 
-ODD: tuple[Any, ...] = (None, "text", [None])
+ODD: tuple[Any, ...] = (None, "text", [None], 10**400, "²s", "9" * 5_000 + "s")
 LOOKED_AT = {
     "ClusterQueue",
     "Deployment",
@@ -358,6 +360,13 @@ def test_a_list_is_its_items(tmp_path: Path) -> None:
     quota["spec"]["hard"] = {"nvidia.com/gpu": "32"}
     (tmp_path / "all.yml").write_text(yaml.safe_dump({"kind": "List", "items": [quota]}))
     assert doctor(tmp_path, "--profile", PROFILE).exit_code == 1
+
+
+@pytest.mark.parametrize("items", [5, None, "text", {"kind": "Pod"}, [5, None, {"kind": 5}]])
+def test_a_list_of_odd_items_is_passed_over(tmp_path: Path, items: object) -> None:
+    pod = {"kind": "Pod", "metadata": {"name": "own"}}
+    (tmp_path / "all.yml").write_text(yaml.safe_dump_all([{"kind": "List", "items": items}, pod]))
+    assert [each.where for each in read_manifests(tmp_path)] == ["all.yml: Pod own"]
 
 
 def test_what_is_no_directory_of_manifests_is_one_line(directory: Path, tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.inspection import permutation_importance
 from sklearn.metrics import accuracy_score, auc, average_precision_score, root_mean_squared_error
 
 from slipstream.pipeline.evaluate import explain
 from slipstream.pipeline.evaluate.engine import evaluate
+from slipstream.pipeline.prepare.engine import prepare
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.evaluation import Evaluation, read_evaluation
 from slipstream.shared.models.metrics import precision_recall_points
 from slipstream.shared.models.predict import held_out_rows, model_function, predict_records, record_targets
 from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.source.config import DataConfig, SplitConfig
 from tests.support.raw_tables import mixed_table
 from tests.support.toys import ToyTrained, trained_on
 
@@ -120,6 +123,27 @@ def test_rows_are_described_in_the_units_of_the_data(case: Evaluated) -> None:
     ages = [float(each["age"]) for each in described if each["age"] != "missing"]
     assert len(ages) < len(described) and abs(np.mean(ages) - 40) < 2
     assert all(each["when"][:4] in ("2021", "2022", "2023") for each in described)
+
+
+def test_rows_are_described_by_their_own_values(tmp_path: Path) -> None:
+    draw, rows = np.random.default_rng(0), 400
+    days = pd.Timestamp("2010-01-01") + pd.to_timedelta(draw.integers(0, 5000, rows), unit="D")
+    table = pd.DataFrame(
+        {"day": days, "amount": draw.integers(10_000, 9_999_999, rows), "gap": draw.normal(50, 5, rows)}
+    )
+    table["split"] = np.resize(["train", "test", "val"], rows)
+    table.loc[table["split"] == "test", "gap"] = np.nan
+    table["y"] = draw.choice(["a", "b"], rows)
+    prepare(tmp_path / "data", table, "y", DataConfig(split=SplitConfig(column="split")), {})
+    data = PreparedData.open(tmp_path / "data")
+    transform = explain.table_transform(data)
+    assert transform
+    described = [explain.row_values(transform, record, transform.columns) for record in held_out_rows(data)]
+    found = pd.DataFrame(described).sort_values(["day", "amount"]).reset_index(drop=True)
+    shown = table[table["split"] == "test"].sort_values(["day", "amount"]).reset_index(drop=True)
+    assert found["day"].tolist() == shown["day"].dt.strftime("%Y-%m-%dT%H:%M:%S").tolist()
+    assert found["amount"].tolist() == shown["amount"].astype(str).tolist()
+    assert set(found["gap"]) == {"missing or average"}
 
 
 def test_the_curve_has_the_area_of_the_average_precision() -> None:

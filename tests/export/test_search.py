@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipstream.operations.proofs.gpu.trainings import write_table
 from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.convert import to_onnx
 from slipstream.pipeline.export.quantize import search
 from slipstream.pipeline.export.quantize.recipes import Recipe
 from slipstream.pipeline.export.quantize.search import FP32, ExportCandidate, SpeedRanking, choose_finalists
 from slipstream.shared.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.shared.models.predict import record_inputs
+from tests.support.toys import trained_on
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 
@@ -62,6 +66,41 @@ def test_what_is_clearly_slower_has_no_rank(speeds: SpeedRanking, monkeypatch: p
 def test_finalists_are_the_best_at_each_batch_and_then_the_next_where_it_counts() -> None:
     a, b, c, d, *_ = candidates()
     ranked = {1: [a, b, c, d], 32: [a, d], 256: [c, a]}
-    assert choose_finalists(ranked, ExportConfig(decide_at_batch=1)) == [a, c, b]
-    assert choose_finalists(ranked, ExportConfig(decide_at_batch=32)) == [a, c, d]
-    assert choose_finalists({1: [], 32: []}, ExportConfig()) == []
+    assert choose_finalists([], ranked, ExportConfig(decide_at_batch=1)) == [a, c, b]
+    assert choose_finalists([], ranked, ExportConfig(decide_at_batch=32)) == [a, c, d]
+    assert choose_finalists([], {1: [], 32: []}, ExportConfig()) == []
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[ExportCandidate]:
+    """Four candidates, the largest first, which is the fastest; the smallest is clearly slower than FP32."""
+    made = []
+    for number, (size, speed) in enumerate([(900, {1: 3.0}), (800, {1: 2.0}), (700, {1: 1.5}), (100, {})]):
+        path = tmp_path / f"model.c{number}.onnx"
+        path.write_bytes(bytes(size))
+        made.append(ExportCandidate(f"c{number}", Recipe("static"), path, 0.0, speed))
+    return made
+
+
+def test_the_slow_are_finalists_only_if_fp32_is_over_the_budget(files: list[ExportCandidate]) -> None:
+    ranked = {1: files[1:3]}
+    assert choose_finalists(files[1:], ranked, ExportConfig(), over_budget=True) == files[1:]
+    assert choose_finalists(files[1:], ranked, ExportConfig()) == files[1:3]
+
+
+def test_the_smallest_and_the_fastest_are_finalists_if_a_latency_has_a_budget(files: list[ExportCandidate]) -> None:
+    assert choose_finalists(files, {}, ExportConfig(optimise="size")) == [files[3], files[2], files[1]]
+    assert choose_finalists(files, {}, ExportConfig(optimise="size", budget_ms=1.0)) == [files[3], files[0], files[2]]
+
+
+def test_finalists_are_within_a_budget_that_fp32_exceeds(tmp_path: Path) -> None:
+    """Of a real search, whichever are the fastest: some files of half of FP32's size are, others are not."""
+    data, fp32 = write_table(tmp_path / "data", "classification"), tmp_path / "model.fp32.onnx"
+    model = trained_on(data, 1).load()
+    to_onnx(model, data.signature, record_inputs(data.signature, data.sample("test", 2)), 20, fp32)
+    size = fp32.stat().st_size
+    budget = 0.5 * size / 1e6
+    config = ExportConfig(seconds=2.0, when_in_doubt="take", budget_mb=budget, max_loss=100.0)
+    found = search.search_recipes(tmp_path, fp32, data, config, time.perf_counter(), (1,))
+    assert found.finalists and all(each.bytes <= budget * 1e6 for each in found.finalists)
+    assert any(each.verdict == "over budget" for each in found.others)

@@ -11,11 +11,14 @@ from click.testing import CliRunner
 from slipstream.operations.manifests.build import build_manifests
 from slipstream.operations.manifests.command import main
 from slipstream.operations.manifests.site import profile_site
-from slipstream.operations.manifests.triton import TritonService
+from slipstream.operations.manifests.triton import PlannedService, TritonService
+from slipstream.shared.machine.limits import parse_quantity
 from slipstream.shared.profiles.profile import Profile, load_profile, parse_profile
 from tests.support import REPOSITORY
 from tests.support.wording import line_with, same_wording
 from tests.support.written_manifests import PROFILES, named, objects, trees
+
+Tree = dict[str, Any]
 
 
 def test_a_model_is_served_by_pods_like_those_that_timed_it_on_capacity_that_stays() -> None:
@@ -23,7 +26,8 @@ def test_a_model_is_served_by_pods_like_those_that_timed_it_on_capacity_that_sta
         pod = named(profile, "Deployment")["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         export = load_profile(profile).asked("export")
-        assert container["resources"]["requests"] == container["resources"]["limits"] == export.resources
+        cpus = {} if int(export.gpu) else {"cpu": "1100m"}
+        assert container["resources"]["requests"] == container["resources"]["limits"] == export.resources | cpus
         assert not [word for word in str(pod).split() if "spot" in word]
         assert pod["terminationGracePeriodSeconds"] <= (15 if profile == "l4-spot" else 30)
         assert "--model-repository=s3://bucket/triton" in container["args"]
@@ -70,7 +74,9 @@ def test_a_model_on_gpus_is_not_scaled_by_its_cpus() -> None:
     assert "ScaledObject" in found and "HorizontalPodAutoscaler" not in found
 
 
-PLAN = {"service": {"variant": "onnx-int8", "instance": "c3-highcpu-4", "least": 1, "most": 13, "busy": 0.5}}
+#: A model of two threads on an instance of 8 CPUs.
+SERVICE = {"variant": "onnx-int8", "instance": "c7i.2xlarge", "least": 1, "most": 13, "busy": 0.5}
+PLAN = {"service": {**SERVICE, "threads": 2, "cpus": 8, "memory_gib": 32}}
 
 
 def with_plan(path: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -87,7 +93,9 @@ def test_replicas_target_and_instance_are_those_of_the_plan(tmp_path: Path) -> N
     assert (scaled["minReplicas"], scaled["maxReplicas"]) == (1, 13)
     assert scaled["metrics"][0]["resource"]["target"]["averageUtilization"] == 50
     selector = kinds["Deployment"]["template"]["spec"]["nodeSelector"]
-    assert selector["node.kubernetes.io/instance-type"] == "c3-highcpu-4"
+    assert selector["node.kubernetes.io/instance-type"] == "c7i.2xlarge"
+    (container,) = kinds["Deployment"]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["cpu"] == "2200m"
     kinds = {tree["kind"]: tree["spec"] for tree in with_plan(tmp_path / "plan.json", "--keda") if "spec" in tree}
     scaled = kinds["ScaledObject"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (1, 13)
@@ -99,6 +107,64 @@ def test_without_a_plan_its_numbers_are_assumed(tmp_path: Path) -> None:
     for own in ([], ["--keda"]):
         ended = CliRunner().invoke(main, ["a100-spot", "--out", str(tmp_path / "out"), "--serve", *own])
         same_wording(line_with("(--plan)", ended.output))
+        same_wording(line_with("(export.threads)", ended.output))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("busy", [0.005, 0.5, 0.7, 0.9, 1.3])
+def test_replicas_that_cannot_compute_more_are_joined_by_others(threads: int, busy: float) -> None:
+    """By Kubernetes' formula (autoscaling: "Algorithm details"), for models whose threads all compute.
+
+    desired = ceil(replicas x use / target), but unchanged if use / target is within a tenth of 1.
+    """
+    plan = PlannedService("onnx-int8", "", 1, 100, busy, threads=threads)
+    made = build_manifests(
+        profile_site(load_profile("a100-spot"), "churn", "mine"), TritonService("s3://m", keda=False, plan=plan)
+    )
+    (file,) = (file for file in made if "triton" in file.path)
+    kinds = {tree["kind"]: tree["spec"] for tree in trees(file) if "spec" in tree}
+    (metric,) = kinds["HorizontalPodAutoscaler"]["metrics"]
+    (container,) = kinds["Deployment"]["template"]["spec"]["containers"]
+    use = threads / parse_quantity(container["resources"]["requests"]["cpu"])
+    assert use <= 1 <= 1.2 * use and use / (metric["resource"]["target"]["averageUtilization"] / 100) > 1.1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"instance": "c3-highcpu-4"},
+        {"instance": "Standard_F4s_v2"},
+        {"memory_gib": 16},
+        {"cpus": 2},
+        {"threads": -1},
+    ],
+)
+def test_an_instance_of_another_cloud_or_too_small_for_a_replica_is_one_line(tmp_path: Path, wrong: Tree) -> None:
+    """Of the export's 16 GiB and two threads; a node's system pods need some of it."""
+    (tmp_path / "plan.json").write_text(json.dumps({"service": PLAN["service"] | wrong}))
+    arguments = ["a100-spot", "--out", str(tmp_path / "out"), "--serve", "--plan", str(tmp_path / "plan.json")]
+    ended = CliRunner().invoke(main, arguments)
+    assert ended.exit_code == 1 and ended.output.count("\n") == 1 and not (tmp_path / "out").exists(), ended.output
+    same_wording(ended.output)
+
+
+@pytest.mark.parametrize(("of_each", "fewer"), [(1, False), (2, True), (3, True)])
+def test_replicas_that_share_an_instance_in_the_plan_alone_are_named(tmp_path: Path, of_each: int, fewer: bool) -> None:
+    """Two of 16 GiB leave nothing of 32 to the system's pods."""
+    (tmp_path / "plan.json").write_text(json.dumps({"service": PLAN["service"] | {"of_each": of_each}}))
+    arguments = ["a100-spot", "--out", str(tmp_path / "out"), "--serve", "--plan", str(tmp_path / "plan.json")]
+    ended = CliRunner().invoke(main, arguments)
+    assert ended.exit_code == 0 and ("not as planned: " in ended.output) == fewer
+    if fewer:
+        same_wording(line_with("not as planned", ended.output))
+
+
+def test_what_an_older_plan_does_not_know_is_assumed(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"service": SERVICE}))
+    arguments = ["a100-spot", "--out", str(tmp_path / "out"), "--serve", "--plan", str(tmp_path / "plan.json")]
+    ended = CliRunner().invoke(main, arguments)
+    same_wording(line_with("whose size is not known", ended.output))
+    assert "1 thread per model" in ended.output
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,11 @@ def test_a_file_has_times_and_waits(tmp_path: Path, form: str) -> None:
         ("a.csv", "up_hours,wait_hours\n-1,2\n"),
         ("a.csv", "up_hours,wait_hours\n"),
         ("a.csv", "up_hours,wait_hours\n0,2\n"),
+        ("a.csv", "up_hours,wait_hours\n" + "1" * 200_000),
         ("a.json", "[1]"),
         ("a.json", '{"up_hours": ["x"], "wait_hours": []}'),
+        ("a.json", f'{{"up_hours": [{10**400}], "wait_hours": []}}'),
+        ("a.json", "[" * 100_000),
     ],
 )
 def test_a_file_that_is_none_is_one_line(tmp_path: Path, name: str, content: str) -> None:

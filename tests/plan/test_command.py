@@ -1,6 +1,7 @@
 """``slipstream plan``: recommendations from measured runs, and refusals in one line."""
 
 import json
+import math
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -28,17 +29,17 @@ from slipstream.operations.plan.decide import (
     plan_options,
     sweep_totals,
 )
-from slipstream.operations.plan.estimate import WorkTime
-from slipstream.operations.plan.measured import measured_training
+from slipstream.operations.plan.estimate import HALF_WIDTH, LARGEST_BY_OPERATIONS, WorkTime, known_gpus, work_time
+from slipstream.operations.plan.measured import figures_of_run, measured_training
 from slipstream.operations.plan.options import instance_options
 from slipstream.operations.plan.write import profile_toml
 from slipstream.shared.artifacts.format import canonical_json
-from slipstream.shared.artifacts.results.ledger import gpu_name, read_figures
+from slipstream.shared.artifacts.results.ledger import UNKNOWN_GPU, gpu_name, read_figures
 from slipstream.shared.checkpoint_interval import best_seconds
 from slipstream.shared.profiles.profile import load_profile
 from slipstream.shared.storage import storage_for
 from slipstream.shared.telemetry.prices import built_in_prices
-from tests.support.measured_trainings import FIGURES, SPEED, figures, write_model, write_run
+from tests.support.measured_trainings import A100, FIGURES, SPEED, figures, write_model, write_run
 from tests.support.wording import line_with, same_wording
 
 RUN = measured_training("run", FIGURES)
@@ -88,9 +89,30 @@ def test_the_figures_of_a_trained_model_are_those_of_its_run(tmp_path: Path) -> 
     assert replace(found, attempts=FIGURES.attempts) == FIGURES
 
 
-def test_a_gpu_that_nobody_sampled_is_named_by_its_peak() -> None:
-    assert gpu_name(["sampled"], None) == "sampled" and gpu_name([], None) == ""
-    assert gpu_name([], replace(SPEED, peak_from="the data sheet of NVIDIA L4")) == "NVIDIA L4"
+def test_a_gpu_of_an_older_record_is_named_by_its_peak_or_unknown() -> None:
+    assert gpu_name("Tesla T4", SPEED) == "Tesla T4" and gpu_name("", None) == UNKNOWN_GPU
+    assert gpu_name("", replace(SPEED, peak_from="the data sheet of NVIDIA L4")) == "NVIDIA L4"
+    assert gpu_name("", replace(SPEED, peak_from="measured")) == UNKNOWN_GPU
+
+
+@pytest.mark.parametrize("recorded", ["rank 0", "GPU 3", "measured", ""])
+def test_an_older_run_or_model_is_planned_as_of_its_gpu(tmp_path: Path, recorded: str) -> None:
+    """Older runs recorded the name of a chart's line."""
+    older, now = write_run(tmp_path / "older", figures(gpu=recorded)), write_run(tmp_path / "now")
+    assert figures_of_run(Path(older, "summary.json")) == FIGURES
+    assert planned("--measured", older)["rows"] == planned("--measured", now)["rows"]
+    assert read_figures(Path(write_model(tmp_path / "model", device=""))).gpu == A100
+
+
+def test_trainings_on_unknown_gpus_are_not_of_the_same_hardware() -> None:
+    """Nine of them would fit a step's constant cost, as if all ran on the same GPU."""
+    runs = [
+        measured_training(str(size), figures(gpu=UNKNOWN_GPU, speed={"flops_per_row": size * 1e11}))
+        for size in range(1, 10)
+    ]
+    found = work_time(runs[0], runs, known_gpus()["H100"], 1)
+    assert found.how == "predicted from an unknown GPU, by operations alone"
+    assert found.spread == pytest.approx(math.log(1 + LARGEST_BY_OPERATIONS) / HALF_WIDTH)
 
 
 def test_what_is_printed_names_every_profile_and_instance(run: str) -> None:
@@ -160,7 +182,7 @@ def test_recorded_capacity_decides_against_spot(run: str, tmp_path: Path) -> Non
     jobs = [row for row in found["rows"] if row["pods"] > 1 and len(row["outcomes"]) > 1]
     assert jobs and all(spot["mean_dollars"] is None for row in jobs for spot in row["outcomes"] if spot["way"] == SPOT)
     assert SPOT not in found["take"]
-    text = called("--measured", run, "--capacity", tmp_path / "zone.csv").output
+    text = called("--measured", run, "--verbose", "--capacity", tmp_path / "zone.csv").output
     assert "never (never)" in text and "no end" in text and "inf" not in text.replace("p5en", "")
 
 
@@ -250,6 +272,30 @@ def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.
     }
 
 
+@pytest.mark.parametrize("own", ["a100-spot", "mine"])
+def test_a_profile_written_for_ones_own_extends_its_file(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """Even if a built-in one has its name; its own [stages.train] gives way to the plan."""
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "written").mkdir()
+    (tmp_path / f"profiles/{own}.toml").write_text(
+        'extends = "a100-spot"\n[distributed]\nnodes = 1\nprocesses = 1\ngpu = "1"\nprice_per_hour = 0.01\n'
+        '[stages.train]\ninterruptible = true\nservice_account = "it\'s mine"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPSTREAM_PROFILE", f"profiles/{own}.toml")
+    found = planned("--measured", run, "--write", "written/w.toml")
+    assert found["take"].endswith(f"(profile {own}), on demand")
+    assert f'extends = "../profiles/{own}.toml"' in Path("written/w.toml").read_text()
+    monkeypatch.chdir("/")
+    its, base = (load_profile(str(tmp_path / name)) for name in ("written/w.toml", f"profiles/{own}.toml"))
+    train, below = its.asked("train"), base.asked("train")
+    assert (train.interruptible, below.interruptible) == (False, True)
+    assert train.service_account == below.service_account == "it's mine" and train.price_per_hour == 0.01
+    assert (train.nodes, train.node_selector, train.gpu) == (below.nodes, below.node_selector, below.gpu)
+
+
 def rows(peak: float = 30e9) -> list[PlannedOption]:
     its = measured_training("run", figures(speed={"memory_bytes": int(peak)}))
     return plan_options(
@@ -334,6 +380,7 @@ def test_prices_are_old_after_ninety_days() -> None:
         ["--measured", "RUN", "--prices", "none.toml"],
         ["--measured", "RUN", "--capacity", "none.csv"],
         ["--measured", "RUN", "--budget", "0.01", "--write", "x.toml"],
+        ["--measured", "RUN", "--write", "profiles/mine"],
     ],
 )
 def test_bad_input_is_one_line(run: str, arguments: list[str]) -> None:
@@ -367,6 +414,24 @@ def test_a_chosen_profile_without_gpu_or_of_an_unknown_instance(
     (tmp_path / "far.toml").write_text(f'extends = "h100-efa-spot"\n[distributed]\nnode_selector = {label}\n')
     monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "far.toml"))
     same_wording(called("--measured", run).output)
+
+
+def test_the_only_gpu_that_fits_needs_a_price_on_demand_or_a_rate(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = (
+        'extends = "h100-efa-spot"\n[distributed]\npreemptions_per_day = {rate}\nspot_price_per_hour = 0.5\n'
+        'node_selector = {{ "node.kubernetes.io/instance-type" = "p5en.48xlarge" }}\n'
+    )
+    monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "mine.toml"))
+    (tmp_path / "mine.toml").write_text(table.format(rate=0))
+    large = write_run(tmp_path / "large", figures(speed={"memory_bytes": 120 * 10**9}))
+    ran = called("--measured", large)
+    assert ran.exit_code == 1 and len(ran.output.strip().splitlines()) == 1, ran.output
+    same_wording(ran.output)
+    (tmp_path / "mine.toml").write_text(table.format(rate=2))
+    take = planned("--measured", large)["take"]
+    assert "p5en.48xlarge (profile mine), spot" in take
 
 
 def test_a_model_that_fits_nothing_and_a_run_that_says_nothing(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ WORK = 18_000 + 360 + 180
         ("NVIDIA L4", "L4"),
         ("Tesla T4", "T4"),
         ("NVIDIA L40S", None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
         ("", None),
     ],
 )

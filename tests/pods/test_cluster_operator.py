@@ -14,7 +14,7 @@ from flyteidl.core.literals_pb2 import LiteralMap
 from slipstream.operations.proofs.rehearsal.bucket import S3Bucket
 from slipstream.operations.proofs.rehearsal.kills import STRIKES, How, Kill, Kills
 from slipstream.operations.proofs.rehearsal.operator import Aborted, watch_job, watch_pod
-from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
+from slipstream.operations.proofs.rehearsal.outcomes import AttemptOutcome, cause_of, read_outcome
 from slipstream.operations.proofs.rehearsal.pods import PodProcess
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.job_pods import never
@@ -211,6 +211,18 @@ def error(kind: int, origin: int) -> bytes:
     document.error.code, document.error.message = "SomeError", MESSAGE
     document.error.kind, document.error.origin = kind, origin
     return document.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        MESSAGE,
+        "USER:Recoverable: error=what it was, cause=what it was",
+        "Message:\n\n  PodPreempted: USER:Recoverable: error=what it was, cause=USER:Recoverable: error=\n===\nFAILED",
+    ],
+)
+def test_the_cause_is_found_in_every_form(message: str) -> None:
+    assert cause_of(message) == "what it was"
 
 
 def test_an_error_comes_before_outputs_and_neither_is_worth_another_attempt(server: FaultyS3) -> None:

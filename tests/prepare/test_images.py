@@ -17,6 +17,8 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import list_source
 from slipstream.shared.source.resolved import fingerprint_source
+from tests.support.limited import limited
+from tests.support.mutations import NPY, NPY_2, with_header
 from tests.support.tables import Prepare, everything
 from tests.support.wording import refuses, same_wording
 
@@ -230,6 +232,25 @@ class TestArrays:
         damaged: dict[str, bytes | bytearray] = {"cut": raw[:-200], "flipped": bytes(raw), "text": b"images"}
         path.write_bytes(damaged[damage])
         with refuses(UserError, match=r"a\.npz:"):
+            prepared(path, target="")
+
+    #: Array, its header, its method of compression in zip, and the start of its format.
+    HOSTILE: dict[str, tuple[str, bytes, int, bytes]] = {
+        "too many labels": ("labels", b"{'descr': '<i8', 'fortran_order': False, 'shape': (10000000000000,)}", 0, NPY),
+        "long labels": ("labels", b"{'descr': '<U9999999', 'fortran_order': False, 'shape': (90,)}", 8, NPY),
+        "large images": ("images", b"{'descr': '|u1', 'fortran_order': False, 'shape': (90, 999999, 999999)}", 0, NPY),
+        "an open bracket": ("images", b"{(", 0, NPY),
+        "a long header": ("labels", b"{", 8, NPY_2),
+        "another method": ("labels", b"{'descr': '<i8', 'fortran_order': False, 'shape': (90,)}", 14, NPY),
+    }
+
+    @pytest.mark.parametrize("case", HOSTILE)
+    def test_hostile_arrays_take_no_memory(self, prepared: Prepare, tmp_path: Path, case: str) -> None:
+        name, header, method, start = self.HOSTILE[case]
+        path = tmp_path / "a.npz"
+        np.savez(path, images=DRAW.integers(0, 256, (90, 6, 5), np.uint8), labels=np.arange(90) % 3)
+        path.write_bytes(with_header(path.read_bytes(), f"{name}.npy", header, start, method))
+        with limited(more_bytes=256 << 20), refuses(UserError, match=r"a\.npz:"):
             prepared(path, target="")
 
 

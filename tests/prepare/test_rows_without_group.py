@@ -124,6 +124,18 @@ def test_data_of_the_rules_before_is_not_continued(prepared: Prepare) -> None:
         prepared(pa.table(table(0.2)), group="customer", earlier=str(data.artifact.directory))
 
 
+def test_rules_that_differ_for_groups_only_are_the_same_without_one(prepared: Prepare) -> None:
+    columns = table(0.1)
+    data = prepared(pa.table(columns))
+    schema = {**data.artifact.read_json("schema.json"), "row_hash": 2}
+    vouch_for(data.artifact.directory, "schema.json", json.dumps(schema).encode())
+    before, now = (holdout_rule(PreparedData.open(data.artifact.directory)), holdout_rule(prepared(pa.table(columns))))
+    assert before and now and before.settings["row_hash"] == 2 and now.settings["row_hash"] == 3
+    check_unseen(now, before)
+    more = prepared(pa.table(table(0.2)), name="more", earlier=str(data.artifact.directory))
+    assert all(len(more.split(split)) > len(data.split(split)) for split in SPLITS)
+
+
 def test_a_promotion_knows_what_decided(prepared: Prepare) -> None:
     columns: dict[str, Any] = table(0.1)
     full = holdout_rule(prepared(pa.table({**columns, "customer": columns["order"]}), group="customer", id="order"))

@@ -11,6 +11,10 @@ import pytest
 
 from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.shared.errors import UserError
+from slipstream.shared.source.config import DataConfig
+from slipstream.shared.source.text.csv_blocks import TextBlock
+from slipstream.shared.source.text.json_lines import parse_json_block
+from tests.support.limited import limited
 from tests.support.tables import Prepare, table_text, with_types
 from tests.support.wording import refuses
 
@@ -159,6 +163,28 @@ class TestJsonLines:
     def test_what_is_no_json_lines_is_said(self, prepared: Prepare, tmp_path: Path, text: str) -> None:
         with refuses(UserError, match=r"t\.jsonl:"):
             prepared(write(tmp_path / "t.jsonl", text))
+
+    @pytest.mark.parametrize("keys", [12_000, 21_000])
+    def test_ids_as_keys_are_refused(self, prepared: Prepare, tmp_path: Path, keys: int) -> None:
+        """Their table would have as many columns as rows. The larger number is on one line."""
+        ids = [{f"user_{number}": 1} for number in range(keys)]
+        rows = ids if keys < 20_000 else [{name: 1 for each in ids for name in each}]
+        path = write(tmp_path / "t.jsonl", "\n".join(map(json.dumps, rows)))
+        with limited(), refuses(UserError, match=r"t\.jsonl:"):
+            prepared(path, target="user_0")
+
+    def test_many_keys_are_read_in_little_time(self, tmp_path: Path) -> None:
+        """4,000 columns of 4,000 rows, each with one value, and then one row with all."""
+        rows = [{f"user_{number}": number} for number in range(4000)]
+        rows.append({name: value for row in rows for name, value in row.items()})
+        data = "\n".join(map(json.dumps, rows)).encode()
+        with limited(seconds=3.0, more_bytes=256 << 20):
+            parsed = parse_json_block(TextBlock("t.jsonl", 1, 0, len(data), data), ["first"], DataConfig())
+        assert parsed.table.column_names == ["first", *(f"user_{number}" for number in range(4000))]
+        assert parsed.table["first"].null_count == 4001
+        for number in (0, 1234, 3999):
+            column = parsed.table[f"user_{number}"]
+            assert column.null_count == 3999 and column[number].as_py() == column[4000].as_py() == str(number)
 
 
 class TestNothingThere:

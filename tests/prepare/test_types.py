@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,22 @@ def test_a_declared_category_is_spelled_alike_in_every_format(tmp_path: Path, sp
         found.add(tuple((c.name, frozenset(c.vocabulary), c.spelling) for c in transform.categorical))
     present = {"1", "2"} if spelled[2] is None else {"1", "2", "3"}
     assert found == {(("c", frozenset(present), "whole"), ("f", frozenset({"true", "false"}), "boolean"))}
+
+
+@pytest.mark.parametrize("values", [[4006381333931, 5449000000996], [41.0, 41.5, 42.0], [0.1, 2e-7, 12345678901.25]])
+def test_declared_numbers_are_the_same_categories_in_files_of_any_type(tmp_path: Path, values: list[float]) -> None:
+    """As floats, in their own type and as texts; one file has no values."""
+    column, gaps = pd.Series(np.resize(values, ROWS)), frame(c=np.full(ROWS, np.nan))
+    shown = {"floats": column.astype(float), "own": column, "texts": column.map("{:.9f}".format)}
+    found = set()
+    written = [("floats", "csv"), ("floats", "parquet"), ("own", "arrow"), ("texts", "jsonl"), ("all", "parquet")]
+    for name, suffix in written:
+        frames = [frame(c=each.to_numpy()) for each in (shown.values() if name == "all" else [shown[name]])]
+        data = prepare_frames(tmp_path, [*frames, gaps], suffix, f"{name}-{suffix}", types={"c": "category"})
+        (c,) = Transform.from_json(data.artifact.read_json("statistics.json")).categorical
+        found.add((frozenset(c.vocabulary), c.spelling))
+    ((vocabulary, _),) = found
+    assert vocabulary == {f"{Decimal(repr(value)):f}".removesuffix(".0") for value in values}
 
 
 def test_composed_and_decomposed_texts_are_one_category(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.pipeline.promote.comparison import Incomparable, check_unseen, evaluate_promotion
+from slipstream.pipeline.promote.comparison import ComparedPackage, Incomparable, check_unseen, evaluate_promotion
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.artifacts.results.export import Holdout
@@ -57,6 +57,18 @@ def test_another_question_or_another_split_is_no_comparison(
     verdict = evaluate_promotion(other, served, models.data, LENIENT)
     assert not verdict.passed
     same_wording(verdict.why)
+
+
+def test_vocabularies_without_a_rule_of_spelling_are_of_their_texts(models: Models, tmp_path: Path) -> None:
+    first = models.trained(200)
+    earlier = Path(shutil.copytree(first, tmp_path / "earlier"))
+    statistics = json.loads((earlier / "statistics.json").read_text())
+    assert all(each.pop("spelling") for each in statistics["categorical"])
+    (earlier / "statistics.json").write_text(json.dumps(statistics))
+    assert ComparedPackage(earlier).encoding == ComparedPackage(first).encoding
+    statistics["categorical"][0]["vocabulary"].append("another")
+    (earlier / "statistics.json").write_text(json.dumps(statistics))
+    assert ComparedPackage(earlier).encoding != ComparedPackage(first).encoding
 
 
 def test_a_package_that_does_not_tell_is_believed(models: Models, served: Registry, tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def test_without_a_price_the_dollars_are_not_known() -> None:
     assert ("dollars", "$11.00 ($10.00 to $12.50)", "—", "unknown") in list(against.lines())
 
 
+def test_dollars_of_a_part_of_the_hours_are_not_compared_with_those_of_all() -> None:
+    against = against_plan(PLANNED, RAN, [replace(COSTS[0], unpriced_pod_hours=2.0)])
+    assert against and against.dollars.answer == "unknown"
+
+
 def test_less_than_a_cent_is_as_planned() -> None:
     against = against_plan(replace(PLANNED, dollars=[0.001, 0.002, 0.003]), RAN, [replace(COSTS[0], paid=0.0)])
     assert against and against.dollars.answer == "as planned"

@@ -12,7 +12,7 @@ from slipstream.pipeline.report.costs import TOTAL, stage_costs
 from slipstream.pipeline.report.engine import build_report, run_summary
 from slipstream.pipeline.report.pages import device_charts
 from slipstream.pipeline.report.pages.report_page import stored_charts
-from slipstream.pipeline.report.terminal import training_lines
+from slipstream.pipeline.report.terminal import cost_lines, training_lines
 from slipstream.shared.artifacts.results.devices import PodSeries
 from slipstream.shared.artifacts.results.ledger import read_figures
 from slipstream.shared.profiles.profile import load_profile
@@ -63,6 +63,18 @@ def test_without_a_price_there_are_hours_and_no_dollars() -> None:
     placement = replace(profile.placement("train"), accelerator="")
     _, total = stage_costs(RUN, DEVICES, replace(profile, stages={**profile.stages, "train": placement}))
     assert total.paid is None and total.lost is None and total.unpriced_pod_hours == total.pod_hours > 0
+
+
+def test_the_bill_compares_dollars_of_the_same_hours() -> None:
+    """One pod-hour on demand at $1, and 10 on spot, which are $400 on demand and whose spot price is unknown."""
+    profile = load_profile("local")
+    spot = replace(profile.placement("train"), nodes=1, interruptible=True, price_per_hour=40.0)
+    priced = replace(profile.placement("prepare"), price_per_hour=1.0)
+    profile = replace(profile, stages={**profile.stages, "train": spot, "prepare": priced})
+    run = [StageRun("prepare", 3_600.0, reused=False), StageRun("train", 36_000.0, reused=False)]
+    costs = stage_costs(run, None, profile)
+    assert (costs[1].paid, costs[1].on_demand) == (None, 400.0), "the page's table shows them apart"
+    assert list(cost_lines(costs)) == [f"{'Cost':<12}$1.00 ($1.00 on demand); 10.0 pod-hours without a known price"]
 
 
 def test_the_page_and_the_figures_say_it(tmp_path: Path) -> None:

@@ -120,5 +120,28 @@ def test_a_server_that_never_answers_costs_one_warning_and_a_bounded_time(
     tracking.track_run(*run, ORIGIN, most_s=1.5)
     assert time.monotonic() - started < 3
     said = [record.getMessage() for record in caplog.records if "MLflow did not take the run" in record.getMessage()]
-    assert len(said) == 1 and said[0].startswith(quiet_server)
+    assert len(said) == 1 and said[0].startswith(f"{tracking.ADDRESS}={quiet_server}:")
     assert json.loads(Path(run[0].directory, "summary.json").read_text())
+
+
+@pytest.mark.parametrize("seconds", [0.2, 5.0])
+def test_the_password_of_a_server_is_not_logged(
+    run: tuple[RunSummary, History],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seconds: float,
+) -> None:
+    """Neither if it does not answer in time nor if the library's message quotes the address."""
+    address = "http://alice:s3cret@127.0.0.1:9/base?token=t0ken"
+
+    def send_run(*_: object) -> None:
+        time.sleep(0.5 if seconds < 0.5 else 0.0)
+        raise OSError(f"cannot reach {address} ({address.replace('/base', '/other')})")
+
+    monkeypatch.setenv(tracking.ADDRESS, address)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: name)
+    monkeypatch.setattr(tracking, "send_run", send_run)
+    tracking.track_run(*run, ORIGIN, most_s=seconds)
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not any(secret in f"{record.getMessage()}{record.args}" for secret in ("alice", "s3cret", "t0ken"))
+    same_wording(record.getMessage())

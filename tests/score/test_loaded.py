@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pandas as pd
 import pytest
 
 import slipstream
-from slipstream.pipeline.export.check import check_package, digest_line
+from slipstream.pipeline.export.check import check_package
 from slipstream.pipeline.export.package.triton import write_repository
+from slipstream.pipeline.export.package_files import digest_line
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS
 from slipstream.shared.errors import UserError
@@ -219,6 +221,32 @@ def test_rows_that_cannot_be_scored_are_missing(
     assert model.predict(named.assign(income=np.inf)).isna().all(axis=None)
 
 
+@pytest.mark.parametrize("odd", ["9" * 23, "9" * 50, "Infinity", "many"])
+def test_a_csv_read_by_pandas_is_scored_as_the_file(served: Registry, tmp_path: Path, odd: str) -> None:
+    table = rows(40).astype({"visits": str, "plan": str})
+    table.loc[3, "visits"], table.loc[5, "plan"] = odd, "9" * 23
+    path = tmp_path / "in" / "t.csv"
+    path.parent.mkdir()
+    table.rename(columns=" {} ".format).to_csv(path, index=False)
+    expected = scored(served, path, tmp_path / "out", quarantine_limit=1.0).to_pandas().set_index("id")
+    found = slipstream.load(served.uri).predict(pd.read_csv(path)).set_axis(table["id"])
+    assert found.loc["row 3"].isna().all() == (odd != "9" * 23)
+    pd.testing.assert_frame_equal(found.dropna(), expected[list(found)], check_exact=True)
+
+
+def test_values_of_several_python_types_are_those_of_a_csv(served: Registry, frame: pd.DataFrame) -> None:
+    model, few = slipstream.load(served.uri), frame.head(4)
+    whole = few.assign(visits=[1.0, 2.0, 3.0, np.nan], city=["7", "8", "x", None])
+    expected = model.predict(whole)
+    for visits in ([1, "2", Decimal(3), None], [Decimal(1), 2.0, np.int64(3), Decimal("NaN")]):
+        changed = whole.assign(
+            visits=pd.Series(visits, dtype=object), city=pd.Series([7, "8", "x", None], dtype=object)
+        )
+        pd.testing.assert_frame_equal(model.predict(changed), expected, check_exact=True)
+    changed = whole.assign(visits=[Decimal(1), Decimal("Infinity"), Decimal(3), None])
+    pd.testing.assert_frame_equal(model.predict(changed).drop(index=1), expected.drop(index=1), check_exact=True)
+
+
 def test_what_cannot_be_predicted_is_one_line(
     served: Registry, of_images: Registry, frame: pd.DataFrame, tmp_path: Path
 ) -> None:
@@ -230,6 +258,8 @@ def test_what_cannot_be_predicted_is_one_line(
         frame.assign(visits=pd.Timedelta("1s")),
         frame.assign(age=[b"x", *[1.0] * (NUMBER - 1)]),
         frame.assign(age=frame["when"]),
+        frame.assign(age=1j),
+        frame.set_axis(pd.MultiIndex.from_product([frame.columns, [""]]), axis=1),
     ]
     for each in wrong:
         with refuses(UserError):

@@ -25,6 +25,7 @@ from slipstream.pipeline.prepare.engine import prepare
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.score.config import ScoringConfig
 from slipstream.pipeline.score.model import PREPARED, RAW
+from slipstream.pipeline.score.plan import table_key
 from slipstream.pipeline.score.publish import fetch_table, list_publications, read_manifest, score_data
 from slipstream.shared.artifacts.prepared.data import PreparedData
 from slipstream.shared.errors import UserError
@@ -319,3 +320,8 @@ def test_in_a_store_it_is_the_same_table(served: Registry, tmp_path: Path, store
     with refuses(UserError, match=f"^{prefix}/other:"):
         score_data(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/other", DataConfig(), KEEP)
     assert not [line for line in store.requests if "part-" in line], "nothing was scored"
+
+
+def test_tables_of_earlier_releases_are_found_under_their_keys() -> None:
+    assert table_key("d", "m", DataConfig(format="csv"), ScoringConfig()) == "e5efc427fb53155d"
+    assert table_key("d", "m", DataConfig(format="csv", dates="day-first"), ScoringConfig()) != "e5efc427fb53155d"

@@ -39,7 +39,21 @@ def test_later_values_override() -> None:
         ("data.delimiter=,", "data.delimiter ,"),
         ('data.quote="', 'data.quote "'),
         ("data.quote=null", "data.quote "),
+        *((f"data.delimiter={mark}", f"data.delimiter {mark}") for mark in ("|", "#", "&", "*", "\t", " ", "'")),
+        *((f"data.thousands={mark}", f"data.thousands {mark}") for mark in (" ", "'", "_")),
+        ("data.delimiter='|'", "data.delimiter |"),
+        ('data.delimiter="\\t"', "data.delimiter \t"),
+        *((f"data.delimiter={null}", "data.delimiter ") for null in ("", "~", "Null", "''")),
+        ("data.decimal=,", "data.decimal ,"),
+        ("data.id=a #b", "data.id a #b"),
+        ("data.id=&a b", "data.id &a b"),
+        ("data.id='a': 'b'", "data.id 'a': 'b'"),
         ("data.id=7", "data.id 7"),
+        ("data.id=007", "data.id 007"),
+        ("training.epochs=010", "training.epochs 10"),
+        ("training.batch_size=08", "training.batch_size 8"),
+        ("training.learning_rate=00.5", "training.learning_rate 0.5"),
+        ("model.arguments.hidden=[010, 0o7]", "model.arguments {'hidden': [10, '0o7']}"),
         ("data.types.a.b=text", "data.types {'a.b': 'text'}"),
         ("model.arguments.hidden=[8, 4]", "model.arguments {'hidden': [8, 4]}"),
         ("sweep.space.training.epochs={low: 1, high: 3}", "sweep.space {'training.epochs': {'low': 1, 'high': 3}}"),
@@ -52,6 +66,13 @@ def test_a_single_value(text: str, value: str) -> None:
     for name in path.split("."):
         found = getattr(found, name)
     assert str(found) == expected
+
+
+@pytest.mark.usefixtures("in_files")
+def test_a_file_has_decimal_numbers() -> None:
+    Path("zeros.yaml").write_text("training: {epochs: 010, seed: -0, batch_size: 0x10}\n", encoding="utf-8")
+    training = read_settings(RunConfig, ["zeros.yaml"]).training
+    assert (training.epochs, training.seed, training.batch_size) == (10, 0, 16)
 
 
 @pytest.mark.usefixtures("in_files")
@@ -68,6 +89,7 @@ def test_one_shape_of_file_serves_every_command() -> None:
         ("training.epoch=3", "training.epoch"),
         ("trainin.epochs=3", "trainin"),
         ("training.epochs=[", "training.epochs=["),
+        ("training.epochs=1:30", "training.epochs"),
         ("training=3", "training"),
         ("training.epochs.a=3", "training.epochs"),
         ("./a=b.yaml", "a=b.yaml"),

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from slipstream.pipeline.export.check import DIGEST, BadPackage, digest_line
+from slipstream.pipeline.export.package_files import DIGEST, BadPackage, digest_line
 from slipstream.shared.artifacts.format import BLOCK_BYTES, MANIFEST, hash_file
 from slipstream.shared.errors import UserError
 from slipstream.shared.one_line import MOST_CHARACTERS
 from tests.support.hostile_names import outside, target_among_others
 from tests.support.limited import limited
-from tests.support.mutations import changed_archive, changed_bytes, changed_json, changed_text
+from tests.support.mutations import changed_archive, changed_arrays, changed_bytes, changed_json, changed_text
 
 #: Of each kind in ``make prove``; with ``tests/fuzz/test_tables.py`` they take 15 minutes.
 SECONDS = 30.0
@@ -24,9 +24,14 @@ CASES = 10
 Kinds = Mapping[str, tuple[Callable[[Path], None], Callable[[Path], None]]]
 #: Other libraries read them, and need not see what was changed if the manifest vouches for it. Nor does a training: who
 #: writes to the home of its checkpoints is trusted.
-BINARY = {".onnx", ".parquet", ".npz", ".bin"}
+BINARY = {".parquet", ".bin"}
 #: How files are changed by what they hold; others by their bytes.
-CHANGES = {".json": changed_json, ".tar": changed_archive, **dict.fromkeys((".toml", ".csv", ".yaml"), changed_text)}
+CHANGES = {
+    ".json": changed_json,
+    ".npz": changed_arrays,
+    ".tar": changed_archive,
+    **dict.fromkeys((".toml", ".csv", ".yaml"), changed_text),
+}
 
 
 def one_line(error: UserError | BadPackage) -> None:

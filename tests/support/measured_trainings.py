@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.shared.artifacts.format import ArtifactWriter
 from slipstream.shared.artifacts.records import to_tree
-from slipstream.shared.artifacts.results.devices import AttemptSpan, DeviceSeries, PodSeries, TrainingDevices
+from slipstream.shared.artifacts.results.devices import AttemptSpan, TrainingDevices
 from slipstream.shared.artifacts.results.ledger import (
     ACTIVITIES,
     DATA_WAIT,
@@ -28,6 +28,8 @@ from slipstream.shared.artifacts.results.training import (
     ValidationPoint,
     record_files,
 )
+from slipstream.shared.telemetry.records import DeviceReading, HostReading, Sample
+from slipstream.shared.telemetry.series import condense_samples
 
 A100 = "NVIDIA A100-SXM4-80GB"
 STEPS_DONE, BATCH = 36_000, 512
@@ -38,7 +40,7 @@ SPEED = Throughput(
     rows_per_s=1000.0,
     flops_per_row=1e11,
     peak_flops=312e12,
-    peak_from="the data sheet",
+    peak_from=f"the data sheet of {A100}",
     utilisation=0.32,
     memory_bytes=30_000_000_000,
 )
@@ -70,14 +72,19 @@ def write_run(directory: Path, its: TrainingFigures = FIGURES) -> str:
     return str(directory)
 
 
-def write_model(directory: Path) -> str:
-    """The artifact of a trained model, without the model."""
+def write_model(directory: Path, device: str = A100) -> str:
+    """The artifact of a trained model, without the model; older versions recorded no device ("")."""
     point = ValidationPoint(1, 1.0, 0.5)
     history = History([], [point], point, STEPS_DONE, False, FIGURES.parameters, FIGURES.world)
-    attempt = Attempt(steps=STEPS_DONE, resumed_from="", save_seconds=6.0, ledger=LEDGER, throughput=SPEED)
+    attempt = Attempt(
+        steps=STEPS_DONE, resumed_from="", save_seconds=6.0, ledger=LEDGER, throughput=SPEED, device=device
+    )
     span = replace(FIGURES.attempts[0], events={"checkpoint": [float(at) for at in range(40)]})
-    gpu = DeviceSeries(A100, "gpu", [0.9], [0.5])
-    devices = TrainingDevices([span], [PodSeries(1, "node", [1.7e9], [gpu], 1.0)])
+    gpu = DeviceReading("GPU-a", 0, A100, busy=0.9, memory_used_bytes=40 << 30, memory_limit_bytes=80 << 30)
+    samples = [Sample(1.7e9 + at, HostReading(1.0 * at, 8.0), (gpu,)) for at in range(2)]
+    pod = condense_samples(samples, 1, "node", {gpu.uuid: 0})
+    assert pod is not None
+    devices = TrainingDevices([span], [pod])
     writer = ArtifactWriter(directory)
     for name, content in record_files(history, attempt, devices).items():
         writer.write_bytes(name, content)

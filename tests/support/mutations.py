@@ -1,9 +1,12 @@
-"""Seeded changes of bytes, of JSON, of text that people write, and of archives, as accidents and attacks make them."""
+"""Seeded changes of bytes, JSON, text that people write, arrays and archives, as accidents and attacks make them."""
 
 import copy
+import io
 import json
 import random
 import re
+import struct
+import zipfile
 from typing import Any
 
 from tests.support.hostile_names import HOSTILE
@@ -34,6 +37,12 @@ WORDS = (
     *("[" * 3000, "{a=" * 3000, "[" * 40 + "]" * 40, "(" * 3000, '["a"]', "{a = 1}", ".".join("a" * 20_000), "\x1b[2J"),
 )
 WORD = re.compile(r'"[^"\n]*"|[\w.+:-]+')
+#: Headers of arrays that declare more than there is, or that NumPy cannot parse, and the starts of two versions.
+HEADERS = (
+    *(b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 6)}" % rows for rows in (-1, 0, 10**9, 10**13, 2**62)),
+    *(b"{'descr': '|O', 'fortran_order': False, 'shape': (16, 6)}", b"{'descr': " + b"-" * 9000 + b"1}", b"{(", b"{"),
+)
+NPY, NPY_2 = b"\x93NUMPY\1\0", b"\x93NUMPY\2\0\xff\xff"
 #: Fields of a member's header in an archive: where each begins, and its length.
 SIZE, KIND, SUM = (124, 12), (156, 1), (148, 8)
 SIZES = (0, 1, 511, 2**20, 2**32, 2**33 - 1, 2**63, -1, -512, -1024)
@@ -102,6 +111,31 @@ def changed_text(draw: random.Random, data: bytes) -> bytes:
             at = draw.choice(words)
             text = text[: at.start()] + draw.choice(WORDS) + text[at.end() :]
     return text.encode()
+
+
+def changed_arrays(draw: random.Random, data: bytes) -> bytes:
+    """Return an ``.npz`` file with other bytes, or with another header or compression of an array."""
+    if draw.random() < 0.4:
+        return changed_bytes(draw, data)
+    name, header = draw.choice([(name, content[10:].partition(b"}")[0] + b"}") for name, content in members_of(data)])
+    changed = changed_text(draw, header) if draw.random() < 0.5 else draw.choice(HEADERS)
+    return with_header(data, name, changed, draw.choice([NPY, NPY, NPY_2]), draw.choice([0, 0, 8, 12, 14]))
+
+
+def members_of(data: bytes) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return [(name, archive.read(name)) for name in archive.namelist()]
+
+
+def with_header(data: bytes, name: str, header: bytes, start: bytes = NPY, method: int = 0) -> bytes:
+    """Return an ``.npz`` file in which the array ``name`` has another header, compressed by a method of zip."""
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", method) as archive:
+        for each, content in members_of(data):
+            values = content[10 + struct.unpack("<H", content[8:10])[0] :]
+            changed = start + struct.pack("<H", len(header)) + header + values
+            archive.writestr(each, changed if each == name else content)
+    return sink.getvalue()
 
 
 def size_text(size: int) -> bytes:

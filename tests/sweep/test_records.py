@@ -175,7 +175,8 @@ def test_a_sweep_from_before_a_setting_goes_on_where_it_has_the_default(tmp_path
     model = {name: value for name, value in now.model.items() if name not in younger}
     training = {name: value for name, value in now.training.items() if name != "ema"}
     gradients = {name: value for name, value in now.training["gradients"].items() if name != "hook"}
-    SweepStore(str(tmp_path), PARAMETERS).open(replace(now, model=model, training={**training, "gradients": gradients}))
+    training |= {"gradients": gradients, "compile": False}  # the latter decided once
+    SweepStore(str(tmp_path), PARAMETERS).open(replace(now, model=model, training=training))
     SweepStore(str(tmp_path), PARAMETERS).open(now)
     with refuses(UserError):
         SweepStore(str(tmp_path), PARAMETERS).open(replace(now, model={**now.model, "quantise": "nf4"}))

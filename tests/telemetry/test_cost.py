@@ -145,8 +145,30 @@ def test_a_spot_price_that_is_not_known_leaves_the_one_on_demand() -> None:
     found = compute_bill(used)
     assert (found.rows[0].cost.paid, found.rows[0].cost.lost) == (None, None)
     assert found.rows[0].cost.on_demand == Decimal("2.50")
-    assert (found.total.paid, found.total.on_demand) == (Decimal("2.50"), Decimal("5.00"))
+    assert (found.total.paid, found.total.on_demand) == (Decimal("2.50"), Decimal("2.50")), "of the same hour"
     assert found.total.unpriced_pod_hours == 1.0
+    assert compute_bill(used[:1]).total.on_demand == Decimal("2.50"), "nothing is paid that it could differ from"
+
+
+def test_hours_without_a_price_on_demand_leave_no_sum_to_compare() -> None:
+    used = [
+        AttemptUsage("train", 0, 3600, spot=True, spot_price=Decimal("4.00")),
+        AttemptUsage("prepare", 0, 3600, on_demand_price=Decimal("1.00")),
+    ]
+    total = compute_bill(used).total
+    assert (total.paid, total.on_demand) == (Decimal("5.00"), None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ATTEMPTS, st.data())
+def test_paid_and_on_demand_are_of_the_same_hours(used: list[AttemptUsage], data: st.DataObject) -> None:
+    """The exact sum over the attempts with a known payment."""
+    some = [replace(usage, spot_price=None) if data.draw(st.booleans()) else usage for usage in used]
+    total = compute_bill(some).total
+    priced = [usage for usage in some if usage.price is not None]
+    expected = sum(exact(usage, usage.seconds, usage.on_demand_price) for usage in priced or some)
+    assert abs(Fraction(known(total.on_demand)) - expected) <= Fraction(1, 200)
+    assert (total.paid is None) == (not priced) and (total.paid or 0) <= known(total.on_demand)
 
 
 def test_nothing_used_costs_nothing_known() -> None:

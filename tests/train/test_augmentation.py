@@ -13,9 +13,8 @@ from PIL import Image, ImageEnhance
 from torch import Tensor, nn
 
 from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.pipeline.train.checkpoint.restore import first_difference
 from slipstream.pipeline.train.checks import check_data
-from slipstream.pipeline.train.config import AugmentConfig, TrainingConfig, resume_settings
+from slipstream.pipeline.train.config import AugmentConfig, TrainingConfig, first_difference, resume_settings
 from slipstream.pipeline.train.data_loader import evaluation_batches, stored_blocks, training_batches
 from slipstream.pipeline.train.data_order import BatchPlan, GlobalOrder
 from slipstream.pipeline.train.loop.augmentation import Augmentation, made

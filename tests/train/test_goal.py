@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 from sklearn.utils.class_weight import compute_class_weight
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
+from slipstream.pipeline.prepare.engine import prepare
 from slipstream.pipeline.train.checks import check_training
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.pipeline.train.data_loader import Batch
@@ -27,6 +29,7 @@ from slipstream.shared.models.config import ModelConfig
 from slipstream.shared.models.decision import area_under_curve, choose_threshold, with_threshold
 from slipstream.shared.models.predict import decided_outputs
 from slipstream.shared.models.trained import TrainedModel
+from slipstream.shared.source.config import DataConfig
 from tests.support.proving import first_few
 from tests.support.training import trained as run_training
 
@@ -99,6 +102,22 @@ def test_balanced_weights_are_scikit_learns(tmp_path: Path) -> None:
     assert given is not None and given[1] / given[0] == pytest.approx(5)
     assert np.mean(given[labels]) == pytest.approx(1)
     assert class_weights(TrainingConfig(), data) is None
+
+
+def test_rows_count_by_their_weights(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    labels = np.where(draw.random(900) < 0.1, "b", "a")
+    frame = pd.DataFrame({"x": draw.normal(size=900), "w": draw.integers(1, 20, 900), "y": labels})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    prepare(tmp_path / "prepared", str(tmp_path / "t.csv"), "y", DataConfig(weight="w"), {})
+    data = PreparedData.open(tmp_path / "prepared")
+    rows = data.split("train")
+    expected = compute_class_weight("balanced", classes=np.arange(2), y=rows[TARGET], sample_weight=rows["weight"])
+    found = class_weights(TrainingConfig(balance_classes=True), data)
+    assert found is not None and found == pytest.approx(expected, rel=1e-5)
+    given = class_weights(TrainingConfig(class_weights={"b": 5.0}), data)
+    for weights in (found, given):
+        assert weights is not None and np.mean(weights[rows[TARGET]] * rows["weight"]) == pytest.approx(1, rel=1e-5)
 
 
 def test_the_loss_of_a_batch_is_torchs_with_these_weights() -> None:

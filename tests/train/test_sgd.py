@@ -10,8 +10,7 @@ from torch import nn
 
 from slipstream.config import FineTuneConfig
 from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
-from slipstream.pipeline.train.checkpoint.restore import first_difference
-from slipstream.pipeline.train.config import TrainingConfig, resume_settings
+from slipstream.pipeline.train.config import TrainingConfig, first_difference, resume_settings
 from slipstream.pipeline.train.data_loader import Batch
 from slipstream.pipeline.train.loop.optimizer import learning_rate, make_optimizer
 from slipstream.pipeline.train.loop.probe import probe_model

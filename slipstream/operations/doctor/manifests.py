@@ -252,12 +252,12 @@ def pod_of(manifest: KubernetesManifest) -> Mapping[str, Any]:
 def parse_duration(value: object) -> float:
     """Return seconds from 30, "90s", "5m" or "1h30m"; 0 if invalid."""
     if isinstance(value, int):
-        return float(value)
+        return float(f"{value:d}")  # infinity if it is too large
     total, number = 0.0, ""
     for character in value if isinstance(value, str) else "":
-        if character.isdigit():
+        if character.isdecimal():
             number += character
         else:
-            total += int(number or 0) * {"h": 3600, "m": 60, "s": 1}.get(character, 0)
+            total += float(number or 0) * {"h": 3600, "m": 60, "s": 1}.get(character, 0)
             number = ""
     return total

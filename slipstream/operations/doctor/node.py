@@ -1,7 +1,6 @@
 """Readings of a node (or the pod on it) for training; unreadable ones say why, and nothing raises.
 
-``root`` holds /proc, /sys and /dev, so tests can read copies of other machines. The versions of GPU driver, torch and
-NCCL are compared, and processes with GPU memory are named.
+``root`` holds /proc, /sys and /dev, so tests can read copies of other machines.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import re
 import socket
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +24,7 @@ from slipstream.operations.doctor.findings import NodeReading
 from slipstream.shared.formatting import count_with_noun, size_text
 from slipstream.shared.machine.limits import cpu_quota, memory_limit, visible_cores
 from slipstream.shared.machine.nvml import in_time, memory_info, nvml_handles
+from slipstream.shared.one_line import without_secrets
 from slipstream.shared.storage import STORES, ConditionIgnored, check_conditional_writes, storage_for, store_time
 
 ROOT = Path("/")
@@ -184,8 +183,7 @@ def clock_readings(store: str, endpoint: str) -> Iterator[NodeReading]:
         why = "a directory has this machine's clock" if store else "there is no store to compare with"
         yield NodeReading("clock", f"not read: {why}; give --endpoint URL")
         return
-    address = urllib.parse.urlsplit(endpoint)
-    endpoint = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+    endpoint = without_secrets(endpoint)
     before = time.time()
     if endpoint:
         header = date_of(endpoint)

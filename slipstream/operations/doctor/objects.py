@@ -82,7 +82,7 @@ def read_file(path: Path, name: str) -> Iterator[KubernetesManifest]:
         raise UserError(f"{path}: cannot be read: {error}") from None
     for tree in trees:
         if isinstance(tree, dict) and tree.get("kind") == "List":
-            yield from (KubernetesManifest(name, each) for each in tree.get("items") or [] if has_kind(each))
+            yield from (KubernetesManifest(name, each) for each in mappings_in(tree.get("items")) if has_kind(each))
         elif has_kind(tree):
             yield KubernetesManifest(name, tree)
 
@@ -100,10 +100,7 @@ RESOURCES = ("cpu", "memory")
 
 
 def check_scaled_object(manifest: KubernetesManifest) -> Iterator[Finding]:
-    """Yield KEDA objects that cannot start the first replica.
-
-    With zero replicas, metrics that replicas export are missing, so nothing starts one (keda#6040).
-    """
+    """Yield KEDA objects that cannot start the first replica (keda#6040)."""
     spec, triggers = manifest.mapping("spec"), manifest.listed("spec", "triggers")
     target = str(manifest.at("spec", "scaleTargetRef", "name"))
     none = next((key for key in ("minReplicaCount", "idleReplicaCount") if spec.get(key) == 0), "")

@@ -294,8 +294,7 @@ def never_fires(name: str, schedule: Schedule) -> Iterator[Finding]:
 def attribute_paths(package: RegistrationArchive) -> Iterator[Finding]:
     """Yield inputs and outputs that are bound to a part of a structure.
 
-    Flyte unpacks the structure and packs the part in random key order (flyte#6517). So its bytes, and cache keys,
-    differ in every execution.
+    Flyte packs the part in random key order (flyte#6517), so its bytes, and cache keys, differ in every execution.
     """
     for name, workflow in package.workflows.items():
         for identity, node in workflow_nodes(workflow):

@@ -90,6 +90,19 @@ def assumed(site: ClusterSite, serving: TritonService | None) -> Iterator[str]:
     if serving:
         server = f", Prometheus at {PROMETHEUS}" if needs_keda(site, serving) else ""
         yield f"assumed: models at {serving.models} (--models), the image {IMAGE}{server}"
+        requests = serving.resources(placement := site.profile.asked("export"))
+        if not serving.plan.threads and not int(placement.gpu):
+            yield f"assumed: 1 thread per model (export.threads), so {requests['cpu']} CPUs per replica"
+        if serving.plan.instance and not (serving.plan.cpus and serving.plan.memory_gib):
+            yield (
+                f"assumed: {serving.plan.instance}, whose size is not known, has more than {requests['cpu']} CPUs and "
+                f"{requests['memory']}, the requests of a replica"
+            )
+        if not serving.fit(serving.plan.of_each, placement):
+            yield (
+                f"not as planned: {serving.plan.instance} holds fewer than {serving.plan.of_each} replicas with "
+                f"{requests['cpu']} CPUs and {requests['memory']}, so more instances are paid for"
+            )
         if serving.plan == UNPLANNED:
             target = (
                 f"a queue of {serving.queue_ratio} s per s of computing" if needs_keda(site, serving) else "70 % CPU"

@@ -9,7 +9,6 @@ result. With fewer than :data:`ENOUGH` records they are exponential.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.shared.artifacts.strict_json import parse_json
 from slipstream.shared.errors import UserError
 
 HOUR_S = 3600.0
@@ -159,9 +159,9 @@ def from_file(path: Path) -> PodCapacity:
     The last wait may be missing. Raises ``UserError`` for anything else.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        values = columns_of_json(text) if path.suffix == ".json" else columns_of_csv(text)
-    except (OSError, UnicodeDecodeError, ValueError, TypeError, AttributeError, KeyError) as error:
+        content = path.read_bytes()
+        values = columns_of_json(content) if path.suffix == ".json" else columns_of_csv(content.decode())
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, csv.Error) as error:
         raise UserError(
             f"{path}: cannot be read as recorded capacity: {error}; expected CSV with the columns "
             f"{' and '.join(COLUMNS)}, or JSON, an object of two lists with these names"
@@ -177,8 +177,8 @@ def from_file(path: Path) -> PodCapacity:
     )
 
 
-def columns_of_json(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    data: dict[str, Any] = json.loads(text)
+def columns_of_json(content: bytes) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    data: dict[str, Any] = parse_json(content)
     ups, waits = ([float(time) for time in data[name]] for name in COLUMNS)
     return tuple(ups), tuple(waits)
 

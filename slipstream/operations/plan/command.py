@@ -92,6 +92,8 @@ def main(  # noqa: PLR0913 - an argument for each option
             raise UserError(f"--{name} {number}: expected a whole number from 1 on")
     if budget is not None and not budget > 0:
         raise UserError(f"--budget {budget:g}: expected dollars above 0")
+    if write and write.suffix != ".toml":
+        raise UserError(f"--write {write}: cannot be loaded as a profile; expected a name that ends with .toml")
     known = from_file(capacity) if capacity else None
     evidence = read_evidence(measured)
     listed = merge_prices(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
@@ -102,7 +104,7 @@ def main(  # noqa: PLR0913 - an argument for each option
             raise UserError(
                 f"--write {write}: {' '.join(advice_sentences(made.found, made.wanted))} Expected more of either"
             )
-        write_profile(profile_toml(best, planned_figures(best, made.planned, made.wanted)), write)
+        write_profile(profile_toml(best, planned_figures(best, made.planned, made.wanted), write.parent), write)
     click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made, verbose=verbose))
 
 

@@ -109,7 +109,7 @@ def plan_options(
 ) -> list[PlannedOption]:
     """Return a row for every option, the cheapest first.
 
-    Raises ``UserError`` if no option has the memory, or the deadline is shorter than the work of every option.
+    Raises ``UserError`` if no option has the memory or a price, or the deadline is shorter than the work of every one.
     """
     rows = [row_of(planned, option, runs, networks, wanted) for option in options]
     fitting = [row for row in rows if row.fits]
@@ -118,7 +118,13 @@ def plan_options(
             f"{planned.name}: its peak of {planned.memory_bytes / 1e9:.3g} GB in a process fits into no GPU of the "
             "price file; expected a smaller micro-batch, or divide the model (training.parallel)"
         )
-    shortest = min(each.hours.low for row in fitting for each in row.outcomes)
+    shortest = min((each.hours.low for row in fitting for each in row.outcomes), default=None)
+    if shortest is None:
+        names = ", ".join(dict.fromkeys(row.option.profile or row.option.instance.name for row in fitting))
+        raise UserError(
+            f"{names}: fits, but has no price on demand, and spot is not planned: {fitting[0].no_spot}; expected "
+            "price_per_hour, or spot_price_per_hour and preemptions_per_day, in [distributed], or --capacity"
+        )
     if wanted.deadline is not None and wanted.deadline < shortest:
         raise UserError(
             f"--deadline {wanted.deadline:.3g}h: is shorter than the work, {shortest:.3g} h on the fastest that fits; "

@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.operations.plan.measured import MeasuredTraining
+from slipstream.shared.artifacts.results.ledger import UNKNOWN_GPU
 from slipstream.shared.interconnect.model.hockney import Compute, predict_step_time
 from slipstream.shared.interconnect.model.predictions import all_reduce_model
 from slipstream.shared.interconnect.profile import NetworkProfile
-from slipstream.shared.machine.gpus import data_sheet_peak
+from slipstream.shared.machine.gpus import PART, data_sheet_peak
 from slipstream.shared.settings import Settings, settings
 
 FILE = Path(__file__).with_name("gpus.toml")
@@ -111,7 +112,9 @@ def known_gpus() -> dict[str, GpuModel]:
 
 
 def find_gpu_model(device: str) -> GpuModel | None:
-    """Return the GPU with the driver's device name; None if unknown."""
+    """Return the GPU with the driver's device name; None if unknown, or a MIG partition."""
+    if PART in device:
+        return None
     words = device.replace("-", " ").split()
     return next((gpu for gpu in known_gpus().values() if set(gpu.words) <= set(words)), None)
 
@@ -223,7 +226,7 @@ def predict_compute(
     on_gpus = find_gpu_model(planned.figures.gpu) is not None
     peak = gpu.peak(planned.figures.world.precision if on_gpus else gpu.precision()) or gpu.peak(gpu.precision())
     target = roofline_seconds(planned, planned.figures.batch_size / processes, peak, gpu.bandwidth if on_gpus else None)
-    alike = [run for run in runs if run.figures.gpu == planned.figures.gpu]
+    alike = [run for run in runs if run.figures.gpu == planned.figures.gpu != UNKNOWN_GPU]
     where = f"{planned.figures.gpu or 'a CPU'}{'' if on_gpus else ', by operations alone'}"
     if len(alike) < ENOUGH:
         spread = further_error_deviation([], LARGEST_ERROR if on_gpus else LARGEST_BY_OPERATIONS)

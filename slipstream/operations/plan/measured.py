@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipstream.operations.plan.capacity import PastAttempt
@@ -19,6 +20,8 @@ from slipstream.shared.interconnect.profile import NetworkProfile, read_profile
 from slipstream.shared.storage import STORES, read_below, storage_for
 
 SUMMARY, TRAINING = "summary.json", "training"
+#: Names that older versions recorded instead of a GPU's: of a chart's line, and of a measured peak.
+OLDER_NAMES = r"(rank|GPU) \d+|measured|"
 EXPECTED = "expected a directory runs/…, a trained model, a checkpoint directory or a network profile"
 
 
@@ -119,14 +122,14 @@ def figures_of_run(path: Path) -> TrainingFigures:
             f"{path}: has no record of a training (older versions did not write it); expected the directory of a "
             "whole run, or the trained model in .slipstream/train/"
         )
-    return from_tree(found, TrainingFigures, path)
+    figures = from_tree(found, TrainingFigures, path)
+    if figures.world.device != "cpu" and re.fullmatch(OLDER_NAMES, figures.gpu):
+        return replace(figures, gpu=ledger.gpu_name("", figures.throughput))
+    return figures
 
 
 def attempts_in(place: str) -> list[PastAttempt]:
-    """Return the attempts in a checkpoint directory.
-
-    Raises ``UserError`` if there are none.
-    """
+    """Return the attempts in a checkpoint directory, or raise ``UserError``."""
     records = ledger.read_attempts(storage_for(place))
     if not records:
         raise UserError(f"{place}: no attempts in its {ledger.PREFIX}; {EXPECTED}")

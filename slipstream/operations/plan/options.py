@@ -25,6 +25,8 @@ class InstanceOption:
     """Pods of a profile on an instance type, or one whole instance (``profile`` is "")."""
 
     profile: str
+    #: Name of a built-in profile, or absolute path of a file.
+    extends: str
     placement: Placement | None
     instance: Instance
     gpu: GpuModel
@@ -52,7 +54,7 @@ def instance_options(profiles: Sequence[Profile], prices: PriceList) -> list[Ins
     found = [option for profile in profiles for option in of_profile(profile, prices)]
     used = {option.instance.name for option in found}
     whole = [
-        InstanceOption("", None, each, known_gpus()[each.gpu], 1, each.gpus, each.part(each.gpus))
+        InstanceOption("", "", None, each, known_gpus()[each.gpu], 1, each.gpus, each.part(each.gpus))
         for each in prices.instances.values()
         if each.gpu in known_gpus() and each.name not in used
     ]
@@ -96,6 +98,5 @@ def of_profile(profile: Profile, prices: PriceList) -> Iterator[InstanceOption]:
     for instance in [like] if named else prices.instances.values():
         if instance.gpu == like.gpu and instance.gpus >= count:
             price = profile_price(placement) or instance.part(count)
-            yield InstanceOption(
-                profile.name, placement, instance, known_gpus()[like.gpu], placement.nodes, count, price
-            )
+            gpu, extends = known_gpus()[like.gpu], profile.file or profile.name
+            yield InstanceOption(profile.name, extends, placement, instance, gpu, placement.nodes, count, price)

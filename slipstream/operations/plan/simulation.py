@@ -1,8 +1,7 @@
 """Simulation of trainings on preemptible capacity: hours, billed hours, interruptions.
 
-The times until a preemption and the waits for a new pod are drawn for every training. To Flyte, a single pod's
-preemption is a system failure, and after the third the next attempt runs on demand; preemption of a PyTorchJob's pods
-costs a retry and never leads to on-demand capacity (:mod:`slipstream.shared.profiles.profile`).
+The times until a preemption and the waits for a new pod are drawn for every training. Retries and capacity follow
+Flyte's rules (:mod:`slipstream.shared.profiles.profile`).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 from slipstream.operations.plan.advice import CapacityChoice
@@ -11,7 +12,7 @@ from slipstream.operations.plan.decide import SPOT, TrainingRequirements
 from slipstream.operations.plan.measured import MeasuredTraining
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles.placement import Planned
-from slipstream.shared.profiles.profile import OTHER_CAUSES
+from slipstream.shared.profiles.profile import OTHER_CAUSES, Table, read_profile_tables
 from slipstream.shared.settings import to_dict
 from slipstream.shared.storage.local import cannot_write
 from slipstream.shared.telemetry.prices import TYPE_LABEL
@@ -22,18 +23,20 @@ CPUS, MEMORY_GIB = 4, 16
 ROOM = 2
 
 
-def profile_toml(choice: CapacityChoice, planned: Planned | None = None) -> str:
-    """Return a profile as TOML: the option's own, or for the whole instance.
-
-    Includes the figures of ``planned``.
-    """
+def profile_toml(choice: CapacityChoice, planned: Planned | None = None, directory: Path = Path()) -> str:
+    """Return a profile as TOML, for a file in ``directory``, with the figures of ``planned``."""
     option, outcome = choice.row.option, choice.outcome
     spot = outcome.way == SPOT
     hours = outcome.hours.high
     lines = [f"# Written by slipstream plan: {choice}; {hours:.3g} h with 95 % probability."]
     if seconds := round(outcome.between_failures_s or 0):
         lines.append(f"# In run.yaml, training.checkpoint_interval: {{mean_time_between_failures: {seconds}}}")
-    lines += [f'extends = "{option.profile}"', ""] if option.profile else []
+    own: Table = {}
+    if option.profile:
+        own = read_profile_tables(option.extends, ()).get("stages", {}).get("train", {})
+        base = Path(option.extends)
+        name = os.path.relpath(base, directory.resolve()) if base.is_absolute() else option.extends
+        lines += [f"extends = {json.dumps(name, ensure_ascii=False)}", ""]
     group: dict[str, object] = (
         {}
         if option.profile
@@ -54,7 +57,9 @@ def profile_toml(choice: CapacityChoice, planned: Planned | None = None) -> str:
     if not option.profile:
         lines.append(f'node_selector = {{ "{TYPE_LABEL}" = "{option.instance.name}" }}')
         lines += ["", "[[distributed.tolerations]]", 'key = "nvidia.com/gpu"', 'effect = "NoSchedule"']
-    lines += ["", "[stages.train]", f"timeout_minutes = {max(60, math.ceil(ROOM * hours * 60))}"]
+    # Settings of its own [stages.train] would override those of [distributed].
+    again = [f"{name} = {json.dumps(value)}" for name, value in group.items() if name in own]
+    lines += ["", "[stages.train]", *again, f"timeout_minutes = {max(60, math.ceil(ROOM * hours * 60))}"]
     if spot and option.pods > 1:
         lines.append(f"retries = {outcome.retries + OTHER_CAUSES}")
     if planned:
@@ -77,10 +82,7 @@ def shortened(amount: float) -> float:
 
 
 def write_profile(text: str, path: Path) -> None:
-    """Write the profile.
-
-    Raises ``UserError`` if the file exists or cannot be written.
-    """
+    """Write the profile to a new file, or raise ``UserError``."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -11,8 +11,15 @@ from slipstream.shared.artifacts.results.evaluation import ColumnImportance, Wor
 from slipstream.shared.models import metrics
 from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import ModelFunction, predict_records, record_targets
-from slipstream.shared.source.columns.transform import FIRST, MISSING, CategoricalColumn, NumericColumn, Transform
-from slipstream.shared.source.columns.value_types import TIMES
+from slipstream.shared.source.columns.transform import (
+    FIRST,
+    MISSING,
+    CategoricalColumn,
+    NumericColumn,
+    Transform,
+    decode_numbers,
+)
+from slipstream.shared.source.columns.value_types import INTEGER, TIMES
 
 #: Permutations of every column, and their seed.
 REPEATS, SEED = 5, 0
@@ -54,8 +61,8 @@ def column_importance(
 ) -> list[ColumnImportance] | None:
     """Return how much worse the headline metric is with each column permuted, the largest first.
 
-    All inputs of a column are permuted together (Breiman 2001, as in scikit-learn). Rows are a spread sample, so that
-    the work is limited by counts, not by a clock; None if too few rows would remain.
+    All inputs of a column are permuted together (Breiman 2001, as in scikit-learn). Rows are a spread sample;
+    None if too few would remain.
     """
     inputs = column_inputs(transform)
     most = min(MOST_ROWS, MOST_WORK // max(1, parameters)) // max(1, REPEATS * len(inputs))
@@ -111,12 +118,13 @@ def worst_errors(
 
 
 def row_values(transform: Transform, record: np.void, names: list[str]) -> dict[str, str]:
-    """Return the values of the columns ``names`` in a prepared row, as far as the inputs tell."""
+    """Return the values of the columns ``names`` in a prepared row."""
     found: dict[str, str] = {}
     for place, number in enumerate(transform.numeric):
         if number.name in names and not number.part:
-            gap = number.indicator and record["numeric"][indicator_place(transform, number.name)] == 1
-            found[number.name] = "missing" if gap else number_text(number, float(record["numeric"][place]), transform)
+            marked = number.indicator and record["numeric"][indicator_place(transform, number.name)] == 1
+            text = number_text(number, record["numeric"][place], transform.types[number.name])
+            found[number.name] = "missing" if marked else text
     for place, category in enumerate(transform.categorical):
         if category.name in names:
             found[category.name] = category_text(category, int(record["categorical"][place]))
@@ -127,13 +135,13 @@ def indicator_place(transform: Transform, name: str) -> int:
     return len(transform.numeric) + transform.indicators.index(name)
 
 
-def number_text(number: NumericColumn, standard: float, transform: Transform) -> str:
-    value = standard * number.std + number.mean
-    if number.curve == "log":
-        value = float(np.sign(value) * number.scale * np.expm1(abs(value)))
-    if transform.types[number.name] in TIMES:
+def number_text(number: NumericColumn, standard: np.float32, kind: str) -> str:
+    if standard == 0 and not number.indicator:
+        return "missing or average"
+    value = float(decode_numbers(np.array([standard]), kind, number.mean, number.std, number.curve, number.scale)[0])
+    if kind in TIMES:
         return str(np.datetime64(round(value), "s")) if abs(value) < 1e11 else "missing"
-    return f"{value:.4g}"
+    return f"{value:.0f}" if kind == INTEGER else f"{value:.6g}"
 
 
 def category_text(category: CategoricalColumn, code: int) -> str:

@@ -78,13 +78,14 @@ def choose_variant(task: str, fp32: Contender, others: Sequence[Contender], conf
     Raises ``UserError`` if no contender is within the budget.
     """
     check_budget([fp32, *others], config)
-    batch = config.decide_at_batch
-    verdicts = {other.name: gate_result(task, other, config, batch) for other in others}
+    batch, excess = config.decide_at_batch, budget_excess(fp32, config)
+    verdicts = {other.name: gate_result(task, other, config, batch, needs_speed=not excess) for other in others}
     best = {at: best_at(fp32, others, config, int(at)).name for at in fp32.latency}
     chosen = best[str(batch)]
     if chosen != fp32.name:
         verdicts[chosen] = GateResult("chosen", verdicts[chosen].reason)
-        why = f"{chosen} is {verdicts[chosen].reason}"
+        over = f"; {fp32.name} is over the budget: {excess}" if excess else ""
+        why = f"{chosen} is {verdicts[chosen].reason}{over}"
     else:
         why = f"{fp32.name} stays: {why_not_fastest(others, verdicts, batch)}"
     return VariantChoice(chosen, why, verdicts, best)
@@ -120,14 +121,14 @@ def is_faster(each: Contender, config: ExportConfig, batch: int) -> bool:
     return config.optimise == "size" or (speedup is not None and speedup.low > config.min_speedup)
 
 
-def gate_result(task: str, each: Contender, config: ExportConfig, batch: int) -> GateResult:
+def gate_result(task: str, each: Contender, config: ExportConfig, batch: int, needs_speed: bool = True) -> GateResult:
     """Return the first limit that a variant misses, or "passed", with its measurements in words."""
     assert each.loss is not None
     speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
     assert speedup is not None
     speed = f"{speedup.value:.2f} times as fast as FP32 at batch {batch} ({speedup.low:.2f} to {speedup.high:.2f})"
     measured = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}{each.by_batch}"
-    if not is_faster(each, config, batch):
+    if needs_speed and not is_faster(each, config, batch):
         short = "slower" if speedup.high < 1 else "not faster"
         return GateResult(short, f"{speed}; the lower limit is not above the required {config.min_speedup:g}")
     if not keeps_quality(each, config):
@@ -142,9 +143,13 @@ def within_budget(each: Contender, config: ExportConfig) -> bool:
     return not budget_excess(each, config)
 
 
+def is_within_size(size: int, config: ExportConfig) -> bool:
+    return not config.budget_mb or size <= config.budget_mb * 1e6
+
+
 def budget_excess(each: Contender, config: ExportConfig) -> str:
     """Return in words how a contender exceeds the budget; "" if its confidence limit is within."""
-    if config.budget_mb and each.bytes > config.budget_mb * 1e6:
+    if not is_within_size(each.bytes, config):
         return f"{each.bytes / 1e6:.3g} MB is {each.bytes / 1e6 / config.budget_mb:.2f} times the budget"
     if not config.budget_ms:
         return ""
@@ -168,10 +173,10 @@ def check_budget(contenders: Sequence[Contender], config: ExportConfig) -> None:
     if any(within_budget(each, config) for each in able):
         return
     smallest = min(able, key=lambda each: each.bytes)
-    if config.budget_mb and smallest.bytes > config.budget_mb * 1e6:
+    if not is_within_size(smallest.bytes, config):
         raise UserError(
-            f"export.budget_mb: no variant that may be deployed has at most {config.budget_mb:g} MB; {smallest.name} "
-            f"comes closest: {budget_excess(smallest, config)}; raise it, or train a smaller model"
+            f"export.budget_mb: no variant that was made and may be deployed has at most {config.budget_mb:g} MB; "
+            f"{smallest.name} comes closest: {budget_excess(smallest, config)}; raise it, or train a smaller model"
         )
     name, batch = config.budget_percentile, str(config.decide_at_batch)
 

@@ -93,9 +93,9 @@ def export(
 ) -> Artifact:
     """Write the artifact of :mod:`slipstream.shared.artifacts.results.export` into the fresh ``directory``.
 
-    A model that is too large for ONNX gets no variants (:mod:`slipstream.pipeline.export.weights_alone`). A variant
-    that cannot be made is reported in ``export.json``, without an error. Raises ``UserError`` if the model cannot be
-    exported to ONNX, if its ONNX outputs differ from torch's, or if no variant is within the budget.
+    A model that is too large for ONNX gets no variants (:mod:`slipstream.pipeline.export.weights_alone`). Raises
+    ``UserError`` if the model cannot be exported to ONNX, if its ONNX outputs differ from torch's, or if no variant is
+    within the budget.
     """
     from slipstream.shared.models.adapters.network import merge_adapters
     from slipstream.shared.models.hugging_face.files import round_weights, weights_dtype

@@ -45,7 +45,7 @@ from slipstream.shared.logs import logger
 from slipstream.shared.settings import counted_settings
 from slipstream.shared.source import quarantine
 from slipstream.shared.source.columns import value_types
-from slipstream.shared.source.columns.identity import ROW_HASH
+from slipstream.shared.source.columns.identity import ROW_HASH, comparable_rules
 from slipstream.shared.source.columns.number_formats import CASTS, DECLARED
 from slipstream.shared.source.columns.transform import Transform
 from slipstream.shared.source.config import ColumnType, DataConfig
@@ -187,7 +187,8 @@ class BaseSet:
                 schema = artifact.read_json("schema.json")
                 if "sources" not in schema:
                     raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
-                if not schema["cuts"] and schema.get("row_hash") != ROW_HASH:
+                whole = not any(schema.get("settings", {}).get(name) for name in ("id", "group"))
+                if not schema["cuts"] and comparable_rules(schema.get("row_hash"), whole) != ROW_HASH:
                     raise UserError(
                         f"data.earlier: {address!r} was prepared with other rules for equal rows, so copies of a row "
                         "could get other splits; prepare all files again without data.earlier"
@@ -207,7 +208,13 @@ class BaseSet:
             raise UserError(f"data.earlier: {damage.message}") from None
         except UserError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError):  # a manifest may vouch for other content
+        except (
+            LookupError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            ArithmeticError,
+        ):  # a manifest may vouch for other content
             raise UserError(
                 f"data.earlier: {address!r} has a schema.json or statistics.json that prepare did not write; prepare "
                 "all files again without data.earlier"

@@ -26,6 +26,8 @@ from slipstream.shared.comparison.quality import in_words, paired_loss, predicte
 from slipstream.shared.logs import logger
 from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records
+from slipstream.shared.source.columns.identity import comparable_rules
+from slipstream.shared.source.columns.spelling import rule_of
 from slipstream.shared.source.columns.value_types import TIME
 
 LOG = logger("promote")
@@ -60,7 +62,12 @@ class ComparedPackage(OpenedPackage):
         targets = self.signature.target
         encoding = {name: self.statistics.get(name) for name in ENCODING}
         types = {name: kind for name, kind in (encoding["types"] or {}).items() if name != targets}
-        return {**encoding, "types": types, "inputs": self.signature.inputs}
+        # Packages of earlier versions have no rule of spelling.
+        categories = [
+            {**each, "spelling": each.get("spelling") or rule_of(each["vocabulary"])}
+            for each in encoding["categorical"] or ()
+        ]
+        return {**encoding, "types": types, "categorical": categories, "inputs": self.signature.inputs}
 
     @property
     def columns(self) -> RawColumns | str:
@@ -163,6 +170,8 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
         LOG.warning("the given split is trusted: a package of an earlier version does not say which rows are its test")
         for each in (ours, theirs):
             each.pop(HELD_OUT, None)
+    for rules, by in ((ours, new.by), (theirs, old.by)):
+        rules["row_hash"] = comparable_rules(rules["row_hash"], by not in ("id", "group"))
     if new.by == old.by and ours == theirs:
         if new.cuts and old.cuts and new.cuts[1] < old.cuts[0]:
             raise Incomparable(

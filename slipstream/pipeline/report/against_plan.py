@@ -76,7 +76,7 @@ def against_plan(
         return None
     trained = training.ledger.kept * training.batch_size
     alike = planned.rows / ALIKE <= trained <= planned.rows * ALIKE
-    paid = next((cost.paid for cost in costs if cost.stage == TRAIN), None)
+    paid = next((cost.paid for cost in costs if cost.stage == TRAIN and not cost.unpriced_pod_hours), None)
     return AgainstPlan(
         take=planned.take,
         hours=PlannedAmount(planned.hours, on_the_clock(training) / HOUR_S),

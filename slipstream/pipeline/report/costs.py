@@ -28,7 +28,7 @@ class CostFigures:
     gpu_hours: float
     #: Energy of the GPUs; None if their drivers do not report it.
     watt_hours: float | None
-    #: Dollars paid, dollars of lost work among them, and the on-demand price of the same hours.
+    #: Dollars paid, dollars of lost work among them, and the on-demand price as :attr:`Cost.on_demand`.
     paid: float | None
     lost: float | None
     on_demand: float | None
@@ -43,8 +43,7 @@ def stage_costs(
 ) -> list[CostFigures]:
     """Return the costs of the stages that this run executed, then their total.
 
-    The list is empty if no stage was executed, or if neither GPUs nor prices are known. The attempts of a training come
-    from ``devices``.
+    The list is empty if no stage was executed, or if neither GPUs nor prices are known.
     """
     profile = profile or current_profile()
     made = [stage for stage in stages if not stage.reused]
@@ -130,8 +129,9 @@ def figures(stage: str, cost: Cost, price: str = "") -> CostFigures:
 
 
 # Dollars are computed as exact fractions and rounded only in running sums: over all useful work, then all lost work,
-# then the savings of spot capacity, in row order. An amount is the difference of the rounded sums after and before it.
-# So every sum of rows is correctly rounded, and each of the three amounts is off by less than a cent.
+# then the savings of spot capacity, then on-demand dollars without a known payment, in row order. An amount is the
+# difference of the rounded sums after and before it. So the total is correctly rounded, and every amount is off by less
+# than a cent.
 HOUR = 3600
 
 
@@ -183,7 +183,7 @@ class Cost:
     #: Dollars paid (including lost work), and the part paid for lost work.
     paid: Decimal | None
     lost: Decimal | None
-    #: Dollars for the same hours at on-demand prices.
+    #: Dollars for the same hours at on-demand prices; for all hours if ``paid`` is None.
     on_demand: Decimal | None
     #: Pod-hours without a known price; the dollars exclude them.
     unpriced_pod_hours: float = 0.0
@@ -219,16 +219,15 @@ def compute_bill(usages: Iterable[AttemptUsage]) -> Bill:
 
 def costs(used: Sequence[AttemptUsage]) -> Iterator[Cost]:
     """Yield the cost of every attempt, rounded by running sums."""
-    useful, lost, saved = zip(*map(parts, used), strict=True) if used else ((), (), ())
-    cents = in_cents([*useful, *lost, *saved])
+    cents = in_cents([amount for part in zip(*map(parts, used), strict=True) for amount in part])
     for number, usage in enumerate(used):
-        useful_paid, lost_paid, less = (cents[number + len(used) * part] for part in range(3))
+        useful_paid, lost_paid, less, unpaid = cents[number :: len(used)]
         pod_hours = usage.seconds * usage.pods / HOUR
         paid = on_demand = None
         if usage.price is not None:
             paid = useful_paid + lost_paid
         if usage.on_demand_price is not None:
-            on_demand = useful_paid + lost_paid + less
+            on_demand = useful_paid + lost_paid + less + unpaid
         yield Cost(
             pod_hours,
             pod_hours * usage.gpus,
@@ -240,13 +239,15 @@ def costs(used: Sequence[AttemptUsage]) -> Iterator[Cost]:
         )
 
 
-def parts(usage: AttemptUsage) -> tuple[Fraction, Fraction, Fraction]:
-    """Return exact dollars: for useful work, for lost work, and saved against on-demand."""
+def parts(usage: AttemptUsage) -> tuple[Fraction, ...]:
+    """Return exact dollars: useful and lost work, saved against on-demand, and on-demand of an unknown price."""
     hours = Fraction(usage.seconds) * usage.pods / HOUR
     lost_hours = min(Fraction(usage.lost_seconds) * usage.pods / HOUR, hours)
-    price = Fraction(usage.price or 0)
+    if usage.price is None:
+        return Fraction(0), Fraction(0), Fraction(0), hours * Fraction(usage.on_demand_price or 0)
+    price = Fraction(usage.price)
     on_demand = Fraction(usage.on_demand_price if usage.on_demand_price is not None else price)
-    return (hours - lost_hours) * price, lost_hours * price, hours * (on_demand - price)
+    return (hours - lost_hours) * price, lost_hours * price, hours * (on_demand - price), Fraction(0)
 
 
 def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
@@ -262,13 +263,15 @@ def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
 
 def total_cost(rows: Sequence[Cost]) -> Cost:
     """Return the sum of every figure over the rows that have it."""
+    # Of the rows that are paid for, to be compared; None if one of these has no on-demand price.
+    priced = [row.on_demand for row in rows if row.paid is not None]
     return Cost(
         sum(row.pod_hours for row in rows),
         sum(row.gpu_hours for row in rows),
         known_sum([row.watt_hours for row in rows]),
         known_dollars([row.paid for row in rows]),
         known_dollars([row.lost for row in rows]),
-        known_dollars([row.on_demand for row in rows]),
+        None if None in priced else known_dollars(priced or [row.on_demand for row in rows]),
         sum(row.unpriced_pod_hours for row in rows),
     )
 

@@ -1,6 +1,6 @@
 """Figures of a run for TensorBoard and MLflow, written once the run has ended.
 
-Both libraries are optional and imported only here. A thread talks to MLflow for at most :data:`LONGEST_S`.
+A thread talks to MLflow for at most :data:`LONGEST_S`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 from slipstream.pipeline.report.run_directory import MODEL, REPORT, SUMMARY, RunOrigin, flat
 from slipstream.pipeline.report.summary import RunSummary
 from slipstream.shared.artifacts.results.training import History
+from slipstream.shared.errors import first_line
 from slipstream.shared.logs import logger
+from slipstream.shared.one_line import without_secrets
 
 LOG = logger("report")
 EVENTS = "tensorboard"
@@ -79,11 +81,12 @@ def track_run(summary: RunSummary, history: History, origin: RunOrigin, most_s: 
     sender = threading.Thread(target=send, name="mlflow", daemon=True)
     sender.start()
     sender.join(most_s)
+    where = f"{ADDRESS}={without_secrets(address).partition('?')[0]}"
     if sender.is_alive():
-        LOG.warning("%s: MLflow did not take the run within %g s; the run itself is complete", address, most_s)
+        LOG.warning("%s: MLflow did not take the run within %g s; the run itself is complete", where, most_s)
     elif failed:
-        reason = (str(failed[0]).strip() or type(failed[0]).__name__).splitlines()[0]
-        LOG.warning("%s: MLflow did not take the run (%.200s); the run itself is complete", address, reason)
+        reason = first_line(failed[0]).replace(address, "the address")
+        LOG.warning("%s: MLflow did not take the run (%.200s); the run itself is complete", where, reason)
 
 
 def send_run(address: str, summary: RunSummary, history: History, origin: RunOrigin) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from slipstream.pipeline.export.check import LONGEST_JSON, MANIFEST
+from slipstream.pipeline.export.package_files import LONGEST_JSON, MANIFEST
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.score.model import IMAGES, find_model
 from slipstream.pipeline.score.part import finite_rows, prediction_columns, requested_columns
@@ -105,20 +107,39 @@ def arrow_columns(frame: pd.DataFrame, wanted: RequestedColumns) -> pa.RecordBat
 
     if not isinstance(frame, pd.DataFrame):
         raise UserError(f"frame: is a {type(frame).__name__}; expected a pandas.DataFrame with raw columns")
-    frame = frame.rename(columns=str)
+    if isinstance(frame.columns, pd.MultiIndex):
+        raise UserError("frame: its columns have names on several levels (MultiIndex); expected one name per column")
+    names = [str(name) for name in frame.columns]
+    # Without surrounding spaces, as the header of a CSV.
+    plain = [name if name in wanted.names or name.strip() in names else name.strip() for name in names]
+    frame = frame.set_axis(plain, axis=1)
     check_names(list(frame.columns), FRAME)
     check_present(FRAME, list(frame.columns), wanted)
     columns: dict[str, pa.Array] = {}
     for name, kind in wanted.types.items():
         try:
             columns[name] = in_one(pa.Table.from_pandas(frame[[name]], preserve_index=False).column(0))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise UserError(
-                f"frame: column {name!r} holds values of several types ({error.args[0]}); expected one, as the model "
-                f"takes it as {kind}"
-            ) from None
+        except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+            if (found := numbers_and_texts(frame[name], kind)) is None:
+                raise UserError(
+                    f"frame: column {name!r} holds values that are not of one type ({error.args[0]}); expected one, as "
+                    f"the model takes it as {kind}"
+                ) from None
+            columns[name] = found
     check_values({name: column.type for name, column in columns.items()}, FRAME, wanted)
     return pa.RecordBatch.from_pydict({name: value_types.simplify_column(each) for name, each in columns.items()})
+
+
+def numbers_and_texts(column: pd.Series[Any], kind: str) -> pa.Array | None:
+    """Return objects that Arrow refuses, such as integers of 20 digits, as a CSV has them, or None."""
+    gaps, objects = column.isna(), column.astype(object)
+    present = objects[~gaps]
+    if not all(isinstance(value, str | Real | Decimal) and not isinstance(value, bool) for value in present):
+        return None
+    texts = [str(Decimal(value)) if isinstance(value, int) else str(value) for value in present]
+    as_text = kind == TEXT or any(isinstance(value, str) for value in present)
+    objects[~gaps] = texts if as_text else [float(text) for text in texts]
+    return pa.array(objects.where(~gaps, None).to_list(), pa.string() if as_text else pa.float64())
 
 
 def load(address: str | os.PathLike[str]) -> LoadedModel:

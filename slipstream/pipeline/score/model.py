@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from slipstream.pipeline.export.check import BadPackage, check_signature
 from slipstream.pipeline.export.package.copies import copy_package
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
+from slipstream.pipeline.export.package_files import BadPackage, check_signature
 from slipstream.pipeline.promote.store import PromotionPointer, Registry, manifest_digest
 from slipstream.shared.artifacts.records import from_json
 from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS, Distributions
@@ -139,7 +139,7 @@ class ServedModel(OpenedPackage):
             yield
         except UserError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError):
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
             raise self.no_way("its statistics.json describes no table") from None
 
     def no_way(self, why: str) -> UserError:

@@ -165,7 +165,7 @@ def scored_batches(job: ScorePartJob, model: ServedModel, counting: BinCounter |
 def requested_columns(model: ServedModel, keep: dict[str, pa.DataType]) -> RequestedColumns:
     transform = model.transform
     marks = NumberFormat(transform.decimal, transform.thousands, tuple(transform.missing))
-    spellings = {category.name: category.spelling for category in transform.categorical}
+    spellings = {category.name: category.rule for category in transform.categorical}
     return RequestedColumns(model.types, keep, marks, spellings)
 
 

@@ -14,7 +14,7 @@ from slipstream.pipeline.score.table_rows import deciding_files
 from slipstream.shared.artifacts.format import canonical_json
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import logger
-from slipstream.shared.settings import to_dict
+from slipstream.shared.settings import counted_settings
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.config import DataConfig, Format
 from slipstream.shared.source.files import IMAGE_FORMATS, Listing, SourceFile, format_of_all, list_source
@@ -99,8 +99,7 @@ def plan_scoring(
     for warning in source.listing.warnings:
         LOG.warning(warning)
     fingerprint = fingerprint_source(source.listing)
-    made_of = {"form": FORM, "data": fingerprint, "model": address.manifest, **table_settings(source.config, config)}
-    key = hashlib.sha256(canonical_json(made_of)).hexdigest()[:16]
+    key = table_key(fingerprint, address.manifest, source.config, config)
     portions = tuple(ScoringPortion(number, files) for number, files in enumerate(portion_files(source.files)))
     return ScoringPlan(
         source,
@@ -115,9 +114,21 @@ def plan_scoring(
     )
 
 
+def table_key(data: str, model: str, reading: DataConfig, config: ScoringConfig) -> str:
+    """Return the key of the table that a model makes of data, both given by their digests."""
+    made_of = {"form": FORM, "data": data, "model": model, **table_settings(reading, config)}
+    return hashlib.sha256(canonical_json(made_of)).hexdigest()[:16]
+
+
 def table_settings(reading: DataConfig, config: ScoringConfig) -> dict[str, dict[str, object]]:
-    scoring = {name: value for name, value in to_dict(config).items() if name != "public_key"}
-    return {"reading": to_dict(reading), "scoring": scoring}
+    """Return the settings in a table's key and manifest; younger settings at their defaults leave keys unchanged."""
+    scoring = {name: value for name, value in counted_settings(config).items() if name != "public_key"}
+    # Other digests have had ``dates`` from its first release on.
+    younger = () if reading.dates else ("dates",)
+    return {
+        "reading": {name: value for name, value in counted_settings(reading).items() if name not in younger},
+        "scoring": scoring,
+    }
 
 
 def public_key(config: ScoringConfig) -> Path | None:

@@ -95,7 +95,7 @@ class RawPredictor:
         return table.take(value_types.dictionary_codes(coded))
 
     def spelled(self, texts: pa.Array) -> np.ndarray:
-        """Return every text as the model expects it, and as the last element the text for missing values."""
+        """Return every text as the model expects it, and last the text for missing values."""
         clean = value_types.clean_texts(texts.cast(pa.string()), list(self.columns.missing))
         return np.array(
             [*(self.columns.mark if text is None else text for text in clean.to_pylist()), self.columns.mark], object

@@ -113,7 +113,7 @@ def holds_values(units: list[Unit], name: str) -> bool:
 
 
 def kept_types(source: ResolvedSource, keep: list[str], deciding: Mapping[str, SourceFile]) -> dict[str, pa.DataType]:
-    """Return the types in which kept columns are written: those of the ``deciding`` files; text for CSV and JSON.
+    """Return the types in which kept columns are written: of the ``deciding`` files, or text.
 
     Raises ``UserError`` for nested values.
     """

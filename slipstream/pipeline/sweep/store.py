@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from slipstream.pipeline.sweep.records import (
 from slipstream.pipeline.sweep.space import SearchedParameter
 from slipstream.pipeline.train.checkpoint.home import CLAIMS, CheckpointDirectory, newest_attempt
 from slipstream.pipeline.train.checkpoint.lease import Heartbeat, Lease, LeaseObserver, process_lock, within_timeout
-from slipstream.pipeline.train.config import TrainingConfig
+from slipstream.pipeline.train.config import NO_LONGER_LASTING, TrainingConfig, first_difference
 from slipstream.shared.artifacts.format import MANIFEST
 from slipstream.shared.artifacts.records import LARGEST_RECORD
 from slipstream.shared.artifacts.workspaces import Holder
@@ -83,8 +83,9 @@ class SweepStore:
             self._read.clear()  # if two start at once, the first counts
             there = self.identity() or identity
         then, now = with_default_settings(there), with_default_settings(identity)
-        if then != now:
-            name = next(each.name for each in fields(then) if getattr(then, each.name) != getattr(now, each.name))
+        found = first_difference(vars(then), vars(now), ignored=NO_LONGER_LASTING)
+        if found:
+            name = found[0].partition(".")[0]
             what = {"data": "other data", "training": "other training settings"}.get(name, f"another {name}")
             raise UserError(f"sweep.store: {self.address} holds a sweep of {what}; choose another, or leave it empty")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -289,3 +290,23 @@ def resume_settings(training: TrainingConfig) -> dict[str, object]:
 def decides_result(name: str) -> bool:
     """Return True for a setting of the training that must not change on resume."""
     return MAY_CHANGE not in vars(TrainingConfig)["__pydantic_fields__"][name].metadata
+
+
+def first_difference(
+    then: object, now: object, path: str = "", *, ignored: Collection[str] = ()
+) -> tuple[str, object, object] | None:
+    """Return the dotted path and both values of the first difference between two nested mappings.
+
+    Returns None if they are equal. Paths in ``ignored`` are not compared.
+    """
+    if path in ignored:
+        return None
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*then, *now}, key=lambda name: (name != "optimizer", name)):  # other settings follow from it
+            deeper = f"{path}.{key}" if path else str(key)
+            difference = first_difference(then.get(key), now.get(key), deeper, ignored=ignored)
+            if difference:
+                return difference
+        return None
+    # A tuple comes back from JSON as a list, and a mapping in it with sorted keys.
+    return None if json.dumps(then, sort_keys=True) == json.dumps(now, sort_keys=True) else (path, then, now)

@@ -64,5 +64,5 @@ def rows_enough(lost: np.ndarray, most: float, error: float) -> int | None:
     if lost.mean() >= most:
         return None
     if not lost.any():
-        return math.ceil(math.log(error) / math.log(1 - most))
-    return math.ceil((norm.ppf(1 - error) * lost.std() / (most - lost.mean())) ** 2)
+        return math.ceil(math.log(error) / math.log(1 - most)) if most < 1 else 1
+    return max(1, math.ceil((norm.ppf(1 - error) * lost.std() / (most - lost.mean())) ** 2))

@@ -97,5 +97,10 @@ def profile_cloud(profile: Profile) -> str:
         if placement.cloud:
             return placement.cloud
         if kind := placement.node_selector.get(TYPE_LABEL, ""):
-            return "aws" if "." in kind else "azure" if kind.startswith(AZURE_TYPE) else "gcp"
+            return instance_cloud(kind)
     return ""
+
+
+def instance_cloud(kind: str) -> str:
+    """Return the cloud of an instance type."""
+    return "aws" if "." in kind else "azure" if kind.startswith(AZURE_TYPE) else "gcp"

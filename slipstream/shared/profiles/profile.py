@@ -72,6 +72,8 @@ class Profile:
     plan: Planned | None = None
     #: Path of the output of ``slipstream versions`` in the image; "" for the project's constraints. Not needed in pods.
     versions: str = ""
+    #: Absolute path of its file; "" for a built-in profile and in pods.
+    file: str = field(default="", compare=False)
 
     def asked(self, stage: str) -> Placement:
         """Return the request of the stage, with ``processes`` 0 where :meth:`build_placement` would resolve it."""
@@ -165,7 +167,9 @@ def current_profile() -> Profile:
 
 def load_profile(choice: str, setting: str = "") -> Profile:
     """Read a profile by name or path; raise ``UserError``, with ``setting`` before ``choice``, if it is wrong."""
-    return parse_profile(path_of(choice).stem, read_profile_tables(choice, (), setting))
+    path = path_of(choice)
+    found = parse_profile(path.stem, read_profile_tables(choice, (), setting))
+    return found if path.parent == BUILT_IN else replace(found, file=str(path.resolve()))
 
 
 def read_profile_tables(choice: str, through: tuple[Path, ...], setting: str = "") -> Table:

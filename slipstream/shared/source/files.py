@@ -1,7 +1,7 @@
 """Files of the raw data (a file, directory, glob or prefix in a store), listed once per run.
 
 Fingerprint and reads must see the same files, so a run lists its source once. A file whose version changes after
-listing is an error, and a new file is not part of the run.
+listing is an error.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import hash_rows
 from slipstream.shared.source.config import DataConfig
 from slipstream.shared.source.files import SourceFile
+from slipstream.shared.source.npz import DAMAGED, ArrayHeader, open_member, read_content, read_header
 from slipstream.shared.source.quarantine import BadRow
 from slipstream.shared.source.resolved import ResolvedSource, class_folders, load_digits
 from slipstream.shared.storage import StorageUnavailable
@@ -238,7 +239,7 @@ class ArrayPart:
 
     def chunks(self) -> Iterator[ImageChunk]:
         with member(self.file, self.images) as stream:
-            shape, _ = header(self.file, self.images, stream)
+            shape = rowwise_header(self.file, self.images, stream).shape
             rows = rows_at_once(shape[1:])
             for start in range(0, self.rows, rows):
                 count = min(rows, self.rows - start)
@@ -258,24 +259,28 @@ def channels_first(pixels: np.ndarray, channels_last: bool) -> np.ndarray:
 
 
 @contextmanager
-def member(file: SourceFile, name: str) -> Iterator[IO[bytes]]:
-    """Open the array ``name`` of an ``.npz`` file as a stream of ``.npy`` bytes; raise ``UserError`` for damage."""
+def damage_named(file: SourceFile) -> Iterator[None]:
+    """Raise ``UserError`` for a damaged ``.npz`` file."""
     try:
-        with file.open() as raw, zipfile.ZipFile(raw) as archive, archive.open(f"{name}.npy") as stream:
-            yield stream
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, MemoryError) as error:
+        yield
+    except DAMAGED as error:
         if isinstance(error, (UserError, StorageUnavailable)):
             raise
         raise UserError(f"{file.uri}: not a complete .npz file ({str(error)[:200]})") from None
 
 
-def header(file: SourceFile, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, columnwise, dtype = read(stream)
-    if columnwise:
+@contextmanager
+def member(file: SourceFile, name: str) -> Iterator[IO[bytes]]:
+    """Open the array ``name`` of an ``.npz`` file as a stream; raise ``UserError`` for damage."""
+    with damage_named(file), file.open() as raw, open_member(raw, name) as stream:
+        yield stream
+
+
+def rowwise_header(file: SourceFile, name: str, stream: IO[bytes]) -> ArrayHeader:
+    header = read_header(stream)
+    if header.columnwise:
         raise UserError(f"{file.uri}: {name!r} is stored column by column; save it as np.ascontiguousarray(...)")
-    return shape, dtype
+    return header
 
 
 def open_arrays(source: ResolvedSource) -> ImageSet:
@@ -312,31 +317,30 @@ class NpzArrays(NamedTuple):
 
 
 def open_array(file: SourceFile, target: str) -> NpzArrays:
-    try:
-        with file.open() as raw, zipfile.ZipFile(raw) as archive:
-            stored = [name.removesuffix(".npy") for name in archive.namelist()]
-    except zipfile.BadZipFile as error:
-        raise UserError(f"{file.uri}: not a complete .npz file ({error})") from None
+    with damage_named(file), file.open() as raw, zipfile.ZipFile(raw) as archive:
+        stored = [name.removesuffix(".npy") for name in archive.namelist()]
     images = next((name for name in IMAGES if name in stored), None)
     labelled = next((name for name in ((target,) if target else LABELS) if name in stored), None)
     if images is None or labelled is None:
         expected = f"{IMAGES[0]!r} and {target or LABELS[0]!r}"
         raise UserError(f"{file.uri}: holds the arrays {', '.join(map(repr, stored))}; expected {expected}")
     with member(file, images) as stream:
-        shape, dtype = header(file, images, stream)
+        shape, _, dtype = rowwise_header(file, images, stream)
     axes = [axis for axis in (3, 1) if len(shape) == 4 and shape[axis] in (1, 3)]
-    if dtype != np.uint8 or not (len(shape) == 3 or axes) or 0 in shape:
+    if dtype != np.uint8 or not (len(shape) == 3 or axes) or 0 in shape or math.prod(shape[1:]) > 3 * MOST_PIXELS:
         raise UserError(
             f"{file.uri}: {images!r} is {dtype} {list(shape)}; expected uint8 [rows, height, width], [rows, height, "
-            "width, channels] or [rows, channels, height, width] with 1 or 3 channels"
+            "width, channels] or [rows, channels, height, width] with 1 or 3 channels and at most "
+            f"{MOST_PIXELS:,} pixels"
         )
     with member(file, labelled) as stream:
-        labels = np.lib.format.read_array(stream, allow_pickle=False)
-    if labels.shape != shape[:1] or labels.dtype.kind not in "iubU":
-        raise UserError(
-            f"{file.uri}: {labelled!r} is {labels.dtype} {list(labels.shape)}; expected a whole number or a text for "
-            f"each of the {shape[0]:,} images"
-        )
+        header = read_header(stream)
+        if header.shape != shape[:1] or header.dtype.kind not in "iubU" or header.bytes > MOST_BYTES:
+            raise UserError(
+                f"{file.uri}: {labelled!r} is {header}; expected a whole number or a text for each of the "
+                f"{shape[0]:,} images, {MOST_BYTES >> 20} MiB in all"
+            )
+        labels = read_content(stream, header)
     if len(shape) == 3:
         return NpzArrays(images, False, (1, shape[1], shape[2]), labels)
     if axes[0] == 3:

@@ -44,6 +44,8 @@ class CpuEntry(Settings):
     region: str
     on_demand: Dollars
     source: str
+    cpus: Annotated[int, Field(ge=0, le=100_000)] = 0
+    memory_gib: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
 
 @settings
@@ -145,6 +147,9 @@ class CpuInstance:
     on_demand: Decimal
     source: str
     dated: str
+    #: CPUs as Kubernetes counts them, and memory; 0 if unknown.
+    cpus: int = 0
+    memory_gib: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -232,7 +237,8 @@ def instance(name: str, entry: GpuEntry, source: PriceSource) -> Instance:
 
 def cpu_instance(name: str, entry: CpuEntry, source: PriceSource) -> CpuInstance:
     on_demand = exact(entry.on_demand)
-    return CpuInstance(name, entry.cpu, entry.cores, entry.region, on_demand, source.address, source.date)
+    size = (entry.cpus, entry.memory_gib)
+    return CpuInstance(name, entry.cpu, entry.cores, entry.region, on_demand, source.address, source.date, *size)
 
 
 def exact(price: float) -> Decimal:

@@ -18,18 +18,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 
-from slipstream.pipeline.export import check as checking
 from slipstream.pipeline.export.card import settings_section
-from slipstream.pipeline.export.check import (
-    DIGEST,
-    MANIFEST,
-    SIGNATURE,
-    BadPackage,
-    check_package,
-    digest_line,
-    operator_set_versions,
-)
+from slipstream.pipeline.export.check import check_package, operator_set_versions
 from slipstream.pipeline.export.package.sign import sign_package
+from slipstream.pipeline.export.package_files import DIGEST, MANIFEST, SIGNATURE, BadPackage, digest_line
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.shared.artifacts.results import export as exported
 from slipstream.shared.artifacts.results.export import read_export
@@ -229,7 +221,7 @@ def reseal(directory: Path, name: str) -> None:
     """Make the manifest and its digest agree with a changed file, as someone who forges a model would."""
     manifest = json.loads((directory / MANIFEST).read_text())
     content = (directory / name).read_bytes()
-    manifest["files"][name] |= {"size": len(content), "sha256": checking.hashlib.sha256(content).hexdigest()}
+    manifest["files"][name] |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (directory / MANIFEST).write_text(json.dumps(manifest))
     (directory / DIGEST).write_text(digest_line((directory / MANIFEST).read_bytes()))
 
@@ -270,7 +262,8 @@ def test_another_model_behind_a_right_digest_is_found(
 def test_opsets_are_read_as_onnx_reads_them(model: Path) -> None:
     for path in model.glob("*.onnx"):
         expected = {(entry.domain, entry.version) for entry in onnx.load(path).opset_import}
-        assert set(operator_set_versions(path.read_bytes())) == expected
+        with path.open("rb") as file:
+            assert set(operator_set_versions(file)) == expected
 
 
 # Signing

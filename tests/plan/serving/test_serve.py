@@ -406,6 +406,8 @@ def test_the_plan_is_what_manifests_read(model: str, load: Path, tmp_path: Path)
     (tmp_path / "plan.json").write_text(json.dumps(found))
     plan, its = read_plan(tmp_path / "plan.json"), row(found, INT8, "c3-highcpu-4")["planned"]
     assert (plan.variant, plan.instance) == (INT8, "c3-highcpu-4")
+    assert (plan.threads, plan.cpus, plan.memory_gib) == (report().machine.threads, 4, 8)
+    assert plan.of_each == row(found, INT8, "c3-highcpu-4")["replicas_of_each"]
     assert (plan.least, plan.most) == (min(its["replicas"]), max(its["replicas"])) == (1, its["replicas"][12])
     service = service_times(variant(report(), INT8).latency_ms["1"])
     assert service and plan.busy == pytest.approx(20_000 * service.mean * (1 + ONE_RUN) / plan.most)

@@ -13,8 +13,8 @@ from slipstream.pipeline.train.checkpoint import lease
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.sequences import LEASE, Sequence
 
-#: 200 sequences in all: ``OF_A_TEST`` per test, with the checkpoint directory on a disk or on S3.
-OF_A_TEST = 10
+#: 100 sequences in all: ``OF_A_TEST`` per test, with the checkpoint directory on a disk or on S3.
+OF_A_TEST = 5
 PROOF = [("disk", part) for part in range(16)] + [("s3", part) for part in range(4)]
 
 
@@ -50,7 +50,7 @@ def run(
 
 @pytest.mark.prove
 @pytest.mark.parametrize(("where", "part"), PROOF)
-def test_200_sequences(
+def test_100_sequences(
     where: str, part: int, prepared: Path, undisturbed: Callable[[int], dict[str, str]], store: FaultyS3, tmp_path: Path
 ) -> None:
     first = 1000 * (where == "s3") + OF_A_TEST * part

@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slipstream.operations.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.operations.proofs.gpu.layouts import LENGTH, LayoutCase, model_of, token_rows
 from slipstream.operations.proofs.gpu.trainings import write_table
-from slipstream.pipeline.train.checkpoint.restore import first_difference
-from slipstream.pipeline.train.config import NO_LONGER_LASTING, TrainingConfig, resume_settings
+from slipstream.pipeline.train.config import NO_LONGER_LASTING, TrainingConfig, first_difference, resume_settings
 from slipstream.pipeline.train.loop.probe import ModelTraits
 from slipstream.pipeline.train.parallel import replicas
 from slipstream.pipeline.train.parallel.config import GradientsConfig

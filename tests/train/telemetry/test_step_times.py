@@ -162,6 +162,7 @@ def test_a_training_leaves_its_phases_and_its_verdict(watched: Path) -> None:
     assert found.seconds == pytest.approx(sum(found.phases.values()) + between, rel=1e-6)
     assert found.seconds <= ledger.wall
     log = (watched / "run/model.log0").read_text()
+    assert attempt.device == "cpu"
     assert found.seconds < 10 and "times as fast" not in log, "nothing is advised for seconds"
     record = read_attempts(storage_for(str(watched / "run/checkpoints")))[0]
     assert record.began_at == pytest.approx(time.time(), abs=120) and record.observed and record.pods == 1

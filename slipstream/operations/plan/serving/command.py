@@ -192,14 +192,14 @@ def tree(made: ServingPlan) -> dict[str, object]:
         },
         "rows": [row_tree(row, made.load) for row in made.rows],
         "take": f"{made.best.variant} on {made.best.host.name}",
-        "service": service_tree(made.best, made.load),
+        "service": service_tree(made.best, made.load, made.model.report.machine.threads),
         "scale_to_zero": vars(scale_to_zero(made.best, made.load, made.wanted)),
         "because": list(serving_advice(made.rows, made.load, made.wanted)),
         "notes": list(made.notes),
     }
 
 
-def service_tree(best: ServingOption, load: RequestLoad) -> dict[str, object]:
+def service_tree(best: ServingOption, load: RequestLoad, threads: int) -> dict[str, object]:
     """Return the content of the plan for ``slipstream manifests --plan``."""
     assert best.planned
     replicas = best.planned.replicas
@@ -210,6 +210,10 @@ def service_tree(best: ServingOption, load: RequestLoad) -> dict[str, object]:
         "least": min(replicas),
         "most": most,
         "busy": rate * best.time.planned.mean / most,
+        "threads": threads,
+        "cpus": best.host.cpus,
+        "memory_gib": best.host.memory_gib,
+        "of_each": best.host.holds,
     }
 
 

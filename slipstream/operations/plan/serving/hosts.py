@@ -35,6 +35,9 @@ class ServingInstance:
     holds: int
     gpu: GpuModel | None
     cpu: str
+    #: As :class:`.CpuInstance`.
+    cpus: int = 0
+    memory_gib: float = 0.0
 
     @property
     def computes_on(self) -> str:
@@ -72,7 +75,15 @@ def serving_instances(prices: PriceList, threads: int, only: Sequence[str]) -> l
     known = {
         **{
             each.name: ServingInstance(
-                each.name, each.region, float(each.on_demand), each.dated, each.cores // threads, None, each.cpu
+                each.name,
+                each.region,
+                float(each.on_demand),
+                each.dated,
+                each.cores // threads,
+                None,
+                each.cpu,
+                each.cpus,
+                each.memory_gib,
             )
             for each in prices.cpu_instances.values()
         },

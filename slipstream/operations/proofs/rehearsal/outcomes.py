@@ -84,4 +84,4 @@ def cause_of(message: str) -> str:
     """Return the line of flytekit's message that names the cause, found between the stack frames."""
     lines = [line.strip() for line in message.splitlines() if line.strip(" =")]
     said = [after for before, after in pairwise(lines) if before == "Message:"] or lines
-    return said[-1].rpartition("error=")[2].removesuffix(", cause=")[:200] if said else ""
+    return said[-1].partition(", cause=")[0].rpartition("error=")[2][:200] if said else ""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream.shared.source.columns.number_formats import NumberFormat, missing_marks
+from slipstream.shared.source.columns.spelling import rule_in_force
 from slipstream.shared.source.columns.value_types import ARROW, TEXT, TIME, TIMES, as_numbers
 
 #: Codes of a categorical input: missing, unseen, and the vocabulary's first text.
@@ -43,6 +44,10 @@ class CategoryInput:
     name: str
     vocabulary: tuple[str, ...]
     spelling: str = ""
+
+    @property
+    def rule(self) -> str:
+        return rule_in_force(self.spelling, self.vocabulary)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from slipstream.pipeline.export.package.raw_columns import (
 )
 from slipstream.pipeline.export.package.raw_times import TEXT_OPSET, input_dtype, parse_times
 from slipstream.shared.models.decision import log_odds
-from slipstream.shared.source.columns.spelling import BOOLEAN, WHOLE
+from slipstream.shared.source.columns.spelling import other_spellings
 from slipstream.shared.source.columns.value_types import TIME
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
@@ -139,14 +139,10 @@ def append_encoding(graph: GraphBuilder, columns: RawColumns, inputs: dict[str, 
 
 
 def encode_texts(graph: GraphBuilder, texts: str, category: CategoryInput, missing: Sequence[str]) -> str:
-    """Append the int64 codes of a text column; numbers may have the fraction .0, and booleans a capital."""
+    """Append the int64 codes of a text column; numbers and booleans may be spelled as pandas and Python do."""
     known = {text: FIRST + index for index, text in enumerate(category.vocabulary)}
-    codes = {**dict.fromkeys(missing, MISSING), **known}
-    for text, code in known.items():
-        if category.spelling == WHOLE:
-            codes[f"{text}.0"] = code
-        elif category.spelling == BOOLEAN:
-            codes[text.title()] = codes[text.upper()] = code
+    others = other_spellings(category.vocabulary, category.rule)
+    codes = {**{other: known[text] for other, text in others.items()}, **dict.fromkeys(missing, MISSING), **known}
     # LabelEncoder needs at least one entry.
     codes = codes or {"": UNSEEN}
     names, numbers = list(codes), list(codes.values())

@@ -24,6 +24,7 @@ from slipstream.shared.artifacts.results.scoring import Bins, Distributions
 from slipstream.shared.comparison.stability import fit_numbers, fit_predictions, fit_texts
 from slipstream.shared.models.predict import ModelFunction, predict_records
 from slipstream.shared.source.columns.spelling import respell
+from slipstream.shared.source.columns.transform import decode_numbers, invert_curve
 from slipstream.shared.source.columns.value_types import BOOLEAN, INTEGER, TEXT, TIME
 
 ROWS = 16
@@ -91,7 +92,7 @@ def iso_texts(seconds: np.ndarray) -> np.ndarray:
 def draw_numbers(number: NumericInput, kind: str, rng: np.random.Generator) -> list[float | None]:
     standard = rng.normal(size=ROWS)
     gaps = number.indicator & (rng.random(ROWS) < GAPS)
-    values = invert_curve(number, number.mean + number.std * standard)
+    values = invert_curve(number.mean + number.std * standard, number.curve, number.scale)
     if kind == BOOLEAN:
         values = (values > number.mean).astype(float)
     elif kind in (INTEGER, TIME):
@@ -100,37 +101,22 @@ def draw_numbers(number: NumericInput, kind: str, rng: np.random.Generator) -> l
     return [None if gap else float(value) for value, gap in zip(finite, gaps, strict=True)]
 
 
-def invert_curve(number: NumericInput, curved: np.ndarray) -> np.ndarray:
-    """Return the raw numbers that a column's curve ("linear" or "log") maps to ``curved``."""
-    if number.curve != "log":
-        return curved
-    with np.errstate(over="ignore"):
-        return np.sign(curved) * number.scale * np.expm1(np.abs(curved))
-
-
 #: Placeholder for a text outside the vocabulary, which the encoding cannot restore; no vocabulary contains it.
 LOST = "\ufffdlost"
-#: Units in seconds to which a decoded time is rounded if single-precision error explains the difference.
-UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
 
 
 def decode_rows(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
     """Return every raw column as ``[rows]``: float64 with NaN for missing, or texts.
 
-    Numbers have single precision, except integers and times at a full minute, hour or day. A text outside the
-    vocabulary becomes ``LOST``.
+    A text outside the vocabulary becomes ``LOST``.
     """
     decoded: dict[str, np.ndarray] = {}
     indicators = {name: len(columns.numbers) + index for index, name in enumerate(columns.indicators)}
     for index, number in enumerate(columns.numbers):
         if number.part:
             continue
-        standard = records["numeric"][:, index].astype(np.float64)
-        values = invert_curve(number, standard * number.std + number.mean)
-        if columns.types[number.name] in (INTEGER, BOOLEAN):
-            values = np.round(values)
-        elif columns.types[number.name] == TIME:
-            values = snap_times(values, number.std * np.abs(standard) * 2.0**-23)
+        kind, standard = columns.types[number.name], records["numeric"][:, index]
+        values = decode_numbers(standard, kind, number.mean, number.std, number.curve, number.scale)
         if number.name in indicators:
             values[records["numeric"][:, indicators[number.name]] == 1] = np.nan
         decoded[number.name] = values
@@ -141,24 +127,12 @@ def decode_rows(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarra
     return {name: decoded[name] for name in columns.types}
 
 
-def snap_times(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Round each time to the largest of ``UNITS`` for which the change is within its ``error``."""
-    left = np.ones(len(seconds), bool)
-    rounded = seconds.copy()
-    for unit in UNITS:
-        nearest = np.round(seconds / unit) * unit
-        fits = left & (np.abs(nearest - seconds) <= error)
-        rounded[fits] = nearest[fits]
-        left &= ~fits
-    return rounded
-
-
 def undecided_rows(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
     """Return a mask (bool ``[rows]``) of rows with a text that ``columns`` lost and ``other`` may encode."""
     vocabularies = {category.name: category.vocabulary for category in other.categories}
     lost = np.zeros(len(records), bool)
     for index, category in enumerate(columns.categories):
-        if respelled(vocabularies.get(category.name, ()), category.spelling).keys() - set(category.vocabulary):
+        if respelled(vocabularies.get(category.name, ()), category.rule).keys() - set(category.vocabulary):
             lost |= records["categorical"][:, index] == UNSEEN
     return lost
 
@@ -170,7 +144,7 @@ def respelled(vocabulary: Sequence[str], rule: str) -> dict[str, str]:
 
 def as_spelled_by(other: RawColumns, columns: RawColumns, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return decoded ``values`` of ``columns`` with the texts as the vocabularies of ``other`` spell them."""
-    rules = {category.name: category.spelling for category in columns.categories}
+    rules = {category.name: category.rule for category in columns.categories}
     spelled = dict(values)
     for category in other.categories:
         names = respelled(category.vocabulary, rules.get(category.name, ""))

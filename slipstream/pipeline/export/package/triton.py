@@ -1,8 +1,7 @@
 """Model repository for NVIDIA's Triton: ``slipstream triton``.
 
 ``config.pbtxt`` is written from the signature and measurements, and checked by :func:`config_errors`. If tritonclient
-is installed (extra ``[triton]``), Triton's own protobuf parses it as well. It checks field names, but accepts a
-preferred batch above the maximum, and tensors that the model does not have.
+is installed (extra ``[triton]``), Triton's own protobuf parses it as well.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import click
 
-from slipstream.pipeline.export.check import BadPackage, check_files, read_file
+from slipstream.pipeline.export.package_files import BadPackage, check_files, read_file
 from slipstream.shared.artifacts.records import from_json
 from slipstream.shared.artifacts.results.export import (
     REPORT,

@@ -1,7 +1,7 @@
 """FP16 and BF16 files for GPUs: matmuls, convolutions, embeddings and the operators between them in 16 bits.
 
 As in torch's autocast, other operators stay in FP32: in sums, normalisations and exponentials, 16 bits lose digits or
-overflow. Inputs and outputs keep their types, so for callers only the last digits differ.
+overflow.
 """
 
 from __future__ import annotations

@@ -102,9 +102,7 @@ FOR_GPUS = [Recipe("fp16"), Recipe("bf16")]
 def recipes_for(model: onnx.ModelProto, smallest_first: bool = False) -> list[Recipe]:
     """Return all CPU recipes for a model, the most promising first, since the time may end early.
 
-    The order follows the measurements of ``benchmarks/export.py``. Convolutional models start with INT8 outputs and
-    FP32 narrow convolutions; others with a smoothed first matmul. ONNX Runtime's defaults (S8S8, per tensor, all
-    operators) and dynamic quantisation follow, then the remaining combinations. ``smallest_first`` starts with INT4.
+    The order follows the measurements of ``benchmarks/export.py``. ``smallest_first`` starts with INT4.
     """
     if has_convolutions(model):
         scopes: tuple[Operators, ...] = ("between", "all", "products")

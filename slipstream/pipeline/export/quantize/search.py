@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from slipstream.pipeline.export.choose import GateResult, left_out
+from slipstream.pipeline.export.choose import GateResult, is_within_size, left_out
 from slipstream.pipeline.export.config import ExportConfig
 from slipstream.pipeline.export.quantize.quantise import Quantiser
 from slipstream.pipeline.export.quantize.recipes import CONVOLUTIONS, FOR_GPUS, LARGE, Recipe, fp32_shares, recipes_for
@@ -118,6 +118,10 @@ def fastest_first(candidates: Sequence[ExportCandidate], batch: int) -> list[Exp
     return sorted((each for each in candidates if batch in each.speed), key=lambda each: -each.speed[batch])
 
 
+def smallest_first(candidates: Sequence[ExportCandidate]) -> list[ExportCandidate]:
+    return sorted(candidates, key=lambda each: each.bytes)
+
+
 #: Function that returns a file's loss on the search rows, in points of accuracy or percent of RMSE.
 LossOfFile = Callable[[Path], float]
 BATCHES = (1, 32, 256)
@@ -154,6 +158,7 @@ def search_recipes(
     remain in ``directory``.
     """
     records, others = search_rows(fp32, data, config), list[VariantFigures]()
+    over_budget = not is_within_size(fp32.stat().st_size, config)
     with TemporaryDirectory(dir=directory) as scratch:
         quantiser = Quantiser(
             fp32, calibration_inputs(data, config), Path(scratch), 8 if config.target == "vnni" else 7
@@ -166,7 +171,8 @@ def search_recipes(
         speeds = SpeedRanking(fp32, data.signature, records, config, batches)
         speeds.screen(candidates, started + SCREENING * config.seconds)
         try:
-            mixed = make_mixed_precision(directory, quantiser, candidates, loss_of, config, started)
+            small = [each for each in candidates if is_within_size(each.bytes, config)]
+            mixed = make_mixed_precision(directory, quantiser, small, loss_of, config, started)
         except Exception as error:
             others.append(left_out("mixed precision", creation_failure(error), recipe="mixed"))
             for path in directory.glob("model.*-mixed*.onnx"):
@@ -175,10 +181,10 @@ def search_recipes(
             candidates += mixed
             speeds.screen(mixed, started + MIXING * config.seconds)
     good = [each for each in candidates if each.loss <= config.max_loss]
-    if config.optimise == "size":
-        finalists = sorted(good, key=lambda each: each.bytes)[:MOST_FINALISTS]
-    else:
-        finalists = choose_finalists(speeds.rank(good, started + RANKING * config.seconds), config)
+    if over_budget:
+        good = [each for each in good if is_within_size(each.bytes, config)] or smallest_first(good)[:MOST_FINALISTS]
+    ranked = {} if config.optimise == "size" else speeds.rank(good, started + RANKING * config.seconds)
+    finalists = choose_finalists(good, ranked, config, over_budget)
     for candidate in candidates:
         if candidate not in finalists:
             verdict = rejection_reason(candidate, data.signature.task, config)
@@ -242,7 +248,8 @@ def make_all(
     import onnx
 
     seen, fp32 = dict[bytes, str](), onnx.load(quantiser.fp32)
-    recipes = FOR_GPUS if config.provider == "cuda" else recipes_for(fp32, config.optimise == "size")
+    for_size = config.optimise == "size" or not is_within_size(quantiser.fp32.stat().st_size, config)
+    recipes = FOR_GPUS if config.provider == "cuda" else recipes_for(fp32, for_size)
     late = GateResult("not tried", f"the time limit was reached (export.seconds: {config.seconds:g})")
     for recipe in recipes:
         path = directory / f"model.{recipe.code}.onnx"
@@ -315,18 +322,32 @@ def make_mixed_precision(
     return []
 
 
-def choose_finalists(ranked: Mapping[int, Sequence[ExportCandidate]], config: ExportConfig) -> list[ExportCandidate]:
-    """Return the fastest at every batch size, then the next fastest at ``decide_at_batch``."""
-    batches = sorted(ranked, key=lambda batch: batch != config.decide_at_batch)
-    first = [ranked[batch][0] for batch in batches if ranked[batch]]
-    ordered = {each.name: each for each in (*first, *ranked[config.decide_at_batch])}
-    return list(ordered.values())[:MOST_FINALISTS]
+def choose_finalists(
+    good: Sequence[ExportCandidate],
+    ranked: Mapping[int, Sequence[ExportCandidate]],
+    config: ExportConfig,
+    over_budget: bool = False,
+) -> list[ExportCandidate]:
+    """Return the fastest at every batch size, then the next fastest at ``decide_at_batch``; or the smallest."""
+    at, smallest = config.decide_at_batch, smallest_first(good)
+    if config.optimise == "size":
+        # The smallest may all be too slow for a budget of latency.
+        fastest = fastest_first(good, at)[:1] if config.budget_ms else []
+        chosen = [*smallest[:1], *fastest, *smallest]
+    else:
+        batches = sorted(ranked, key=lambda batch: batch != at)
+        first = [ranked[batch][0] for batch in batches if ranked[batch]]
+        # With FP32 over the budget no speed is required, so those without a rank, which are clearly slower, may do.
+        chosen = [*first, *ranked[at], *(smallest if over_budget else [])]
+    return list({each.name: each for each in chosen}.values())[:MOST_FINALISTS]
 
 
 def rejection_reason(candidate: ExportCandidate, task: str, config: ExportConfig) -> GateResult:
     """Return why a candidate is not a finalist."""
     if candidate.loss > config.max_loss:
         return GateResult("failed", f"it lost {candidate.loss:.2f} {UNITS[task]} on the rows of the search")
+    if not is_within_size(candidate.bytes, config):
+        return GateResult("over budget", f"its {candidate.bytes:,} bytes are over the budget")
     if config.optimise == "size":
         return GateResult("dropped", f"others are smaller than its {candidate.bytes:,} bytes")
     if not candidate.speed:
@@ -347,7 +368,7 @@ def matmul_names(path: Path) -> list[str]:
 def rank_by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict[str, float]:
     """Return the mean absolute output error of quantising only one layer, by name, largest first.
 
-    Uses the calibration rows. Layers after ``deadline`` (``time.perf_counter``) are missing.
+    Layers after ``deadline`` (``time.perf_counter``) are missing.
     """
     expected = onnx_predictor(quantiser.fp32, 1)(quantiser.inputs)
     target, errors = quantiser.scratch / "single.onnx", dict[str, float]()

@@ -255,8 +255,9 @@ def add_dictionary_counts(name: str, counts: CodeOccurrences, scan: UnitScan, re
     else:
         found = counts.named(names, TRAIN)
         column.texts.add(found)
-        allowed = spelling_rules(pa.array(found, pa.string())) if column.rules else set()
-        column.rules = [rule for rule in column.rules if rule in allowed]
+        if found and column.rules:
+            allowed = spelling_rules(pa.array(found, pa.string()))
+            column.rules = [rule for rule in column.rules if rule in allowed]
     rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
     column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
     if name == scan.target:

@@ -22,6 +22,7 @@ from torch import Tensor
 from slipstream.pipeline.train.checkpoint.home import CheckpointDirectory, CheckpointName
 from slipstream.pipeline.train.checkpoint.publish import CONTENT, KIND, STATE, is_rank_file, rank_file, run_and_gather
 from slipstream.pipeline.train.checkpoint.shards import ByteRange, Index, holds_tensors
+from slipstream.pipeline.train.config import first_difference
 from slipstream.shared.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact, FileRecord, Manifest
 from slipstream.shared.artifacts.records import from_json
 from slipstream.shared.artifacts.workspaces import Holder
@@ -240,26 +241,6 @@ class ResumePolicy:
                 f"continue with the same {name}, choose another checkpoint directory, or start afresh with "
                 "training.resume=never"
             )
-
-
-def first_difference(
-    then: object, now: object, path: str = "", *, ignored: Collection[str] = ()
-) -> tuple[str, object, object] | None:
-    """Return the dotted path and both values of the first difference between two nested mappings.
-
-    Returns None if they are equal. Paths in ``ignored`` are not compared.
-    """
-    if path in ignored:
-        return None
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        for key in sorted({*then, *now}, key=lambda name: (name != "optimizer", name)):  # other settings follow from it
-            deeper = f"{path}.{key}" if path else str(key)
-            difference = first_difference(then.get(key), now.get(key), deeper, ignored=ignored)
-            if difference:
-                return difference
-        return None
-    # A tuple comes back from JSON as a list, and a mapping in it with sorted keys.
-    return None if json.dumps(then, sort_keys=True) == json.dumps(now, sort_keys=True) else (path, then, now)
 
 
 def abbreviated(value: object) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.pipeline.train.config import TrainingConfig
 from slipstream.shared.artifacts.prepared.card import CARD
-from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData, Signature
+from slipstream.shared.artifacts.prepared.data import TARGET, WEIGHT, PreparedData, Signature
 from slipstream.shared.artifacts.results.training import ThresholdRule
 from slipstream.shared.errors import UserError
 from slipstream.shared.models.decision import (
@@ -27,6 +27,8 @@ METRICS = {
     "regression": ("loss", "rmse"),
     "next token": ("loss", "accuracy"),
 }
+#: Largest number of training rows whose weights are summed by class.
+SAMPLED = 200_000
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,27 @@ def class_rows(data: PreparedData, split: str) -> np.ndarray:
 
 
 def class_weights(training: TrainingConfig, data: PreparedData) -> np.ndarray | None:
-    """Return the weights of the classes in the loss, float32; their mean over the training rows is 1."""
+    """Return the weights of the classes in the loss, float32.
+
+    Multiplied by the rows' own weights, their mean over the training rows is 1.
+    """
     if not (training.balance_classes or training.class_weights):
         return None
-    rows = class_rows(data, "train")
+    totals = class_totals(data)
     if training.balance_classes:
-        return (rows.sum() / (len(rows) * np.maximum(rows, 1))).astype(np.float32)
+        return (totals.sum() / (len(totals) * np.where(totals > 0, totals, 1))).astype(np.float32)
     weights = np.array(by_class(training.class_weights, data.signature))
-    return (weights * rows.sum() / (weights * rows).sum()).astype(np.float32)
+    return (weights * totals.sum() / (weights * totals).sum()).astype(np.float32)
+
+
+def class_totals(data: PreparedData) -> np.ndarray:
+    """Return the sum of the training rows' weights by class; from at most :data:`SAMPLED` rows if they have any."""
+    rows = class_rows(data, "train")
+    if not data.signature.weight:
+        return rows
+    records = data.sample("train", SAMPLED)
+    counts, sums = (np.bincount(records[TARGET], each, len(rows)) for each in (None, records[WEIGHT]))
+    return rows * np.divide(sums, counts, where=counts > 0, out=np.ones(len(rows)))
 
 
 def check_goal(training: TrainingConfig, data: PreparedData) -> None:

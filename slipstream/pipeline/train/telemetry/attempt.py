@@ -76,6 +76,7 @@ def record_attempt(resumed: ResumedTraining) -> dict[str, bytes]:
         compiled=setup.compiled.figures_at_end() if setup.compiled else None,
         bottleneck=bottleneck,
         code_versions=checkpoints.trained_by,
+        device=recorder.record.device,
     )
     # All pods have uploaded their samples, because the ranks have exchanged memory figures afterwards.
     devices = read_device_series(checkpoints.home.storage, attempts) if group.rank == 0 else None

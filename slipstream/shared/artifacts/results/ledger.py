@@ -2,8 +2,7 @@
 
 Rank 0 writes one record per attempt, ``ledger/<attempt>.json`` in the checkpoint directory
 (:mod:`slipstream.pipeline.train.fault_tolerance.goodput`). If another rank ended the attempt, it writes
-``ledger/<attempt>.end.json``, which overrides rank 0's ``ended``. Steps are useful if no later attempt repeated them.
-The ledger does not affect results.
+``ledger/<attempt>.end.json``, which overrides rank 0's ``ended``.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps
 ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
 #: Value of ``ended`` for an attempt that recorded no end.
 KILLED = "killed, or its machine was lost"
+#: Name of a GPU that no record names.
+UNKNOWN_GPU = "an unknown GPU"
 
 LOG = logger("goodput")
 
@@ -197,7 +198,7 @@ class TrainingFigures:
     """Measurements of a training over all attempts."""
 
     world: ProcessGroupFigures
-    #: Name of its GPUs, "" on CPUs; and number of pods per attempt.
+    #: Driver's name of its GPUs, :data:`UNKNOWN_GPU`, or "" on CPUs; and number of pods per attempt.
     gpu: str
     pods: int
     parameters: int
@@ -227,11 +228,10 @@ def read_figures(directory: Path) -> TrainingFigures:
     training = Artifact.open(directory, KIND).made_by.get("training")
     batch_size = training.get("batch_size", 0) if isinstance(training, dict) else 0
     devices = devices or TrainingDevices([], [])
-    gpus = [device.name for pod in devices.pods for device in pod.devices if device.kind == "gpu"]
     last = max((pod.attempt for pod in devices.pods), default=0)
     return TrainingFigures(
         world=history.world,
-        gpu=gpu_name(gpus, attempt.throughput) if history.world.device != "cpu" else "",
+        gpu=gpu_name(attempt.device, attempt.throughput) if history.world.device != "cpu" else "",
         pods=max(1, sum(pod.attempt == last for pod in devices.pods)),
         parameters=history.parameters,
         trained=history.trained,
@@ -245,6 +245,6 @@ def read_figures(directory: Path) -> TrainingFigures:
     )
 
 
-def gpu_name(sampled: Sequence[str], speed: Throughput | None) -> str:
-    """Return the GPU name reported by the driver, else the name in ``speed.peak_from``."""
-    return next(iter(sampled), speed.peak_from.removeprefix("the data sheet of ") if speed else "")
+def gpu_name(device: str, speed: Throughput | None) -> str:
+    """Return ``device``; if it is "" (older records), the name in ``speed.peak_from``, else :data:`UNKNOWN_GPU`."""
+    return device or (speed.peak_from.partition("the data sheet of ")[2] if speed else "") or UNKNOWN_GPU

@@ -234,6 +234,8 @@ class Attempt:
     bottleneck: Bottleneck | None = None
     #: Code versions of the stage train over all attempts, in order; empty in older records.
     code_versions: list[str] = field(default_factory=list)
+    #: Device of rank 0, as :attr:`.AttemptRecord.device`; "" in older records.
+    device: str = ""
 
 
 def record_files(history: History, attempt: Attempt, devices: TrainingDevices | None = None) -> dict[str, bytes]:

@@ -21,7 +21,7 @@ from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.identity import splitmix64
 from slipstream.shared.source.columns.number_formats import NumberFormat
-from slipstream.shared.source.columns.spelling import respell, rule_of
+from slipstream.shared.source.columns.spelling import respell, rule_in_force, rule_of
 
 #: Codes of missing and of unseen texts, and the first code of the vocabulary.
 MISSING, UNSEEN, FIRST = 0, 1, 2
@@ -33,6 +33,8 @@ BETWEEN_WORDS = r"[\s\p{P}\p{S}\p{C}]+"
 CHARACTERS_PER_TOKEN = 64
 DAY = 86_400.0
 LAST_SECOND = 9e18
+#: Units in seconds to which a decoded time is rounded if single-precision error explains the difference.
+UNITS = (DAY, 3_600.0, 60.0, 1.0)
 #: Number of standard deviations at which outliers are clipped, to prevent overflow.
 FARTHEST = 1e4
 #: Number of rows encoded at once, few enough for the CPU cache.
@@ -75,6 +77,10 @@ class CategoricalColumn:
     vocabulary: tuple[str, ...]
     spelling: str = ""
 
+    @cached_property
+    def rule(self) -> str:
+        return rule_in_force(self.spelling, self.vocabulary)
+
     @property
     def cardinality(self) -> int:
         return len(self.vocabulary) + FIRST
@@ -91,7 +97,7 @@ class CategoricalColumn:
 
     def _table(self, dictionary: pa.Array, missing: list[str]) -> np.ndarray:
         """Return the code of every text of a dictionary, and last the code of missing texts."""
-        distinct = respell(value_types.clean_texts(dictionary.cast(pa.string()), missing), self.spelling)
+        distinct = respell(value_types.clean_texts(dictionary.cast(pa.string()), missing), self.rule)
         indices = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
         codes = pc.fill_null(pc.add(indices, FIRST), UNSEEN)
         codes = pc.if_else(distinct.is_valid(), codes, MISSING).to_numpy(zero_copy_only=False).astype(np.int32)
@@ -188,7 +194,7 @@ class Transform:
                 out["categorical"][rows] = codes[:, rows].T
 
     def _encode_numbers(self, numbers: dict[str, np.ndarray], out: np.ndarray) -> None:
-        """Write all numeric inputs to ``out``; they are computed column by column and then transposed."""
+        """Write all numeric inputs to ``out``, computed by column."""
         rows, width = out.shape
         matrix = np.empty((width, rows + APART), np.float32)[:, :rows]
         deviations = np.empty(rows)
@@ -218,7 +224,7 @@ class Transform:
         return table[distinct.indices.to_numpy()]
 
     def encode_weight(self, column: pa.Array) -> np.ndarray:
-        """Return float32 ``[rows]`` weights with mean 1 over the training rows, which keeps the scale of the loss."""
+        """Return float32 ``[rows]`` weights with mean 1 over the training rows."""
         return (value_types.as_numbers(column) / self.weight_mean).astype(np.float32)
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
@@ -246,6 +252,36 @@ class Transform:
 
 def apply_curve(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:
     return np.sign(numbers) * np.log1p(np.abs(numbers) / scale) if curve == "log" else numbers
+
+
+def invert_curve(curved: np.ndarray, curve: str, scale: float) -> np.ndarray:
+    if curve != "log":
+        return curved
+    with np.errstate(over="ignore"):
+        return np.sign(curved) * scale * np.expm1(np.abs(curved))
+
+
+def decode_numbers(
+    standard: np.ndarray, kind: str, mean: float, std: float, curve: str = "linear", scale: float = 1.0
+) -> np.ndarray:
+    """Return raw numbers, in single precision except integers and times at full ``UNITS``."""
+    standard = standard.astype(np.float64)
+    values = invert_curve(standard * std + mean, curve, scale)
+    if kind in (value_types.INTEGER, value_types.BOOLEAN):
+        return np.round(values)
+    return snap_times(values, std * np.abs(standard) * 2.0**-23) if kind in value_types.TIMES else values
+
+
+def snap_times(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Round each time to the largest of ``UNITS`` for which the change is within its ``error``."""
+    left = np.ones(len(seconds), bool)
+    rounded = seconds.copy()
+    for unit in UNITS:
+        nearest = np.round(seconds / unit) * unit
+        fits = left & (np.abs(nearest - seconds) <= error)
+        rounded[fits] = nearest[fits]
+        left &= ~fits
+    return rounded
 
 
 def take_part(seconds: np.ndarray, part: str) -> np.ndarray:

@@ -187,7 +187,7 @@ def is_decimal(values: pa.Array, texts: pa.Array) -> bool:
 
 
 def characters_of(integers: pa.Array) -> int | None:
-    """Return the number of characters of the integers if they are written without leading zeros; None without any."""
+    """Return the number of characters of the integers without leading zeros; None without any."""
     low, high = pc.min_max(integers).as_py().values()
     if low is None:
         return None
@@ -218,8 +218,7 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
 def as_far_as_read(texts: pa.Array) -> pa.Array:
     """Return texts as float64, null where they are not numbers.
 
-    The usually few failures are found by bisection, down to ranges that Arrow can cast or that are short enough to
-    parse.
+    Failures are found by bisection, down to few values.
     """
     read = cast_texts(texts, NUMBER)
     if read is not None:
@@ -279,7 +278,7 @@ def dictionary_codes(column: pa.DictionaryArray) -> np.ndarray:
 
 
 def class_label(value: object) -> str:
-    """Return a value as a class name; whole numbers lose the fraction, so that 1 and 1.0 are one class."""
+    """Return a value as a class name; 1 and 1.0 are one class."""
     if isinstance(value, Decimal):
         value = float(value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -43,8 +43,7 @@ NEVER_CLOSES = "a quote opens here and never closes"
 class TextBlock:
     """Complete records of one file in UTF-8; ``first_line`` counts from 1.
 
-    ``content`` is None if the bytes are in a local file at ``offset``. The
-    parsing process then reads them itself, which is faster.
+    ``content`` is None if the bytes are in a local file at ``offset``.
 
     A block with a ``fault`` holds the start of one line that is not a record; ``fault`` is the reason.
     """
@@ -180,10 +179,7 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
 
 
 def sample_blocks(file: SourceFile, config: DataConfig, head_bytes: int, place_bytes: int) -> Iterator[TextBlock]:
-    """Yield blocks from the start, the middle and the end of a file, or its start if it must be decoded.
-
-    The last two start after a line break, which may be inside a value.
-    """
+    """Yield blocks from the start, the middle and the end of a file, or its start if it must be decoded."""
     head = next(read_blocks(file, config, head_bytes), None)
     if head is None:
         return

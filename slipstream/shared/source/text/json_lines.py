@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,8 @@ from slipstream.shared.source.quarantine import BadRow
 from slipstream.shared.source.text.csv_blocks import ParsedBlock, TextBlock, parse_faulty_block
 
 RAW_CHARACTERS = 200
+#: Limits of a block's table: columns, and values with nulls, which take half a gigabyte and two seconds.
+MOST_KEYS, MOST_VALUES = 20_000, 1 << 27
 
 
 def parse_sample(file: SourceFile, blocks: Iterable[TextBlock], config: DataConfig) -> list[ParsedBlock]:
@@ -34,23 +36,47 @@ def parse_json_block(block: TextBlock, names: list[str], config: DataConfig) -> 
     """
     if block.fault:
         return parse_faulty_block(block, names)
-    rows: list[dict[str, object]] = []
+    found: dict[str, dict[int, object]] = {name: {} for name in names}
     lines: list[int] = []
     bad: list[BadRow] = []
     for number, line in enumerate(block.data.splitlines(), start=block.first_line):
         if not line.strip():
             continue
         try:
-            rows.append(object_on(line))
-            lines.append(number)
+            row = object_on(line)
         except BadJsonLine as error:
             raw = line[: 4 * RAW_CHARACTERS].decode("utf-8", "replace")[:RAW_CHARACTERS]
             bad.append(BadRow(block.file, number, "", str(error), raw))
-    names = list(dict.fromkeys([*names, *(name for row in rows for name in row)]))
-    undeclared = [name for name in names if name not in config.types]
-    nested = [name for name in undeclared if any(isinstance(row.get(name), dict | list) for row in rows)]
-    columns = {name: pa.array([text_of(row.get(name)) for row in rows], pa.string()) for name in names}
+            continue
+        for name, value in row.items():
+            found.setdefault(name, {})[len(lines)] = value
+        lines.append(number)
+        check_keys(found, lines, block.file)
+    nested = [
+        name
+        for name, values in found.items()
+        if name not in config.types and any(isinstance(value, dict | list) for value in values.values())
+    ]
+    columns = {name: text_column(values, len(lines)) for name, values in found.items()}
     return ParsedBlock(block.file, pa.table(columns), np.array(lines, np.int64), bad, nested)
+
+
+def check_keys(keys: Collection[str], lines: list[int], file: str) -> None:
+    """Raise ``UserError`` for too many keys for their rows."""
+    if len(keys) > MOST_KEYS or len(keys) * len(lines) > MOST_VALUES:
+        raise UserError(
+            f"{file}: line {lines[-1]:,}: there are {len(keys):,} different keys since line {lines[0]:,}, such as "
+            f"{list(keys)[-1]!r:.40}; expected at most {MOST_KEYS:,}, or fewer if most lines lack most of them, since "
+            'each is a column. If keys are ids or dates, write them as values: {"id": …, "value": …}'
+        )
+
+
+def text_column(values: Mapping[int, object], rows: int) -> pa.Array:
+    """Return a text column from its values by row; other rows are null."""
+    texts: list[str | None] = [None] * rows
+    for row, value in values.items():
+        texts[row] = text_of(value)
+    return pa.array(texts, pa.string())
 
 
 class BadJsonLine(Exception):
