@@ -103,6 +103,8 @@ class TableSchema:
     gaps: list[int]
     #: As in :class:`.SplitRule`.
     drawn: list[int] | None = None
+    #: :meth:`.SplitOverlap.held_out`, if the data give the test split; None in earlier versions.
+    held_out: str | None = None
 
     @property
     def dropped(self) -> set[str]:
@@ -123,6 +125,7 @@ class TableSchema:
             "gaps": self.gaps,
             "sources": [vars(files) for files in self.sources],
             **({} if self.drawn is None else {"drawn": self.drawn}),
+            **({} if self.held_out is None else {"held_out": self.held_out}),
         }
 
     @classmethod
@@ -138,6 +141,9 @@ class TableSchema:
         drawn = schema.get("drawn")
         if settings.split.is_given is (drawn is None):
             raise ValueError("drawn")
+        held_out = schema.get("held_out")
+        if held_out is not None:
+            int(held_out, 16)
         cut = cuts and (cuts[0], cuts[1])
         return cls(
             schema["columns"],
@@ -147,6 +153,7 @@ class TableSchema:
             sources,
             gaps,
             None if drawn is None else [int(n) for n in drawn],
+            held_out,
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from slipstream.pipeline.prepare.card import row_counts, with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
 from slipstream.pipeline.prepare.fit.overlap import SplitOverlap
-from slipstream.pipeline.prepare.fit.splits import TRAIN, assign_splits, draw_missing
+from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN, assign_splits, draw_missing
 from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys
@@ -154,7 +154,9 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
     write_record(writer, "signature.json", signature)
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
-    by_folder = {"drawn": drawn} if config.split.is_given else {}
+    by_folder: dict[str, object] = {"drawn": drawn} if config.split.is_given else {}
+    if by_folder and TEST not in drawn:
+        by_folder["held_out"] = overlap_of(encoded).held_out()
     writer.write_json("schema.json", {"columns": columns, "target": signature.target, **by_folder})
     card = card_of(images, signature, sum(rows), encoded, given=config.split.is_given)
     card = replace(card, warnings=[*card.warnings, *in_words(drawn, config)])
@@ -224,14 +226,13 @@ def card_of(
         warnings=[
             *images.warnings,
             *missing_classes(by_split),
-            *(shared_images(encoded) if given else duplicate_warnings(encoded)),
+            *(overlap_of(encoded).warnings() if given else duplicate_warnings(encoded)),
         ],
     )
 
 
-def shared_images(encoded: EncodedImages) -> list[str]:
-    """Return a warning about equal images in different given splits."""
-    return SplitOverlap(encoded.splits, encoded.hashes, times=[np.empty((0, 0))]).warnings()
+def overlap_of(encoded: EncodedImages) -> SplitOverlap:
+    return SplitOverlap(encoded.splits, encoded.hashes, times=[np.empty((0, 0))])
 
 
 def duplicate_warnings(encoded: EncodedImages) -> list[str]:

@@ -16,7 +16,7 @@ from slipstream.pipeline.prepare.card import make_card, with_skipped
 from slipstream.pipeline.prepare.fit.fit import FittedColumns, check_values, fit_columns
 from slipstream.pipeline.prepare.fit.scan import ScanUnitJob, SplitRows, read_again, scan_unit
 from slipstream.pipeline.prepare.fit.scan_result import ScanResult, UnitScan
-from slipstream.pipeline.prepare.fit.splits import Cuts, find_cuts
+from slipstream.pipeline.prepare.fit.splits import TEST, Cuts, find_cuts
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import MergedPart, RunWriter, SortedRun, enter_segments, order_keys
 from slipstream.shared.artifacts.format import ArtifactWriter
@@ -194,10 +194,14 @@ def write_table(
         {"name": name, "type": kind, "role": fitted.roles[name].role if name in fitted.roles else "dropped"}
         for name, kind in opened.input.types.items()
     ]
-    gaps = fitting.scanned.gaps
+    gaps, held_out = fitting.scanned.gaps, source.base.schema.held_out if source.base else "0"
+    if held_out is not None:
+        given = scan.drawn is not None and TEST not in scan.drawn
+        held_out = fitting.scanned.overlap.held_out(held_out) if given else None
     if source.base:
         gaps = [a + b for a, b in zip(gaps, source.base.schema.gaps, strict=True)]
-    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets), gaps, scan.drawn)
+    files = list(source.file_sets)
+    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, files, gaps, scan.drawn, held_out)
     writer.write_json("schema.json", schema.to_json())
     writer.write_json(CARD, card.to_json())
 

@@ -19,16 +19,18 @@ from slipstream.shared.artifacts.prepared.card import CARD, NAMED
 from slipstream.shared.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.shared.artifacts.prepared.token_rows import FILES
 from slipstream.shared.artifacts.results.evaluation import Evaluation
-from slipstream.shared.artifacts.results.export import DeployedSignature, Holdout
+from slipstream.shared.artifacts.results.export import GIVEN, HELD_OUT, DeployedSignature, Holdout
 from slipstream.shared.artifacts.results.scoring import Promotion, PromotionDecision
 from slipstream.shared.comparison.baseline import baseline_wins
 from slipstream.shared.comparison.quality import in_words, paired_loss, predicted_answers
+from slipstream.shared.logs import logger
 from slipstream.shared.models.decision import with_threshold
 from slipstream.shared.models.predict import held_out_rows, predict_records
 from slipstream.shared.source.columns.identity import comparable_rules
 from slipstream.shared.source.columns.spelling import rule_of
 from slipstream.shared.source.columns.value_types import TIME
 
+LOG = logger("promote")
 #: Entries of ``statistics.json`` that decide how raw columns become tensors.
 ENCODING = ("types", "missing", "numeric", "categorical", "documents", "text_length")
 
@@ -159,11 +161,15 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
 
     Rows are held out by a stable hash, so models with the same split never train on each other's test rows. Splits are
     the same if all settings that the hash depends on are equal. In a split by time, test rows must be later than the
-    old model's training rows. A package without this information is trusted.
+    old model's training rows. Given test splits must have equal rows. A package without this information is trusted.
     """
-    if new is None or old is None or new == old:
+    if new is None or old is None:
         return
     ours, theirs = ({**UNTOLD, **each.settings} for each in (new, old))
+    if new.by == old.by == GIVEN and not (HELD_OUT in ours and HELD_OUT in theirs):
+        LOG.warning("the given split is trusted: a package of an earlier version does not say which rows are its test")
+        for each in (ours, theirs):
+            each.pop(HELD_OUT, None)
     for rules, by in ((ours, new.by), (theirs, old.by)):
         rules["row_hash"] = comparable_rules(rules["row_hash"], by not in ("id", "group"))
     if new.by == old.by and ours == theirs:
@@ -178,6 +184,11 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
             "on them; split the data the same way"
         )
     name = next(name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name))
+    if name == HELD_OUT:
+        raise Incomparable(
+            "the given test split of the promoted model had other rows than these: it may have been trained on them; "
+            "keep the rows of the test split, or promote in a registry of its own"
+        )
     if name == "row_hash":
         raise Incomparable(
             "the promoted model's test rows were held out by the rules of another version: it may have been trained on "

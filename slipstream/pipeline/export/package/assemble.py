@@ -21,6 +21,8 @@ from slipstream.shared.artifacts.format import Artifact, ArtifactWriter
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature
 from slipstream.shared.artifacts.results.export import (
     DIGEST,
+    GIVEN,
+    HELD_OUT,
     KIND,
     DeployedSignature,
     DeployedTensor,
@@ -151,7 +153,8 @@ def holdout_rule(data: PreparedData) -> Holdout | None:
         return None
     given = {name: settings["split"][name] for name in ("directories", "column") if settings["split"].get(name)}
     if given and 2 not in schema.get("drawn", []):
-        return Holdout("the given split", given, None)
+        rows = {HELD_OUT: schema[HELD_OUT]} if HELD_OUT in schema else {}
+        return Holdout(GIVEN, {**given, **rows}, None)
     types = {column["name"]: column.get("type") for column in schema["columns"]}
     if schema.get("cuts"):
         column = settings["time"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN, VALIDATION
-from slipstream.shared.source.columns.identity import MISSING
+from slipstream.shared.source.columns.identity import MISSING, splitmix64
 
 
 @dataclass
@@ -28,6 +28,12 @@ class SplitOverlap:
         for name in ("splits", "rows", "ids", "groups", "times"):
             getattr(self, name).extend(getattr(other, name))
         self.names = self.names or other.names
+
+    def held_out(self, earlier: str = "0") -> str:
+        """Return a digest of the contents of test rows in any order, added to that of ``earlier`` rows."""
+        parts = [hashes[splits == TEST] for hashes, splits in zip(self.rows, self.splits, strict=True)]
+        added = splitmix64(np.concatenate([np.empty(0, np.uint64), *parts])).sum(dtype=np.uint64)
+        return f"{(int(earlier, 16) + int(added)) % 2**64:016x}"
 
     def warnings(self) -> list[str]:
         """Return a warning for everything that the splits share."""

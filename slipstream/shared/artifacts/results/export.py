@@ -299,13 +299,17 @@ class DeployedTensor:
     units: str | None = None
 
 
+#: ``Holdout.by`` of splits that come with the data, and the setting with a digest of their test rows.
+GIVEN, HELD_OUT = "the given split", "held_out"
+
+
 @dataclass(frozen=True)
 class Holdout:
     """Rule by which test rows were held out; it tells whether the model may have been trained on a given row.
 
-    ``by`` is "content", "id", "group" or "time". ``settings`` holds all that affects the hashes, such as the split's
-    settings and the hashed columns; hashes under others are not comparable. For "time", ``cuts`` are the starts of the
-    validation and test splits in seconds since 1970.
+    ``by`` is "content", "id", "group", "time" or ``GIVEN``. ``settings`` holds all that affects the hashes, such as the
+    split's settings and the hashed columns; hashes under others are not comparable. For "time", ``cuts`` are the starts
+    of the validation and test splits in seconds since 1970.
     """
 
     by: str
