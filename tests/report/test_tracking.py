@@ -115,7 +115,8 @@ def test_names_may_have_any_characters_and_a_failed_run_is_marked(
     from mlflow import MlflowClient
 
     address = f"file://{tmp_path}/mlruns"
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(tracking.ADDRESS, address)
     odd = {"price (EUR)": "number", "a/../b%": "text", "Größe": "number"}
     origin = replace(ORIGIN, settings={"data": {"types": odd}})
     tracking.send_run(address, *run, origin)
