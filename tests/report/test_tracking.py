@@ -117,6 +117,7 @@ def test_names_may_have_any_characters_and_a_failed_run_is_marked(
     address = f"file://{tmp_path}/mlruns"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(tracking.ADDRESS, address)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     odd = {"price (EUR)": "number", "a/../b%": "text", "Größe": "number"}
     origin = replace(ORIGIN, settings={"data": {"types": odd}})
     tracking.send_run(address, *run, origin)
