@@ -99,11 +99,11 @@ def test_a_text_that_is_no_date_counts_as_missing(session: onnxruntime.Inference
 
 @pytest.mark.parametrize("kind", ["time", "day-first date"])
 def test_marks_of_missing_are_those_of_the_preparation(kind: str) -> None:
-    marks = ("", "NA", "9999-12-31", "1900-01-01 00:00", "9999", "20991231", "5/3/2024")
+    marks = ("", "NA", "9999-12-31", "1900-01-01 00:00", "0000-01-01", "9999", "20991231", "5/3/2024")
     numbers = tuple(NumericColumn(name, 0.0, 1.0, indicator=True) for name in NAMES)
     transform = Transform("y", "regression", {"a": kind, "b": "number"}, list(marks), numeric=numbers)
     model = onnxruntime.InferenceSession(encoding_model(columns_of(transform), 20).SerializeToString())
-    dates = ["9999-12-31", "9999-12-31T00:00:00Z", "99991231", "9999-12-31T02:00+02:00", "9999-12-30", "1900-01-01"]
+    dates = ["9999-12-31", "9999-12-31T00:00:00Z", "0000-01-01", "9999-12-31T02:00+02:00", "9999-12-30", "1900-01-01"]
     dates += ["9999", "9998", "20991231", "2099-12-31", "NA", "", "2024-03-05", "2024-05-03", "2023-03-01T10:00"]
     typed = [9999.0, 20991231.0, -999.0, 0.0, np.nan]
     for text, number in zip(dates, typed * 3, strict=True):

@@ -112,7 +112,10 @@ def missing_marks(number_format: NumberFormat, kind: str) -> list[object]:
         marks = pa.array([mark for mark in number_format.missing if not value_types.spells_number(mark)], pa.string())
     read_as = value_types.NUMBER if kind in value_types.NUMBERS else kind
     plain = replace(number_format, missing=()).normalise(marks, read_as)
-    values = value_types.convert_texts(plain, read_as, [])[0].to_pylist()
+    found = value_types.convert_texts(plain, read_as, [])[0]
+    if kind in value_types.TIMES:
+        return [value for value in found if value.is_valid]  # Python knows no times before the year 1
+    values = found.to_pylist()
     if read_as == value_types.NUMBER:
         # All digits, as integer and decimal columns may hold them.
         spelled = [(text, value) for text, value in zip(plain.to_pylist(), values, strict=True) if value is not None]
@@ -125,6 +128,8 @@ def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
 
     Raises ``pa.ArrowInvalid`` if the type cannot hold it.
     """
+    if isinstance(value, pa.Scalar):
+        return value.cast(kind)
     if isinstance(value, Decimal):
         value = float(value) if pa.types.is_floating(kind) else Decimal(format(value, "f"))
     return pa.scalar(value).cast(kind)
