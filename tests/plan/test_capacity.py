@@ -1,5 +1,6 @@
 """Spot capacity over time, from ledgers, files and profiles."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -90,7 +91,6 @@ def test_a_file_has_times_and_waits(tmp_path: Path, form: str) -> None:
         ("a.csv", "up_hours,wait_hours\n-1,2\n"),
         ("a.csv", "up_hours,wait_hours\n"),
         ("a.csv", "up_hours,wait_hours\n0,2\n"),
-        ("a.csv", "up_hours,wait_hours\n" + "1" * 200_000),
         ("a.json", "[1]"),
         ("a.json", '{"up_hours": ["x"], "wait_hours": []}'),
         ("a.json", f'{{"up_hours": [{10**400}], "wait_hours": []}}'),
@@ -107,3 +107,13 @@ def test_a_profile_says_a_rate_and_not_how_sure_it_is() -> None:
     capacity = from_profile("a100-spot", 2.0)
     assert capacity and capacity.between == 12 and capacity.interval() is None
     assert from_profile("local", 0.0) is None
+
+
+def test_a_field_beyond_the_limit_of_csv_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("up_hours,wait_hours\n" + "1" * 200_000)
+    before = csv.field_size_limit(131_072)  # reading tables raises it for the whole process
+    try:
+        with pytest.raises(UserError, match="field larger than field limit"):
+            from_file(tmp_path / "a.csv")
+    finally:
+        csv.field_size_limit(before)

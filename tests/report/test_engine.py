@@ -26,7 +26,7 @@ def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
     directory = Path(summary.directory)
     assert list((tmp_path / "runs").iterdir()) == [directory]
     assert sorted(path.name for path in directory.iterdir()) == [
-        *("card.html", "card.json", "model", "prepared", "report.html", "summary.json", "trained")
+        *("card.html", "card.json", "model", "prepared", "report.html", "summary.json", "tensorboard", "trained")
     ]
     assert Artifact.open(directory / "prepared", "prepare").fingerprint == found.prepared.fingerprint
     assert Artifact.open(directory / "trained", "train").fingerprint == found.trained.fingerprint
