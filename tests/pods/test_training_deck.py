@@ -47,12 +47,12 @@ def test_it_is_published_as_training_goes_and_tells_of_earlier_attempts(cluster:
     soon: dict[str, Any] = python_path(tmp_path, SOON, before="slipstream.pipeline.train.run")
     pod = cluster.pod(1, "decks", inputs="endless", **soon)
     first = until_shown(cluster, pod, "decks", 0, "Training and validation loss over the epochs")
-    assert ">goes on<" in first
+    assert ">in progress<" in first
     until_saved(cluster, pod, "decks")
     pod.terminate()
     pod.finish()
     pod = cluster.pod(1, "decks", attempt=1, inputs="endless", **soon)
-    second = until_shown(cluster, pod, "decks", 1, ">goes on<")
+    second = until_shown(cluster, pod, "decks", 1, ">in progress<")
     pod.terminate()
     pod.finish()
     assert second.count('class="note"') == 2 and "SIGTERM" in second
