@@ -26,11 +26,11 @@ def kill_at(method: str, number: int, when: str) -> None:
     """Kill this process at the ``number``-th call of a method of its store."""
     original, calls = getattr(LocalStorage, method), iter(range(1, 1 << 30))
 
-    def counted(self: LocalStorage, *arguments: Any) -> None:
+    def counted(self: LocalStorage, *arguments: Any, **more: Any) -> None:
         here = next(calls) == number
         if here and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        original(self, *arguments)
+        original(self, *arguments, **more)
         if here:
             os.kill(os.getpid(), signal.SIGKILL)
 
