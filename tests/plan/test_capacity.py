@@ -113,7 +113,7 @@ def test_a_field_beyond_the_limit_of_csv_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("up_hours,wait_hours\n" + "1" * 200_000)
     before = csv.field_size_limit(131_072)  # reading tables raises it for the whole process
     try:
-        with pytest.raises(UserError, match="field larger than field limit"):
+        with refuses(UserError):
             from_file(tmp_path / "a.csv")
     finally:
         csv.field_size_limit(before)
