@@ -38,6 +38,7 @@ ADDRESSES = {
 WITHOUT_SECRETS = (
     "abfs://container@account.dfs.core.windows.net/x.csv: is missing",
     "s3://bucket/a:b@c/part-?.csv, file:///a:b@c and http://host:8080/x?page=2: me@host.org",
+    "http://localhost:9000/bucket/a@b.csv and http://[::1]:9000/x@y: are missing",
     "time: 10:30@noon",
 )
 

@@ -7,9 +7,9 @@ import re
 #: Maximum length of a message. Longer messages quote user data; their start says where, their end what to do.
 MOST_CHARACTERS = 1500
 #: Secrets in an address: a user with a password or, as in ``https://token@host``, alone; and named ones in a query.
-#: ``abfs://container@account`` holds none.
+#: ``abfs://container@account`` and ``http://host:9000/a@b`` hold none.
 SECRETS = {
-    re.compile(r"""(://)[^\s/@:'"]{0,100}:[^\s'"<>]{0,300}@"""): r"\1",
+    re.compile(r"""(://)[^\s/@:'"\[]{0,100}:(?!\d{1,5}[/?#])[^\s'"<>]{0,300}@"""): r"\1",
     re.compile(r"""(https?://)[^\s/@:?#'"]{1,300}@"""): r"\1",
     re.compile(r"""(?i)([?&][\w.-]{0,40}(?:sig|token|passw|secret|key|credential)[\w.-]{0,40}=)[^\s&'"]+"""): r"\1…",
 }
