@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from slipstream.pipeline.export.package_files import BadPackage
+from slipstream.pipeline.export.package.files import BadPackage
 from slipstream.shared.errors import UserError
 from slipstream.shared.logs import configure_logging, logger
 from tests.support.hostile_names import HOSTILE

@@ -26,8 +26,8 @@ from slipstream.flyte.memory_notes import MemoryNote, read_note
 from slipstream.operations.manifests.triton import PlannedService, read_plan
 from slipstream.operations.plan.capacity import from_file
 from slipstream.operations.plan.measured import figures_of_run
-from slipstream.pipeline.export import package_files
 from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.export.package import files as package_files
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.promote.store import PromotionPointer, Registry
 from slipstream.pipeline.report.runs import main as list_runs
@@ -465,7 +465,7 @@ READERS: dict[str, Reader] = {
     "slipstream/pipeline/score/publish.py publication": Reader(
         to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, []
     ),
-    "slipstream/pipeline/export/package_files.py manifest": Reader(ENDED, package_manifest, package_files.BadPackage),
+    "slipstream/pipeline/export/package/files.py manifest": Reader(ENDED, package_manifest, package_files.BadPackage),
     "slipstream/pipeline/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, package_files.BadPackage),
     "slipstream/pipeline/export/package/opened.py statistics": Reader(b'{"types": {}}', package_statistics, UserError),
     "slipstream/operations/plan/measured.py summary": Reader(

@@ -14,9 +14,9 @@ from slipstream.operations.proofs.gpu.trainings import write_table
 from slipstream.pipeline.export import engine
 from slipstream.pipeline.export.check import check_package, main
 from slipstream.pipeline.export.config import ExportConfig
+from slipstream.pipeline.export.package.files import BadPackage
 from slipstream.pipeline.export.package.sign import sign_package
 from slipstream.pipeline.export.package.triton import write_repository
-from slipstream.pipeline.export.package_files import BadPackage
 from slipstream.pipeline.promote.comparison import (
     ComparedPackage,
     Incomparable,

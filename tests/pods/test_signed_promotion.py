@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from slipstream.operations.proofs.rehearsal.rehearsal import CONFIG, TARGET, literal, rehearsal, write_table
 from slipstream.pipeline.export.check import check_package
-from slipstream.pipeline.export.package_files import SIGNATURE
+from slipstream.pipeline.export.package.files import SIGNATURE
 from slipstream.pipeline.promote.config import PromotionConfig
 from slipstream.shared.profiles.profile import parse_profile
 from tests.support.small_disk import small_disks

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.pipeline.export.package_files import digest_line
+from slipstream.pipeline.export.package.files import digest_line
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.score.config import ScoringConfig
 from slipstream.pipeline.score.model import ServedModel

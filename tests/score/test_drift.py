@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from slipstream.pipeline.export.package.files import digest_line
 from slipstream.pipeline.export.package.raw_columns import raw_columns
 from slipstream.pipeline.export.package.samples import decode_rows
-from slipstream.pipeline.export.package_files import digest_line
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.report.summary import ScoringSummary
 from slipstream.pipeline.score.command import in_words

@@ -14,8 +14,8 @@ import pytest
 
 import slipstream
 from slipstream.pipeline.export.check import check_package
+from slipstream.pipeline.export.package.files import digest_line
 from slipstream.pipeline.export.package.triton import write_repository
-from slipstream.pipeline.export.package_files import digest_line
 from slipstream.pipeline.promote.store import Registry
 from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS
 from slipstream.shared.errors import UserError

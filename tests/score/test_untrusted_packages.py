@@ -10,8 +10,8 @@ import pytest
 from slipstream.pipeline.export.check import check_package
 from slipstream.pipeline.export.package import copies
 from slipstream.pipeline.export.package.copies import copy_package
+from slipstream.pipeline.export.package.files import MANIFEST, BadPackage
 from slipstream.pipeline.export.package.triton import write_repository
-from slipstream.pipeline.export.package_files import MANIFEST, BadPackage
 from slipstream.pipeline.promote.store import Registry, package_version
 from slipstream.pipeline.score.config import ScoringConfig
 from slipstream.pipeline.score.model import find_model

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from slipstream.pipeline.export.package_files import DIGEST, BadPackage, digest_line
+from slipstream.pipeline.export.package.files import DIGEST, BadPackage, digest_line
 from slipstream.shared.artifacts.format import BLOCK_BYTES, MANIFEST, hash_file
 from slipstream.shared.errors import UserError
 from slipstream.shared.one_line import MOST_CHARACTERS

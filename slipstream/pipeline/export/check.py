@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.pipeline.export.package_files import (
+from slipstream.pipeline.export.package.files import (
     DEPLOYED,
     MANIFEST,
     BadPackage,

@@ -21,8 +21,8 @@ import click
 from pydantic import Field
 
 from slipstream.pipeline.export.package.copies import copy_package
+from slipstream.pipeline.export.package.files import SIGNATURE, BadPackage, check_files, read_file
 from slipstream.pipeline.export.package.sign import sign_package
-from slipstream.pipeline.export.package_files import SIGNATURE, BadPackage, check_files, read_file
 from slipstream.shared.artifacts.format import MANIFEST
 from slipstream.shared.artifacts.records import decode_record, to_json
 from slipstream.shared.artifacts.workspaces import put_in_place, temporary_workspace

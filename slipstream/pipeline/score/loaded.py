@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from slipstream.pipeline.export.package_files import LONGEST_JSON, MANIFEST
+from slipstream.pipeline.export.package.files import LONGEST_JSON, MANIFEST
 from slipstream.pipeline.promote.store import Registry
 from slipstream.pipeline.score.model import IMAGES, find_model
 from slipstream.pipeline.score.part import finite_rows, prediction_columns, requested_columns

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 from slipstream.pipeline.export.package.copies import copy_package
+from slipstream.pipeline.export.package.files import BadPackage, check_signature
 from slipstream.pipeline.export.package.opened import OpenedPackage
 from slipstream.pipeline.export.package.raw_columns import RawColumns, read_columns
-from slipstream.pipeline.export.package_files import BadPackage, check_signature
 from slipstream.pipeline.promote.store import PromotionPointer, Registry, manifest_digest
 from slipstream.shared.artifacts.records import from_json
 from slipstream.shared.artifacts.results.scoring import DISTRIBUTIONS, Distributions

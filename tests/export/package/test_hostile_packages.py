@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.operations.proofs.gpu.trainings import write_table
 from slipstream.pipeline.export.check import check_package, main
-from slipstream.pipeline.export.package_files import BadPackage
+from slipstream.pipeline.export.package.files import BadPackage
 from tests.support.fuzzed import vouch
 from tests.support.limited import limited
 from tests.support.mutations import HEADERS, NPY_2, with_header

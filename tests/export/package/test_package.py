@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 
 from slipstream.pipeline.export.card import settings_section
 from slipstream.pipeline.export.check import check_package, operator_set_versions
+from slipstream.pipeline.export.package.files import DIGEST, MANIFEST, SIGNATURE, BadPackage, digest_line
 from slipstream.pipeline.export.package.sign import sign_package
-from slipstream.pipeline.export.package_files import DIGEST, MANIFEST, SIGNATURE, BadPackage, digest_line
 from slipstream.shared.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.shared.artifacts.results import export as exported
 from slipstream.shared.artifacts.results.export import read_export

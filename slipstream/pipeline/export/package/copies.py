@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.pipeline.export.package_files import (
+from slipstream.pipeline.export.package.files import (
     DIGEST,
     LONGEST_JSON,
     MANIFEST,

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.pipeline.export.package_files import LONGEST_JSON
+from slipstream.pipeline.export.package.files import LONGEST_JSON
 from slipstream.shared.artifacts.records import from_json
 from slipstream.shared.artifacts.results.export import SIGNATURE, DeployedSignature
 from slipstream.shared.storage import MissingObject, read_below

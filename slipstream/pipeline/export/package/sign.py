@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slipstream.pipeline.export.package_files import MANIFEST, SIGNATURE, BadPackage, check_files, read_file
+from slipstream.pipeline.export.package.files import MANIFEST, SIGNATURE, BadPackage, check_files, read_file
 from slipstream.shared.errors import UserError
 
 if TYPE_CHECKING:

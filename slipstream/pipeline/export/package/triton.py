@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from slipstream.pipeline.export.package_files import BadPackage, check_files, read_file
+from slipstream.pipeline.export.package.files import BadPackage, check_files, read_file
 from slipstream.shared.artifacts.records import from_json
 from slipstream.shared.artifacts.results.export import (
     REPORT,
