@@ -47,12 +47,17 @@ BANNED = (
     *("one that", "for ever", "begins with", "whoever", "sign of life", "signs of life", "takes leave"),
 )
 PHRASES = re.compile(rf"(?<![\w.`{{])({'|'.join(BANNED)})(?![\w(=])")
+#: The same phrases over several lines of code, and such as are no prose.
+WORDS = re.compile(rf"(?<!\w)({'|'.join(phrase.replace(' ', r'[^a-z0-9]+f?[^a-z0-9]*') for phrase in BANNED)})(?!\w)")
 
 
 def prose(path: Path) -> str:
-    """Return the comments and strings of a Python file, or all of another one, on one line in lower case."""
+    """Return the comments and strings of a Python file, or all of another one, on one line in lower case.
+
+    A Python file without the words of any phrase is not divided into tokens, which takes most of the time.
+    """
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
+    if path.suffix == ".py" and WORDS.search(text.lower()):
         kinds = {"COMMENT", "STRING", "FSTRING_MIDDLE"}
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         text = " ".join(token.string for token in tokens if tokenize.tok_name[token.type] in kinds)

@@ -121,7 +121,9 @@ def test_no_test_matches_english_outside_of_the_list() -> None:
 
 def english_matches(path: Path) -> list[str]:
     """Return the English texts that are given to ``match=`` in a file."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    if "match=" not in (text := path.read_text(encoding="utf-8")):
+        return []
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     given = [word.value for call in calls for word in call.keywords if word.arg == "match"]
     texts = [node.value for match in given for node in ast.walk(match) if isinstance(node, ast.Constant)]
     return [text for text in texts if isinstance(text, str) and ENGLISH.search(text.replace("\\", ""))]

@@ -15,8 +15,8 @@ FILES = {
     "gpu_busy_percent": "73",
     "mem_info_vram_used": "1000",
     "mem_info_vram_total": "205822885888",
-    "hwmon/hwmon3/power1_average": "305000000",
-    "hwmon/hwmon3/temp1_input": "48000",
+    "hwmon/hwmon3/power1_input": "305000000",
+    "hwmon/hwmon3/temp2_input": "48000",
     "hwmon/hwmon3/freq1_input": "2100000000",
 }
 
@@ -58,6 +58,14 @@ def test_a_device_is_read_from_its_files(root: Path) -> None:
     assert [(device.uuid, device.index) for device in others] == [("GPU-0002", 1), ("GPU-000a", 2)]
 
 
+def test_an_older_one_has_an_average_and_a_temperature_of_its_edge(root: Path) -> None:
+    monitor = root / "sys/class/drm/card1/device/hwmon/hwmon3"
+    (monitor / "power1_average").write_text("250000000\n")
+    (monitor / "temp1_input").write_text("41000\n")
+    first, *_ = AmdDevices(root).read()
+    assert (first.power_watts, first.temperature_celsius) == (250, 41)
+
+
 def test_a_file_that_may_not_be_read_costs_its_field(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_text = Path.read_text
 
@@ -75,7 +83,7 @@ def test_a_file_that_may_not_be_read_costs_its_field(root: Path, monkeypatch: py
 def test_a_missing_file_costs_its_field_and_a_missing_device_all(root: Path) -> None:
     devices = AmdDevices(root)
     cards = root / "sys/class/drm"
-    (cards / "card1/device/hwmon/hwmon3/temp1_input").unlink()
+    (cards / "card1/device/hwmon/hwmon3/temp2_input").unlink()
     (cards / "card2").rename(cards / "gone")
     first, second, _ = devices.read()
     assert first.temperature_celsius is None and first.busy is not None
@@ -88,6 +96,17 @@ def test_a_pod_sees_its_own_of_the_nodes(root: Path) -> None:
     node.mkdir(parents=True)
     (node / "properties").write_text("simd_count 1216\ndrm_render_minor 130\n")
     assert uuids(root) == ["GPU-0002"]
+
+
+def test_numbers_are_those_of_the_compute_topology(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm numbers GPUs by it, and their cards may have another order."""
+    for node, minor in {1: 0, 2: 138, 3: 129, 10: 130}.items():
+        properties = root / f"sys/class/kfd/kfd/topology/nodes/{node}/properties"
+        properties.parent.mkdir(parents=True)
+        properties.write_text(f"simd_count {minor and 1216}\ndrm_render_minor {minor}\n")
+    assert uuids(root) == ["GPU-000a", "GPU-0001", "GPU-0002"]
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
+    assert uuids(root) == ["GPU-000a"]
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,10 @@ def likely_cause(environment: Mapping[str, str]) -> str:
 
 
 #: FLOP/s by words of the driver's device name, specific names first; then by precision. Sources: NVIDIA's data sheets
-#: of V100, T4, A10, A100, L4, L40, L40S, H100 and H200 (half of the figures that are given "with sparsity"), AMD's of
-#: MI300X.
+#: of V100, T4, A10, A100, L4, L40, L40S, H100, H200 and HGX B200 (half of the figures that are given "with sparsity"),
+#: AMD's of MI300X and MI325X.
 PEAKS: dict[str, dict[str, float]] = {
+    "B200": {"bf16": 2250e12, "fp16": 2250e12, "tf32": 1125e12, "fp32": 75e12},
     "H200 NVL": {"bf16": 836e12, "fp16": 836e12, "tf32": 418e12, "fp32": 60e12},
     "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12},
     "H100 NVL": {"bf16": 836e12, "fp16": 836e12, "tf32": 418e12, "fp32": 60e12},
@@ -142,6 +143,7 @@ PEAKS: dict[str, dict[str, float]] = {
     "V100-PCIE": {"fp16": 112e12, "fp32": 14e12},
     "V100": {"fp16": 125e12, "fp32": 15.7e12},
     "MI300X": {"bf16": 1307e12, "fp16": 1307e12, "tf32": 653e12, "fp32": 163e12},
+    "MI325X": {"bf16": 1307e12, "fp16": 1307e12, "tf32": 653e12, "fp32": 163e12},
 }
 #: Word in the device name of a MIG partition, which is slower than the GPU that it is named after.
 PART = "MIG "

@@ -298,12 +298,13 @@ class AmdDevice:
 
 
 def cards(root: Path) -> list[AmdDevice]:
+    """Return the pod's GPUs, in the order of the compute topology as in ROCm, else in that of the cards."""
     found = [path for path in (root / "sys/class/drm").glob("card*/device") if read_or_empty(path / "vendor") == AMD]
-    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    minors = {parse_counters(node).get("drm_render_minor", 0) for node in nodes} - {0}
-    if minors:
-        found = [path for path in found if any((path / f"drm/renderD{minor}").exists() for minor in minors)]
-    found.sort(key=lambda path: (len(path.parent.name), path.parent.name))
+    found.sort(key=lambda path: by_number(path.parent.name))
+    nodes = sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*"), key=lambda path: by_number(path.name))
+    minors = [parse_counters(node / "properties").get("drm_render_minor", 0) for node in nodes]
+    if any(minors):
+        found = [path for minor in minors if minor for path in found if (path / f"drm/renderD{minor}").exists()]
     chosen = [card(index, path) for index, path in enumerate(found)]
     second = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
     for variable in ("ROCR_VISIBLE_DEVICES", second):
@@ -311,6 +312,11 @@ def cards(root: Path) -> list[AmdDevice]:
             names = named_devices(os.environ[variable])
             chosen = [card for number, card in enumerate(chosen) if str(number) in names or card.uuid in names]
     return chosen
+
+
+def by_number(name: str) -> tuple[int, str]:
+    """Return the key by which names of one kind are in the order of their numbers."""
+    return len(name), name
 
 
 def card(index: int, path: Path) -> AmdDevice:
@@ -324,6 +330,8 @@ def reading(card: AmdDevice) -> DeviceReading:
     monitor = next(iter(sorted(path.glob("hwmon/hwmon*"))), path / "hwmon")
     used, limit = number(path / "mem_info_vram_used", 1), number(path / "mem_info_vram_total", 1)
     power = number(monitor / "power1_average", 1e-6)
+    # MI300 has no temperature of the edge (temp1), only one of the junction (hwmon_attributes_visible in amdgpu_pm.c).
+    temperature = number(monitor / "temp1_input", 1e-3)
     return DeviceReading(
         card.uuid,
         card.index,
@@ -333,7 +341,7 @@ def reading(card: AmdDevice) -> DeviceReading:
         memory_used_bytes=None if used is None else int(used),
         memory_limit_bytes=None if limit is None else int(limit),
         power_watts=number(monitor / "power1_input", 1e-6) if power is None else power,
-        temperature_celsius=number(monitor / "temp1_input", 1e-3),
+        temperature_celsius=number(monitor / "temp2_input", 1e-3) if temperature is None else temperature,
         sm_clock_hertz=number(monitor / "freq1_input", 1),
     )
 
