@@ -97,6 +97,16 @@ def test_a_record_forges_no_line_of_the_list(served: Registry) -> None:
     assert lines[1].endswith(r"better 3 today 0123\x1b[2J")
 
 
+def test_a_damaged_record_of_an_earlier_promotion_hides_none(models: Models, served: Registry, tmp_path: Path) -> None:
+    assert put(models.trained(200), served, models.data).promoted
+    Path(served.uri, "promoted", "00000001.json").write_text("{")
+    ran = CliRunner().invoke(main, [served.uri, "--fetch", str(tmp_path / "model")])
+    assert ran.exit_code == 0, ran.output
+    damaged, second, fetched = ran.output.splitlines()
+    assert "promoted/00000001.json: " in damaged and package_version(models.trained(200)) in second
+    assert package_version(tmp_path / "model") == package_version(models.trained(200)) and str(tmp_path) in fetched
+
+
 def test_the_command_lists_and_fetches(models: Models, served: Registry, tmp_path: Path) -> None:
     ran = CliRunner().invoke(main, [served.uri, "--fetch", str(tmp_path / "out" / "model")])
     assert ran.exit_code == 0, ran.output

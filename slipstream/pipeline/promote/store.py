@@ -183,18 +183,23 @@ def main(registry: str, fetch: Path | None) -> None:
     Example: slipstream registry s3://models/churn --fetch model/
     """
     models = Registry(registry)
-    history = models.history()
-    if not history:
+    in_service = models.promoted()
+    if in_service is None:
         raise UserError(f"{registry}: no model was promoted yet; expected a registry that train_and_promote has filled")
-    for pointer in history:
-        click.echo(numbered_line(pointer.number, (pointer.at, pointer.version, pointer.why)))
+    for number in models.numbers():
+        try:
+            pointer = models.read(number)
+        except UserError as error:  # of an earlier promotion
+            click.echo(numbered_line(number, [error.message]))
+        else:
+            click.echo(numbered_line(number, (pointer.at, pointer.version, pointer.why)))
     if fetch:
         if fetch.exists():
             raise UserError(f"--fetch: {fetch} already exists; expected a directory that does not")
         try:
             fetch.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=fetch.parent, prefix=".fetch-") as scratch:
-                put_in_place(models.fetch(history[-1], Path(scratch, "model")), fetch)
+                put_in_place(models.fetch(in_service, Path(scratch, "model")), fetch)
         except OSError as error:
             raise cannot_write(fetch.parent, error) from None
         click.echo(f"in service: {fetch}")
