@@ -1,5 +1,5 @@
-"""Runs the main job in a directory whose disk something else fills when a file is opened for writing: at another file
-in each run, until a run ends well.
+"""Runs the main job in a directory whose disk something else fills when a file is opened for writing: at another kind
+of file in each run, until a run ends well.
 
 A script, run by ``tests/command_line/test_full_disk.py``, which prints a line of JSON for each run.
 """
@@ -18,7 +18,7 @@ CONFIG = {"training": {"epochs": 2}, "export": EXPORT, "collectives": NETWORK, "
 HOOK = Path(__file__).with_name("full_at_open")
 #: By stage, suffixes of files whose bytes depend only on the inputs.
 EXACT = {"prepare": (".rows", ".json"), "train": (".safetensors", "history.json")}
-#: More names of files than there are.
+#: More kinds of files than there are.
 MOST = 300
 
 

@@ -1,5 +1,6 @@
-"""Every Python process that finds this module fills ``$SMALL_DISK`` when a file there is opened for writing whose name
-is not in ``$FILLED_FOR`` yet, and adds the name. Numbers, digests and random letters in names count as equal."""
+"""Every Python process that finds this module fills ``$SMALL_DISK`` when a file there is opened for writing whose kind
+is not in ``$FILLED_FOR`` yet, and adds the kind: the directory and the suffix, without numbers, digests and random
+letters."""
 
 import os
 import re
@@ -17,15 +18,16 @@ def on_event(event: str, arguments: tuple[object, ...]) -> None:
     if event == "open" and isinstance(arguments[0], str) and isinstance(arguments[2], int):
         path, writes = Path.cwd() / arguments[0], arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if writes and path.is_relative_to(DISK) and path != FILLER and not FILLER.exists():
-            fill_for(CHANGING.sub("#", path.relative_to(DISK).as_posix()))
+            kind = path.relative_to(DISK).with_name(f"*{''.join(path.suffixes)}").as_posix()
+            fill_for(CHANGING.sub("#", kind))
 
 
-def fill_for(name: str) -> None:
+def fill_for(kind: str) -> None:
     with FILLED_FOR.open("a+") as names:
         names.seek(0)
-        if name in names.read().splitlines():
+        if kind in names.read().splitlines():
             return
-        names.write(f"{name}\n")
+        names.write(f"{kind}\n")
     with FILLER.open("wb", buffering=0) as filler:
         for size in (1 << 20, 1 << 12):
             with suppress(OSError):
