@@ -76,19 +76,19 @@ def test_heavy_tails_pass_by_chance_no_oftener_than_is_said(kind: str) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("true", [0.01, 0.1])
 def test_false_passes_of_all_kinds(true: float) -> None:
-    """At most 6 % where 5 % are meant; a standard error of 10,000 draws is 0.22 %."""
+    """At most 6 % where 5 % are meant; a standard error of 4,000 draws is 0.34 %."""
     grown, found = (1 + true) ** 2 - 1, dict[tuple[object, ...], float]()
     for rows in (100, 300, 1000, 3000):
         for kind in SPARSE:
             for share in SHARES:
-                draws = [sparse(np.random.default_rng(s), (500, rows), kind, share, grown) for s in range(20)]
+                draws = [sparse(np.random.default_rng(s), (500, rows), kind, share, grown) for s in range(8)]
                 found["sparse", kind, share, rows] = float(np.mean([missed(pair, true) for pair in draws]))
         for kind in DENSE:
             for tail in TAILS:
-                draws = [dense(np.random.default_rng(s), (500, rows), kind, tail, grown) for s in range(20)]
+                draws = [dense(np.random.default_rng(s), (500, rows), kind, tail, grown) for s in range(8)]
                 found["dense", kind, tail, rows] = float(np.mean([missed(pair, true) for pair in draws]))
     worst = max(found, key=lambda name: found[name])
-    assert found[worst] <= 0.06 + 2 * 0.0022, (worst, found[worst])
+    assert found[worst] <= 0.06 + 2 * 0.0034, (worst, found[worst])
 
 
 def test_what_loses_nothing_passes_as_before() -> None:

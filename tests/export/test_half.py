@@ -185,7 +185,7 @@ def test_on_a_gpu_16_bits_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(session.PROVIDERS, "cuda", "CPUExecutionProvider")
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
     data = write_table(tmp_path / "data", "regression")
-    config = ExportConfig(provider="cuda", seconds=0.3)
+    config = ExportConfig(provider="cuda", seconds=10)
     trained = cast(TrainedModel, trained_on(data))
     report = engine.export(tmp_path / "out", trained, data, config, {}).read_json("export.json")
     verdicts = {each["name"]: each["verdict"] for each in report["variants"]}

@@ -17,8 +17,8 @@ from tests.support.arrow_columns import SUFFIXES, USES, columns, fuzz, outcome
 from tests.support.csv_text import blocks_against_csv
 
 #: For CSV against Python's csv module.
-SECONDS = 60.0
-LONG = settings(fuzz(1500), derandomize=False)
+SECONDS = 30.0
+LONG = settings(fuzz(500), derandomize=False)
 
 
 @pytest.mark.prove

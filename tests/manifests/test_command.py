@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from slipstream.operations.manifests.build import MARK
 from slipstream.operations.manifests.command import main
-from slipstream.operations.manifests.documents import MARK
 from tests.support import REPOSITORY
 from tests.support.wording import line_with, same_wording
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slipstream.operations.manifests.build import build_manifests
-from slipstream.operations.manifests.documents import MARK
+from slipstream.operations.manifests.build import MARK, build_manifests
 from slipstream.operations.manifests.site import profile_site
 from slipstream.operations.plan.command import main as plan
 from slipstream.shared.profiles.profile import load_profile

@@ -10,8 +10,7 @@ import pytest
 import yaml
 from jinja2 import UndefinedError
 
-from slipstream.operations.manifests.build import build_manifests
-from slipstream.operations.manifests.documents import MARK, jinja_environment, quoted
+from slipstream.operations.manifests.build import MARK, build_manifests, jinja_environment, quoted
 from slipstream.operations.manifests.site import profile_site
 from slipstream.operations.manifests.triton import TritonService
 from slipstream.shared.profiles.profile import parse_profile

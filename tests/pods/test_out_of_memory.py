@@ -20,8 +20,6 @@ from tests.support.job_pods import run_job
 from tests.support.training_pods import Cluster, pods_of_job, python_path
 
 LIMIT = 1200 << 20
-#: Where a control group of version 2 or 1 keeps the most that it had.
-PEAKS = ("memory.peak", "memory.max_usage_in_bytes")
 #: In the third step one rank takes more than its pod has.
 HUNGRY = """
 import os
@@ -61,14 +59,13 @@ def test_a_rank_of_a_job(rank: int, cluster: Cluster, groups: list[Path], tmp_pa
 
 
 @pytest.mark.prove
-def test_a_training_of_one_rank_takes_little_besides_its_model(cluster: Cluster, groups: list[Path]) -> None:
-    """Agent, fork server and rank together; pages of files that are mapped are not among it, as they can be dropped."""
-    pod = cluster.pod(1, "little", inputs="inputs")
-    put(pod.pid, groups[0])
-    pod.finish()
+def test_a_training_of_one_rank_takes_little_besides_its_model(cluster: Cluster) -> None:
+    """Agent, fork server and rank fit into 800 MiB; pages of files are not among it, as the kernel drops them."""
+    with memory_group(800 << 20) as group:
+        pod = cluster.pod(1, "little", inputs="inputs")
+        put(pod.pid, group)
+        pod.finish()
     assert cluster.verdict("little").succeeded
-    peak = next(file for name in PEAKS if (file := groups[0] / name).exists())
-    assert 3e8 < int(peak.read_text()) <= 8e8
 
 
 @pytest.mark.prove

@@ -22,6 +22,7 @@ FUZZ = fuzz(25)
 @example(column=made(UNIONS[0], [(0, 1), (1, "a"), (1, None)] * (ROWS // 3)), suffix=".arrow")
 @example(column=made(UNIONS[1], [(0, 1), (1, "a"), (1, None)] * (ROWS // 3)), suffix=".arrow")
 @example(column=pa.array([Decimal(1000 * n) for n in range(ROWS)], pa.decimal128(9, -3)), suffix=".arrow")
+@example(column=pa.array([0, 2**63 - 1, 0, 1, 0, 2] * (ROWS // 6), pa.timestamp("s", "UTC")), suffix=".arrow")
 def test_a_column_of_any_type(column: pa.Array, suffix: str) -> None:
     assert outcome(column, suffix, quarantine_limit=1.0) in ("refused", "used", "warned")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pytest
 
-from slipstream.pipeline.prepare.fit.row_order import RowOrder
+from slipstream.pipeline.prepare.fit.scan_result import RowOrder
 from slipstream.shared.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.shared.source.config import DataConfig
 from tests.support.proving import diagonal

@@ -5,7 +5,6 @@ from typing import Literal
 
 import pytest
 
-from slipstream.pipeline.report.against_baseline import against_baseline, references
 from slipstream.shared.artifacts.results.evaluation import (
     BaselineScores,
     Evaluation,
@@ -15,6 +14,7 @@ from slipstream.shared.artifacts.results.evaluation import (
     Reference,
     Scores,
 )
+from slipstream.shared.comparison.baseline import against_baseline, references
 
 TASKS = {"accuracy": "classification", "rmse": "regression", "bits_per_byte": "next token"}
 Metric = Literal["accuracy", "rmse", "bits_per_byte"]

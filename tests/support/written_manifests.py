@@ -6,8 +6,7 @@ from typing import Any
 
 import yaml
 
-from slipstream.operations.manifests.build import build_manifests
-from slipstream.operations.manifests.documents import ManifestFile
+from slipstream.operations.manifests.build import ManifestFile, build_manifests
 from slipstream.operations.manifests.site import ClusterSite, profile_site
 from slipstream.operations.manifests.triton import TritonService
 from slipstream.shared.profiles.profile import load_profile, parse_profile

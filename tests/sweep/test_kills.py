@@ -22,10 +22,10 @@ def test_two_workers_and_a_kill_of_each_kind(tmp_path: Path, prepared: Path) -> 
 @pytest.mark.prove
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_storm(workers: int, tmp_path: Path, prepared: Path) -> None:
-    """Three sweeps of each number of workers and at least 21 kills in them: 63 over all."""
+    """Two sweeps of each number of workers and at least 14 kills in them: 42 over all."""
     known: dict[str, str] = {}
     kills = 0
-    for seed in range(3):
+    for seed in range(2):
         sweep = {"seed": seed, "trials": 6 + 6 * workers, "pruning": "none" if seed == 1 else "asha"}
         config = RunConfig.from_dict({**CONFIG, "sweep": {**CONFIG["sweep"], **sweep}})
         run = SweepRun(tmp_path / str(seed), prepared, config, slots=2 if workers == 1 else 1)
@@ -33,7 +33,7 @@ def test_a_storm(workers: int, tmp_path: Path, prepared: Path) -> None:
         trials = storm(run, workers, kinds, seed=100 * workers + seed)
         check(run, trials, known)
         kills += len(run.killed)
-    assert kills >= 21
+    assert kills >= 14
 
 
 @pytest.mark.prove

@@ -1,16 +1,63 @@
-"""Construction of all manifests for a site, with its queues."""
+"""Construction of all manifests for a site, with its queues, from the templates in ``templates/``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from slipstream.operations.manifests.documents import ManifestFile, render_file
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from slipstream.operations.manifests.karpenter import karpenter_values, static_pools
 from slipstream.operations.manifests.pools import ON_DEMAND, SPOT, VALUES, NodePool, node_pools, operator_values
 from slipstream.operations.manifests.site import DOMAINS, PRODUCTION, RESEARCH, ClusterSite
 from slipstream.operations.manifests.triton import TritonService, needs_keda, triton_values
 from slipstream.shared.profiles.needs import at_once, format_quantity
+
+#: First line of every file, by which a later call recognises its own files.
+MARK = "# Written by slipstream manifests"
+TEMPLATES = Path(__file__).with_name("templates")
+#: Characters that JSON allows in a string and YAML does not, or takes for a line break.
+SPECIAL = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """Output file; ``path`` is relative to the output directory, and ``purpose`` is printed."""
+
+    path: str
+    purpose: str
+    text: str
+
+
+def quoted(value: object) -> str:
+    """Return a value as JSON, which in YAML is the same value on one line, whatever characters it holds."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return SPECIAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+@cache
+def jinja_environment() -> Environment:
+    """Return the environment; ``finalize`` passes every value of every template through :func:`quoted`."""
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        finalize=quoted,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render_file(path: str, purpose: str, values: Mapping[str, object], template: str = "") -> ManifestFile:
+    """Render the template of this path, or ``template``; equal values give equal bytes."""
+    head = f"{MARK} for the profile {quoted(values['profile'])}: {purpose}.\n"
+    return ManifestFile(path, purpose, head + jinja_environment().get_template(template or path).render(values))
+
 
 VOLCANO = "30-volcano.yaml"
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import click
 
-from slipstream.operations.manifests.build import build_manifests
-from slipstream.operations.manifests.documents import MARK, ManifestFile
+from slipstream.operations.manifests.build import MARK, ManifestFile, build_manifests
 from slipstream.operations.manifests.karpenter import static_pools
 from slipstream.operations.manifests.pools import SHARES, VALUES, node_pools
 from slipstream.operations.manifests.site import ClusterSite, profile_site

@@ -12,8 +12,7 @@ import numpy as np
 
 from slipstream.pipeline.prepare.card import row_counts, with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
-from slipstream.pipeline.prepare.fit.overlap import SplitOverlap
-from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN, assign_splits, draw_missing
+from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN, SplitOverlap, assign_splits, draw_missing
 from slipstream.pipeline.prepare.progress import with_progress
 from slipstream.pipeline.prepare.resolve import SourceToPrepare
 from slipstream.pipeline.prepare.shuffle import RunWriter, SortedRun, enter_segments, merge_all, order_keys

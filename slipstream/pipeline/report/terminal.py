@@ -6,9 +6,8 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from slipstream.pipeline.report.against_baseline import against_baseline, references, unbalanced_figures
-from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
+from slipstream.pipeline.report.expectations import AgainstPlan
 from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.compression import Compression
@@ -18,7 +17,7 @@ from slipstream.shared.artifacts.results.export import ExportReport, VariantFigu
 from slipstream.shared.artifacts.results.ledger import TrainingFigures
 from slipstream.shared.artifacts.results.scoring import Promotion
 from slipstream.shared.artifacts.results.sweep import Sweep
-from slipstream.shared.comparison.baseline import baseline_wins
+from slipstream.shared.comparison.baseline import against_baseline, baseline_wins, references, unbalanced_figures
 from slipstream.shared.stages import StageRun
 
 WIDTH = 80

@@ -124,12 +124,12 @@ def test_a_full_disk_costs_one_checkpoint_and_no_state(
 def test_any_number_of_faults_changes_nothing(
     world: int, prepared: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Seeded schedules, several faults to a run: 10 runs of 6 faults at each of three worlds, 180 in all."""
+    """Seeded schedules, several faults to a run: 5 runs of 6 faults at each of three worlds, 90 in all."""
     happened: Counter[str] = Counter()
-    for run in range(10):
+    for run in range(5):
         job = job_of(prepared, tmp_path / str(run), world)
         happened.update(disturbed(job, seed=1000 * world + run, faults=6))
         assert result_digests(job) == undisturbed(world), f"run {run}: {happened}"
-    assert happened.total() == 60
-    assert happened["step SIGSTOP rank 1"] and happened["write ENOSPC rank 1"]
+    assert happened.total() == 30
+    assert all(any(what in name for name in happened) for what in ("SIGKILL", "SIGSTOP", "ENOSPC")), happened
     print(f"\n{world} ranks: {dict(happened.most_common())}")

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from slipstream.pipeline.export.package.graph_builder import GraphBuilder
 from slipstream.pipeline.export.package.raw_columns import (
     FIRST,
     MISSING,
@@ -24,7 +23,7 @@ from slipstream.pipeline.export.package.raw_columns import (
     NumericInput,
     RawColumns,
 )
-from slipstream.pipeline.export.package.raw_times import TEXT_OPSET, input_dtype, parse_times
+from slipstream.pipeline.export.package.raw_times import TEXT_OPSET, GraphBuilder, input_dtype, parse_times
 from slipstream.shared.models.decision import log_odds
 from slipstream.shared.source.columns.spelling import other_spellings
 from slipstream.shared.source.columns.value_types import TIME

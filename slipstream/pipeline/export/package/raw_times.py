@@ -1,19 +1,52 @@
-"""Parsing of dates and times in an ONNX graph: ISO 8601, as :func:`slipstream.shared.source.columns.times.parse_iso`.
+"""ONNX graph under construction, and parsing of dates and times in it.
 
-The operators on texts need opset 20. A graph cannot raise an error, so texts that are no date become NaN. Dates whose
-day or month comes first are none: the order of their parts is a setting of the preparation.
+They are parsed as ISO 8601, as by :func:`slipstream.shared.source.columns.times.parse_iso`. The operators on texts need
+opset 20. A graph cannot raise an error, so texts that are no date become NaN. Dates whose day or month comes first are
+none: the order of their parts is a setting of the preparation.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
-from slipstream.pipeline.export.package.graph_builder import GraphBuilder
 from slipstream.shared.source.columns.value_types import TEXT, TIME
+
+
+@dataclass
+class GraphBuilder:
+    """ONNX graph under construction; ``taken`` are the names in use."""
+
+    taken: set[str]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+
+    def name(self, wanted: str) -> str:
+        """Return ``wanted``, with a number appended if it is in use."""
+        name, number = wanted, 2
+        while name in self.taken or not name:
+            name, number = f"{wanted}_{number}", number + 1
+        self.taken.add(name)
+        return name
+
+    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float64) -> str:
+        name = self.name("encode/constant")
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def add(self, operator: str, *inputs: str, named: str = "", domain: str = "", **attributes: Any) -> str:
+        """Append a node and return the name of its output."""
+        output = named or self.name(f"encode/{operator.lower()}")
+        self.nodes.append(helper.make_node(operator, inputs, [output], name=output, domain=domain, **attributes))
+        return output
+
 
 #: First opset with operators on texts.
 TEXT_OPSET = 20

@@ -17,6 +17,7 @@ from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.errors import UserError
 from slipstream.shared.source.columns import value_types
 from slipstream.shared.source.columns.transform import (
+    LAST_SECOND,
     CategoricalColumn,
     NumericColumn,
     Transform,
@@ -352,7 +353,7 @@ def sentinel_warnings(name: str, seconds: np.ndarray) -> list[str]:
 
 
 def day_of(second: float) -> str:
-    return str(np.datetime64(int(second), "s").astype("datetime64[D]"))
+    return str(np.datetime64(int(np.clip(second, -LAST_SECOND, LAST_SECOND)), "s").astype("datetime64[D]"))
 
 
 def fit_categorical(name: str, count: ColumnCount) -> CategoricalColumn:

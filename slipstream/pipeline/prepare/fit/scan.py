@@ -18,9 +18,8 @@ from slipstream.pipeline.prepare.fit.moments import (
     TextOccurrences,
     column_moments,
 )
-from slipstream.pipeline.prepare.fit.overlap import SplitOverlap
 from slipstream.pipeline.prepare.fit.scan_result import SPLIT, ScanResult, UnitScan
-from slipstream.pipeline.prepare.fit.splits import TRAIN
+from slipstream.pipeline.prepare.fit.splits import TRAIN, SplitOverlap
 from slipstream.shared.artifacts.prepared.data import SPLITS
 from slipstream.shared.source.columnar import Unit, read_unit
 from slipstream.shared.source.columns import value_types

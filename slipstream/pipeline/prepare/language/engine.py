@@ -19,8 +19,7 @@ import xxhash
 from slipstream.pipeline.prepare.card import row_counts as counted
 from slipstream.pipeline.prepare.card import with_skipped
 from slipstream.pipeline.prepare.fit.fit import check_splits
-from slipstream.pipeline.prepare.fit.overlap import SplitOverlap
-from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN
+from slipstream.pipeline.prepare.fit.splits import TEST, TRAIN, SplitOverlap
 from slipstream.pipeline.prepare.language.corpus import TOOLS, CorpusChunk, CorpusRecord, corpus_chunks, read_piece
 from slipstream.pipeline.prepare.language.encode import (
     EncodedChunk,

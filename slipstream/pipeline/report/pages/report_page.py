@@ -14,8 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from slipstream.pipeline.report.against_baseline import against_baseline, unbalanced_figures
-from slipstream.pipeline.report.against_interconnect import against_interconnect
+from slipstream.pipeline.report.expectations import against_interconnect
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.run_directory import CARD, flat
 from slipstream.pipeline.report.stage_results import StageResults
@@ -28,6 +27,7 @@ from slipstream.shared.artifacts.results.sweep import STATES, Sweep, SweepTrial
 from slipstream.shared.artifacts.results.training import TRACE
 from slipstream.shared.artifacts.versions import closure_version
 from slipstream.shared.artifacts.workspaces import ArtifactStore, content_key
+from slipstream.shared.comparison.baseline import against_baseline, unbalanced_figures
 
 #: Names of a step's phases on the page.
 PHASES = {
