@@ -1,14 +1,16 @@
 """`make gpu` needs the packages that docs/gpu.md lists, and no others."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from slipstream.operations.proofs.gpu.check import CHECKS, GpuCheck
-from slipstream.operations.proofs.gpu.command import in_process
+from slipstream.operations.proofs.gpu.check import CHECKS
+from slipstream.operations.proofs.gpu.command import main
 from tests.support import REPOSITORY
 from tests.support.bare_image import hidden_modules, listed_packages, present_in_image, write_blocker
 
@@ -56,9 +58,19 @@ def test_a_store_without_its_client_is_one_line(image: Path) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_a_check_holds(check: GpuCheck, image: Path) -> None:
-    found = in_process(check, image, check.limit_s, quick=True)
-    lacks = {"graphs": "a CPU has no graphs", "export": "torch's exporter needs onnxscript: pip install onnxscript"}
-    expected = ("not run", lacks[check.name]) if check.name in lacks else ("held", "")
-    assert (found.state, found.reason) == expected
+@pytest.mark.alone
+def test_all_checks_hold_as_the_command_runs_them(image: Path) -> None:
+    """But for those that need a GPU or torch's exporter."""
+    ended = CliRunner().invoke(main, ["--quick", "--output", str(image / "out")])
+    assert ended.exit_code == 0, ended.output
+    written = json.loads((image / "out/gpu.json").read_text())
+    reasons = {each["name"]: each["reason"] for each in written["checks"] if each["state"] != "held"}
+    assert reasons == {
+        "graphs": "a CPU has no graphs",
+        "export": "torch's exporter needs onnxscript: pip install onnxscript",
+    }
+    assert (image / "out/trace.json.gz").stat().st_size > 1000
+    assert len(list((image / "out").iterdir())) <= 8
+    lines = (image / "out/figures.jsonl").read_text().splitlines()
+    assert len(lines) == sum(len(each["figures"]) for each in written["checks"]) > 60
+    assert written["seconds"] <= 530

@@ -101,11 +101,11 @@ def test_a_profile_with_another_group_goes_on_with_an_unfinished_training(
     """What is finished is cached apart, by processes and nodes; what is unfinished is one training."""
     registered = {cluster.template(nodes).metadata.discovery_version for nodes in (1, 2)}
     assert len(registered) == 2
-    alone = cluster.pod(1, "alone")
-    until_saved(cluster, alone, "alone")
-    alone.kill()
-    alone.finish()
-    pods = pods_of_job(cluster, "joined", beside="alone")
+    single = cluster.pod(1, "single")
+    until_saved(cluster, single, "single")
+    single.kill()
+    single.finish()
+    pods = pods_of_job(cluster, "joined", beside="single")
     outputs = [pod.finish() for pod in pods]
     assert [pod.exit_code for pod in pods] == [0, 0], outputs
     assert any("resumes from step" in output for output in outputs), outputs
@@ -148,7 +148,7 @@ def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Clu
     assert "held by attempt 3 of spot" in output, "a lost execution is not told from one at work"
     same_model(cluster.trained("spot-whole", tmp_path / "whole"), cluster.trained("spot-recovered", tmp_path / "made"))
 
-    # What is finished is swept, is not trained again if Flyte did not learn of it, and begins afresh in another one.
+    # What is finished is swept, is not trained again if Flyte did not learn of it, and is trained again in another one.
     assert {key.rpartition("/")[2] for key in cluster.home("spot")} == {"0003", "finished.json", "0003.json"}
     again = cluster.pod(1, "spot-recovered", attempt=1, beside="spot")
     output = again.finish()
@@ -156,7 +156,7 @@ def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Clu
     same_model(tmp_path / "made", cluster.trained("spot-recovered", tmp_path / "again", 1))
     afresh = cluster.pod(1, "spot-afresh", beside="spot")
     output = afresh.finish()
-    assert afresh.exit_code == 0 and "begins afresh" in output and "resumes from step" not in output, output
+    assert afresh.exit_code == 0 and "retraining" in output and "resumes from step" not in output, output
     same_model(tmp_path / "whole", cluster.trained("spot-afresh", tmp_path / "afresh"))
 
 
