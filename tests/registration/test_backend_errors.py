@@ -141,9 +141,9 @@ def test_a_store_that_cannot_be_reached_from_here(plain: FlyteAdmin, server: Fau
 
 @pytest.mark.prove
 def test_what_the_backend_refuses_is_told_in_its_words(plain: FlyteAdmin, tmp_path: Path) -> None:
-    plain.largest_cpu = 1
+    plain.refused = "Requested CPU limit [2] is greater than current limit set in the platform configuration [1]"
     said = one_line(run_remote(tmp_path, plain.endpoint))
-    assert "refused: Requested CPU limit [2] is greater than current limit set in the platform configuration" in said
+    assert f"refused: {plain.refused}" in said
 
 
 #: As FlyteAdmin has it of propeller, when a task of this project has failed for good.

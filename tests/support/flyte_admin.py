@@ -17,7 +17,7 @@ import grpc
 import yaml
 from flyteidl.admin import execution_pb2, launch_plan_pb2, node_execution_pb2, task_pb2, workflow_pb2
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
-from flyteidl.core import identifier_pb2, tasks_pb2
+from flyteidl.core import identifier_pb2
 from flyteidl.core.execution_pb2 import WorkflowExecution
 from flyteidl.service import admin_pb2_grpc, auth_pb2, auth_pb2_grpc, dataproxy_pb2, dataproxy_pb2_grpc, signal_pb2_grpc
 from google.protobuf.message import Message
@@ -80,8 +80,8 @@ class FlyteAdmin(
         self.calls: list[str] = []
         #: The token that it accepts; empty: no login is needed.
         self.token = ""
-        #: The platform's limit of CPUs for a task, if it has one.
-        self.largest_cpu: int | None = None
+        #: Why it refuses every task; empty: it takes them.
+        self.refused = ""
         self.lock = threading.Lock()
 
     def add(self, what: str, kind: dict[Key, Any], request: Any, context: grpc.ServicerContext) -> None:
@@ -105,14 +105,8 @@ class FlyteAdmin(
     # Registration
 
     def CreateTask(self, request: Any, context: grpc.ServicerContext) -> Any:
-        limits = request.spec.template.container.resources.limits
-        cpu = next((entry.value for entry in limits if entry.name == tasks_pb2.Resources.CPU), "0")
-        if self.largest_cpu and int(cpu) > self.largest_cpu:
-            context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"Requested CPU limit [{cpu}] is greater than current limit set in the platform configuration "
-                f"[{self.largest_cpu}]. Please contact Flyte Admins to change these limits",
-            )
+        if self.refused:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refused)
         self.add("task", self.tasks, request, context)
         return task_pb2.TaskCreateResponse()
 
