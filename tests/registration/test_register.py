@@ -82,7 +82,8 @@ def site(server: FaultyS3, tmp_path: Path) -> Iterator[Site]:
 def edit(site: Site) -> None:
     """Change the code of one task: what ``measure_collectives`` says."""
     output = site.project / "slipstream/pipeline/collectives/output.py"
-    output.write_text(output.read_text().replace('yield f"{its.world} process', 'yield f"EDITED {its.world} process'))
+    output.write_text(output.read_text().replace('yield f"{count_with_noun(', 'yield f"EDITED {count_with_noun('))
+    assert "EDITED" in output.read_text()
 
 
 @pytest.mark.prove

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.operations.plan.measured import figures_of_run
+from slipstream.pipeline.report.against_interconnect import against_interconnect, expected_exchange
 from slipstream.pipeline.report.costs import TOTAL, stage_costs
 from slipstream.pipeline.report.engine import build_report, run_summary
-from slipstream.pipeline.report.expectations import against_interconnect, expected_exchange
 from slipstream.pipeline.report.pages import device_charts
 from slipstream.pipeline.report.pages.report_page import stored_charts
 from slipstream.pipeline.report.terminal import cost_lines, training_lines

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from slipstream.pipeline.report.against_plan import TRAIN, against_plan
 from slipstream.pipeline.report.costs import stage_costs
-from slipstream.pipeline.report.expectations import TRAIN, against_plan
 from slipstream.pipeline.report.figures import ScheduleFigures
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.pages.report_page import report_page

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from slipstream.pipeline.report import terminal
+from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
-from slipstream.pipeline.report.expectations import AgainstPlan
 from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.pipeline.report.terminal import framed_text, labelled_lines
 from slipstream.shared import formatting as fmt

@@ -6,8 +6,8 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from slipstream.pipeline.report.against_plan import AgainstPlan
 from slipstream.pipeline.report.costs import CostFigures
-from slipstream.pipeline.report.expectations import AgainstPlan
 from slipstream.pipeline.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.shared import formatting as fmt
 from slipstream.shared.artifacts.results.compression import Compression

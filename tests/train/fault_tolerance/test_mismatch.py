@@ -144,7 +144,7 @@ def flyte(prepared: Path, server: FaultyS3, tmp_path_factory: pytest.TempPathFac
 MISMATCHES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str, str]] = {
     # what differs: training settings, model settings, data, what the line says
     "seed": ({"seed": 4}, None, ROWS, "was made with training.seed 0, this run has 4"),
-    "model": ({}, {"arguments": {"hidden": [8]}}, ROWS, "was made with model.arguments.hidden unset, this run has [8]"),
+    "model": ({}, {"arguments": {"hidden": [8]}}, ROWS, "was made with model.arguments.hidden [64], this run has [8]"),
     "data": ({}, None, ROWS[:-40], "was made with data "),
     "newer format": ({"checkpoint_uri": "newer"}, None, ROWS, "written by a newer version of this project (content 2"),
     "another order of rows": ({"checkpoint_uri": "reordered"}, None, ROWS, "was made with order 1, this run has 2"),

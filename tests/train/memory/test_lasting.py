@@ -81,7 +81,7 @@ def test_a_traced_step_takes_more_and_not_many_times_as_much() -> None:
     ]
     for job, traced in zip(jobs, trace_all(jobs), strict=True):
         least = state.of_process(job.training.parallel, 4, 1, job.training.precision)
-        assert traced.peak is not None and least <= traced.peak <= 3 * least, (job.training, least, traced.found)
+        assert traced.peak is not None and least <= traced.peak <= 4 * least, (job.training, least, traced.found)
 
 
 def test_too_little_for_the_state_is_one_line_with_a_layout_that_has_room(

@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from slipstream.pipeline.report.expectations import against_interconnect
+from slipstream.pipeline.report.against_interconnect import against_interconnect
 from slipstream.pipeline.report.pages.rendering import render_page
 from slipstream.pipeline.report.run_directory import CARD, flat
 from slipstream.pipeline.report.stage_results import StageResults

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.pipeline.report.against_plan import AgainstPlan, PlannedAmount, against_plan, on_the_clock
 from slipstream.pipeline.report.costs import CostFigures
 from slipstream.pipeline.report.engine import build_report
-from slipstream.pipeline.report.expectations import AgainstPlan, PlannedAmount, against_plan, on_the_clock
 from slipstream.shared.artifacts.results.devices import AttemptSpan
 from slipstream.shared.errors import UserError
 from slipstream.shared.profiles import profile as profiles

@@ -1,19 +1,14 @@
-"""Comparison of a training with what was expected: the prediction of ``slipstream plan``, the measured interconnect."""
+"""Comparison of a training with the prediction of ``slipstream plan``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from slipstream.pipeline.report.costs import CostFigures
 from slipstream.shared import formatting as fmt
-from slipstream.shared.artifacts.results.devices import COMMUNICATION, Bottleneck
 from slipstream.shared.artifacts.results.ledger import TrainingFigures
-from slipstream.shared.interconnect.profile import NetworkProfile
 from slipstream.shared.profiles.placement import Planned
-from slipstream.shared.telemetry.bottleneck import WORTH_A_LOOK
 
 TRAIN = "train"
 HOUR_S = 3600
@@ -98,34 +93,3 @@ def on_the_clock(training: TrainingFigures) -> float:
     if not began or not all(began):
         return training.ledger.wall
     return max(attempt.began_at + attempt.seconds for attempt in training.attempts) - min(began)
-
-
-def expected_exchange(profile: NetworkProfile, exchanged_bytes: int) -> float | None:
-    """Return the expected seconds of an all_reduce of ``exchanged_bytes``; None if all_reduce was not measured.
-
-    Interpolates linearly between measured sizes; above the largest size, its bandwidth is assumed.
-    """
-    measured = profile.of("all_reduce")
-    if not measured:
-        return None
-    sizes, seconds = [m.bytes for m in measured], [m.p50 for m in measured]
-    if exchanged_bytes > sizes[-1]:
-        return seconds[-1] * exchanged_bytes / sizes[-1]
-    return float(np.interp(exchanged_bytes, sizes, seconds))
-
-
-def against_interconnect(found: Bottleneck, profile: NetworkProfile) -> str:
-    """Compare the gradient exchange with the interconnect in a sentence; "" if the exchange took little time.
-
-    ``profile`` must be measured with the same processes.
-    """
-    if found.shares.get(COMMUNICATION, 0.0) < WORTH_A_LOOK or not found.exchanged_bytes:
-        return ""
-    expected = expected_exchange(profile, found.exchanged_bytes)
-    if expected is None:
-        return ""
-    needed, waited = fmt.duration(expected), fmt.duration(found.least_exchange_s)
-    return (
-        f"The measured interconnect needs {needed} for an all_reduce of {fmt.file_size(found.exchanged_bytes)}; every "
-        f"rank waited at least {waited} for it after its last gradient."
-    )
