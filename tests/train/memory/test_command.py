@@ -73,7 +73,7 @@ def test_what_does_not_fit_has_remedies_that_do(tmp_path: Path) -> None:
 @pytest.mark.prove
 def test_if_no_setting_helps_there_are_other_remedies(tmp_path: Path) -> None:
     sizes = {**SMALL, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
-    lean = {"model": {"name": "transformer", "arguments": sizes}, "parallel": {"shard": "weights"}}
+    lean: dict[str, Any] = {"model": {"name": "transformer", "arguments": sizes}, "parallel": {"shard": "weights"}}
     options = ("--length", "256", "--devices", "2", "--json")
     least = min(row["peak"] for row in json.loads(ask(tmp_path, *options, **lean).stdout)["rows"])
     found = ask(tmp_path, *options, "--memory", f"{least / 1e6:.3f}MB", **lean)
