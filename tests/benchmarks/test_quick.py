@@ -26,7 +26,7 @@ MAY_BE_NOTHING = (
     *("stall", "preempted", "preempted_told", "lost", "lost_told", "off", "half", "save_s", "share"),
     *("marks", "marks_low", "marks_high", "others", "kills"),
     *("now", "limit"),  # class names with two meanings
-    "difference",  # of an optimizer from torch's
+    *("difference", "differ"),  # of an optimizer and of augmented images from their references
 )
 BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
 #: The part of a sweep that starts no training, and what counts the work of a GPU, are all that `make test` has.
